@@ -1,0 +1,388 @@
+"""The seams between the rooms, as small Protocols whose texts are the contract.
+
+``ReplicationStream`` is what ``walreceiver`` gives and ``apply`` reads; ``Sink`` and ``TableSink`` are what ``apply`` drives and
+``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
+
+__all__ = [
+    "ApplyStatistics",
+    "Batch",
+    "Capabilities",
+    "CopyFormat",
+    "Position",
+    "PublishedTable",
+    "RelationGate",
+    "ReplicationStream",
+    "Sink",
+    "Spool",
+    "SubscriptionState",
+    "TableEntry",
+    "TableName",
+    "TableSink",
+    "TableState",
+    "TwoPhaseState",
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """Schema-qualified name; publisher and target use the same one."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+
+class TableState(StrEnum):
+    """``pg_subscription_rel.srsubstate``, as native."""
+
+    INIT = "i"
+    """Nothing copied."""
+    DATASYNC = "d"
+    """A copy is under way: after a crash it starts from zero."""
+    FINISHEDCOPY = "f"
+    """Copied; its own slot catches up. Never copied again."""
+    SYNCDONE = "s"
+    """Caught up to the entry's LSN; the apply worker applies transactions whose final LSN is at or past it."""
+    READY = "r"
+    """In the apply worker's hands."""
+
+
+class TwoPhaseState(StrEnum):
+    """``pg_subscription.subtwophasestate``, as native."""
+
+    DISABLED = "d"
+    PENDING = "p"
+    """Asked for; becomes enabled once all tables are ready."""
+    ENABLED = "e"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Up to where the target has everything, durably; and whose WAL the LSN belongs to."""
+
+    slot_name: str
+    system_identifier: str
+    timeline: int
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """State of one table of the subscription. ``lsn`` belongs to SYNCDONE and READY, else None."""
+
+    state: TableState
+    lsn: Lsn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionState:
+    """What the sink's catalog holds of the subscription.
+
+    ``oid`` is unique in the target's cluster: names of slots and prepared transactions are made with it.
+    ``target_identifier`` tells this target from every other one that may use the same publisher.
+    ``slot_name`` is None until the slot's creation was begun; ``position`` is None until it was done.
+    """
+
+    oid: int
+    name: str
+    target_identifier: str
+    slot_name: str | None
+    publications: tuple[str, ...]
+    two_phase: TwoPhaseState
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTable:
+    """One table of the subscribed publications as the publisher's catalog describes it.
+
+    Attributes:
+        name: what its changes are sent as (the partitioned root under publish_via_partition_root).
+        relation_id: its oid at the publisher.
+        kind: ``pg_class.relkind``: ``r`` ordinary, ``p`` partitioned.
+        columns: published columns in order; generated ones only where the publisher sends them.
+        key_columns: columns of the replica identity (empty for nothing or a missing key; all for full).
+        replica_identity: ``pg_class.relreplident``.
+        row_filters: the publications' row filters as SQL expressions to be OR'ed; empty: the whole table.
+        size: bytes of its heap (of all partitions together), 0 if unknown.
+        estimated_rows: ``reltuples``, or None if never analyzed.
+        generated: of ``columns``, those that are generated at the publisher.
+        column_types: type oid a column, in the order of ``columns``.
+    """
+
+    name: TableName
+    relation_id: int
+    kind: str
+    columns: tuple[str, ...]
+    key_columns: tuple[str, ...]
+    replica_identity: str
+    row_filters: tuple[str, ...] = ()
+    size: int = 0
+    estimated_rows: int | None = None
+    generated: tuple[str, ...] = ()
+    column_types: tuple[int, ...] = ()
+
+
+class CopyFormat(StrEnum):
+    """Format of COPY's data, passed through as it came."""
+
+    TEXT = "text"
+    BINARY = "binary"
+
+
+RelationGate = Callable[[Relation, Lsn], bool]
+"""``gate(relation, final_lsn)``: shall changes of this relation, in a transaction with this final LSN, be applied?
+
+False for tables that are not of the subscription, or whose own synchronization still does that work. The answer for one pair does not
+change while a batch is applied.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Committed transactions to be applied in this order as one; it ends at a commit."""
+
+    transactions: tuple[Transaction, ...]
+    gate: RelationGate
+
+    @property
+    def end_lsn(self) -> Lsn:
+        """The position once the batch is durable."""
+        return self.transactions[-1].end_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a sink can do; the compliance suite demands what is declared. Nothing asks for a sink by its name."""
+
+    transactional: bool = True
+    """Data and position become durable together."""
+    two_phase: bool = False
+    """Prepared transactions of the publisher stay prepared in the target."""
+    truncate: bool = True
+    parallel_copy: bool = False
+    """:meth:`TableSink.copy` may run several times at once for one table."""
+
+
+@dataclass(slots=True)
+class ApplyStatistics:
+    """Counters since the sink was opened, for status and tests. Names are those of pg_stat_subscription_stats where it has them."""
+
+    transactions: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+    confl_update_missing: int = 0
+    confl_delete_missing: int = 0
+    skipped_tables: set[str] = field(default_factory=set)
+
+
+class ReplicationStream(Protocol):
+    """COPY BOTH with a walsender."""
+
+    async def receive(self) -> Sequence[bytes]:
+        """Wait for and return CopyData messages (raw, header included): at least one, else whatever is there, within about a megabyte.
+
+        Cancelling it loses nothing. One caller at a time; ``send`` may run meanwhile.
+
+        Raises:
+            PublisherUnavailable: the connection was lost or the server ended the stream.
+            PublisherError: the server reported an error.
+        """
+        ...
+
+    async def send(self, message: bytes) -> None:
+        """Send one CopyData message (a standby status update) and flush it."""
+        ...
+
+    async def close(self) -> None:
+        """End the stream politely if the connection still lives (CopyDone both ways, a second at most), and close the connection."""
+        ...
+
+
+class Spool(Protocol):
+    """Where the changes of large transactions wait. Private to this process; its content never outlives it.
+
+    Calls are made one at a time.
+    """
+
+    async def append(self, spool_id: int, records: Sequence[bytes]) -> None:
+        """Add records to a transaction's part, creating it with the first.
+
+        Raises:
+            SpoolError: disk full, no permission.
+        """
+        ...
+
+    async def truncate(self, spool_id: int, count: int) -> None:
+        """Keep only the first ``count`` records: a subtransaction was aborted."""
+        ...
+
+    async def discard(self, spool_id: int) -> None:
+        """Forget a transaction's part. Unknown ids are fine."""
+        ...
+
+    def reader(self, spool_id: int) -> SpooledRecords:
+        """The part as a transaction reads it. No ``append`` comes after this."""
+        ...
+
+
+class TableSink(Protocol):
+    """One table's synchronization, on sessions of its own. One at a time per table, also between processes.
+
+    A crash at any instant leaves either the state from before a call or the one after it.
+    """
+
+    async def begin(self) -> TableEntry:
+        """Return the entry as stored, after undoing what a copy that did not finish left (state DATASYNC becomes INIT)."""
+        ...
+
+    async def start_copy(self) -> None:
+        """Store DATASYNC."""
+        ...
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store the rows of one COPY stream. May run concurrently with itself if ``capabilities.parallel_copy``.
+
+        Raises:
+            TargetError: the rows were refused.
+        """
+        ...
+
+    async def finish_copy(self, position: Position) -> None:
+        """Store FINISHEDCOPY, and the table's own position, with all rows copied since :meth:`start_copy`; all of it or nothing."""
+        ...
+
+    async def position(self) -> Position:
+        """The table's own position: of the snapshot, or later by :meth:`apply`. Only in state FINISHEDCOPY."""
+        ...
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply the table's share of a batch, and the position with it; durable on return."""
+        ...
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` and forget the table's own position."""
+        ...
+
+    async def close(self) -> None:
+        """Give the sessions back. Uncommitted work is rolled back. Idempotent."""
+        ...
+
+
+class Sink(Protocol):
+    """A target, opened for one subscription.
+
+    *Order.* One caller; calls do not overlap, except that :meth:`open_table` gives objects that work beside it.
+    *Exactly once.* :meth:`apply` stores the position with the data; a transaction whose end LSN is not past the stored position is
+    skipped, so that a batch may come again after a crash.
+    *Durable.* ``apply`` and its siblings may return before what they did is durable; ``on_durable`` (given at :meth:`open`) is called with an
+    end LSN once everything up to it is. A sink that is durable at once calls it before returning.
+    *One writer.* Between ``open`` and ``close`` no other process can open the same subscription: it gets SubscriptionInUse.
+    *Errors.* ApplyError and RelationError leave position and rows as before the call; TargetUnavailable leaves it open whether the call took
+    effect: open again and read the position.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def statistics(self) -> ApplyStatistics: ...
+
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        """Connect, make or migrate the catalog, make the subscription's entry if there is none, take the writer's lock.
+
+        Raises:
+            TargetUnavailable, TargetError, SubscriptionInUse
+        """
+        ...
+
+    async def begin_slot(self, slot_name: str, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note durably that the slot is about to be created, so that a crash in between is recognised."""
+        ...
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications subscribed to."""
+        ...
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or one that moves to another timeline; durable on return."""
+        ...
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Move the position without data: everything up to ``lsn`` was received and there was nothing to apply."""
+        ...
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        ...
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        """The subscription's tables. Entries whose target table was dropped are removed by this."""
+        ...
+
+    async def add_table(self, table: TableName, entry: TableEntry) -> None:
+        """Add a table with its first state (INIT, or READY without copy).
+
+        Raises:
+            RelationError: native's words: relation does not exist in the target, or is no table.
+        """
+        ...
+
+    async def remove_table(self, table: TableName) -> None:
+        """Forget a table that is no longer published. Its rows stay."""
+        ...
+
+    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+        """SYNCDONE to READY: the apply worker passed the entry's LSN."""
+        ...
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply a batch and its end LSN, together."""
+        ...
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Apply a transaction up to PREPARE TRANSACTION; durable on return, the position after it. Idempotent.
+
+        Only called if ``capabilities.two_phase``.
+        """
+        ...
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """COMMIT PREPARED. Idempotent.
+
+        Raises:
+            DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
+        """
+        ...
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """ROLLBACK PREPARED if there is such a prepared transaction; else nothing but the position. Idempotent."""
+        ...
+
+    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[str]:
+        """Everything in the target that would go wrong with these tables, a line each; empty if nothing. Changes nothing, needs no ``open``."""
+        ...
+
+    def open_table(self, table: TableName) -> TableSink:
+        """The table's synchronization. Makes its own connections when used."""
+        ...
+
+    async def close(self) -> None:
+        """Let everything applied become durable, release the lock, disconnect. Idempotent; also after errors."""
+        ...

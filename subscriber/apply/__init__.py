@@ -1,0 +1,1 @@
+"""Policy: the apply loop, table synchronization, retry, spool."""

@@ -1,0 +1,122 @@
+"""The one error tree of the project, by what the caller must do.
+
+::
+
+    SubscriberError
+    ├── ConfigurationError        mend the call: an option, a parameter, a connection string, a file
+    ├── ProtocolError             the bytes are not pgoutput's: report it (offset and tag are named)
+    ├── PublisherError            mend the publisher: privilege, wal_level, publication, slot
+    │   ├── PublisherUnavailable  wait: connection refused, lost or timed out; retried
+    │   └── SlotInUse             wait: another walsender holds the slot; retried
+    ├── DataLossError             decide: changes are gone, going on would lose them silently
+    ├── TargetError               mend the target: privilege, missing setting, broken catalog
+    │   ├── TargetUnavailable     wait: connection refused, lost or timed out; retried
+    │   ├── SubscriptionInUse     stop the other process that serves this subscription
+    │   ├── RelationError         mend the target's table: missing, other columns, no replica identity
+    │   └── ApplyError            mend the rows: the target refused a change; nothing of its transaction stays
+    └── SpoolError                mend the spool directory: unreadable, full or damaged
+
+No message ever holds a row's value or a password: text that a server made is taken over only where it cannot
+hold one. Where an error came from is added with :meth:`BaseException.add_note` at the room's boundary, and the cause is kept by ``raise … from``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ApplyError",
+    "ConfigurationError",
+    "DataLossError",
+    "ProtocolError",
+    "PublisherError",
+    "PublisherUnavailable",
+    "RelationError",
+    "SlotInUse",
+    "SpoolError",
+    "SubscriberError",
+    "SubscriptionInUse",
+    "TargetError",
+    "TargetUnavailable",
+]
+
+
+class SubscriberError(Exception):
+    """Root of every error this package raises on purpose.
+
+    Attributes:
+        hint: what to do about it, one sentence, or None.
+        sqlstate: the five-character SQLSTATE where a server gave one, or None.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.sqlstate = sqlstate
+
+    def one_line(self) -> str:
+        """Message, notes and hint on one line, as the command line prints them."""
+        parts = [str(self), *getattr(self, "__notes__", ())]
+        text = "; ".join(" ".join(part.split()) for part in parts)
+        return f"{text} (hint: {self.hint})" if self.hint else text
+
+
+class ConfigurationError(SubscriberError):
+    """An option, parameter, connection string or file that cannot be used as given."""
+
+
+class ProtocolError(SubscriberError):
+    r"""Bytes that are not a message of the protocol in use.
+
+    Attributes:
+        offset: byte offset in the payload where reading failed, or None.
+        tag: the message's tag as one character (or ``\xNN``), or None.
+    """
+
+    def __init__(self, message: str, *, offset: int | None = None, tag: str | None = None) -> None:
+        where = ""
+        if tag is not None:
+            where += f" in message {tag!r}"
+        if offset is not None:
+            where += f" at offset {offset}"
+        super().__init__(message + where)
+        self.offset = offset
+        self.tag = tag
+
+
+class PublisherError(SubscriberError):
+    """The publisher refused something that waiting does not mend."""
+
+
+class PublisherUnavailable(PublisherError):
+    """The publisher cannot be reached, or the connection to it was lost or timed out."""
+
+
+class SlotInUse(PublisherError):
+    """Another walsender holds the replication slot just now."""
+
+
+class DataLossError(SubscriberError):
+    """The publisher can no longer give the changes that come after our durable position."""
+
+
+class TargetError(SubscriberError):
+    """The target refused something that waiting does not mend."""
+
+
+class TargetUnavailable(TargetError):
+    """The target cannot be reached, or the connection to it was lost or timed out."""
+
+
+class SubscriptionInUse(TargetError):
+    """Another process serves this subscription."""
+
+
+class RelationError(TargetError):
+    """A published table cannot be mapped to the target's: missing, other columns, no replica identity."""
+
+
+class ApplyError(TargetError):
+    """The target refused a change (a constraint, a value). Its transaction was rolled back whole."""
+
+
+class SpoolError(SubscriberError):
+    """The spool of large transactions cannot be written or read back."""

@@ -1,0 +1,71 @@
+"""The log sequence number and the PostgreSQL epoch.
+
+Source: PostgreSQL manual, ``pg_lsn`` Type (8.20) and Streaming Replication Protocol (times are microseconds
+since 2000-01-01 00:00 UTC).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final, Self
+
+__all__ = ["INVALID_LSN", "POSTGRES_EPOCH", "Lsn", "datetime_from_postgres", "postgres_from_datetime"]
+
+POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
+_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Lsn(int):
+    """A position in the write-ahead log: an unsigned 64-bit integer shown as ``XXXXXXXX/XXXXXXXX``.
+
+    Being an int it compares and subtracts as one; a difference of two is a number of bytes.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: int = 0) -> Self:  # noqa: D102
+        if not 0 <= value <= _MAX:
+            raise ValueError(f"an LSN is an unsigned 64-bit integer, not {int(value)}")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text form of ``pg_lsn``, for example ``16/B374D848``.
+
+        Raises:
+            ValueError: the text is not an LSN.
+        """
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f'invalid input syntax for type pg_lsn: "{text}" (expected for example 16/B374D848)')
+        return cls(int(match[1], 16) << 32 | int(match[2], 16))
+
+    def __str__(self) -> str:
+        return f"{self >> 32:X}/{self & 0xFFFF_FFFF:X}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __repr__(self) -> str:
+        return f"Lsn('{self}')"
+
+
+INVALID_LSN: Final = Lsn(0)
+"""PostgreSQL's InvalidXLogRecPtr: no position."""
+
+
+def datetime_from_postgres(microseconds: int) -> datetime:
+    """Turn microseconds since the PostgreSQL epoch into an aware datetime (UTC).
+
+    Raises:
+        OverflowError: the moment is outside Python's years 1 to 9999.
+    """
+    return POSTGRES_EPOCH + timedelta(microseconds=microseconds)
+
+
+def postgres_from_datetime(moment: datetime) -> int:
+    """Turn an aware datetime into microseconds since the PostgreSQL epoch."""
+    return (moment - POSTGRES_EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,1 @@
+"""IO to targets, one sink a folder."""

@@ -1,0 +1,1 @@
+"""Messages to committed transactions, and the positions to report, without IO."""

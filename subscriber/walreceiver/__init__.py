@@ -1,0 +1,1 @@
+"""IO to the publisher: libpq through psycopg.pq."""
