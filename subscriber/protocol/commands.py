@@ -1,0 +1,137 @@
+"""The replication grammar as text, by what the publisher understands.
+
+Source: PostgreSQL manual, Streaming Replication Protocol. Slot names are always quoted: a legal one may be a key word of the grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+from subscriber.errors import ConfigurationError, PublisherError
+from subscriber.protocol.capabilities import Capabilities, StreamOptions
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.quoting import quote_identifier, quote_literal
+
+__all__ = [
+    "alter_replication_slot",
+    "create_replication_slot",
+    "drop_replication_slot",
+    "identify_system",
+    "show",
+    "start_replication",
+    "timeline_history",
+]
+
+SnapshotAction = Literal["nothing", "export", "use"]
+
+_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
+_PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?", re.ASCII)
+_LEGACY_SNAPSHOT: Final[dict[SnapshotAction, str]] = {"nothing": "NOEXPORT_SNAPSHOT", "export": "EXPORT_SNAPSHOT", "use": "USE_SNAPSHOT"}
+
+
+def identify_system() -> str:
+    """One row: systemid, timeline, xlogpos, dbname."""
+    return "IDENTIFY_SYSTEM"
+
+
+def show(name: str) -> str:
+    """One row with the value of a run-time parameter.
+
+    Raises:
+        ConfigurationError: that is no parameter's name.
+    """
+    if not _PARAMETER_NAME.fullmatch(name):
+        raise ConfigurationError(f'"{name}" is not the name of a run-time parameter')
+    return f"SHOW {name}"
+
+
+def timeline_history(timeline: int) -> str:
+    """One row: filename, content. The server refuses it for timeline 1, which has no history.
+
+    Raises:
+        ConfigurationError: no timeline has this number.
+    """
+    if not 1 <= timeline <= 0xFFFF_FFFF:
+        raise ConfigurationError(f"{timeline} is not a timeline")
+    return f"TIMELINE_HISTORY {timeline}"
+
+
+def create_replication_slot(
+    caps: Capabilities,
+    name: str,
+    *,
+    snapshot: SnapshotAction = "nothing",
+    two_phase: bool = False,
+    failover: bool = False,
+    temporary: bool = False,
+) -> str:
+    """Create a logical slot with pgoutput. One row: slot_name, consistent_point, snapshot_name, output_plugin.
+
+    Args:
+        caps: the publisher's.
+        name: of the slot.
+        snapshot: ``use`` gives the snapshot to the current transaction (REPEATABLE READ and without a query yet), ``export`` to others.
+        two_phase: decode prepared transactions from the start.
+        failover: synchronize the slot to standbys.
+        temporary: dropped at the end of the session, or after an error in it.
+
+    Raises:
+        ConfigurationError: the name cannot be a slot's.
+        PublisherError: the publisher is too old for ``two_phase`` or ``failover``.
+    """
+    if two_phase and not caps.two_phase:
+        raise PublisherError("the publisher cannot create a two-phase slot", hint="two_phase needs PostgreSQL 15 or later there")
+    if failover and not caps.failover_slots:
+        raise PublisherError("the publisher has no failover slots", hint="failover needs PostgreSQL 17 or later there")
+    head = f"CREATE_REPLICATION_SLOT {_slot(name)}{' TEMPORARY' if temporary else ''} LOGICAL pgoutput"
+    if not caps.slot_options_syntax:
+        return f"{head} {_LEGACY_SNAPSHOT[snapshot]}"
+    options = [*(["TWO_PHASE"] if two_phase else []), *(["FAILOVER"] if failover else []), f"SNAPSHOT {quote_literal(snapshot)}"]
+    return f"{head} ({', '.join(options)})"
+
+
+def drop_replication_slot(name: str, *, wait: bool = False) -> str:
+    """Drop a slot; with ``wait``, once whoever uses it is gone.
+
+    Raises:
+        ConfigurationError: the name cannot be a slot's.
+    """
+    return f"DROP_REPLICATION_SLOT {_slot(name)}{' WAIT' if wait else ''}"
+
+
+def alter_replication_slot(caps: Capabilities, name: str, *, failover: bool | None = None, two_phase: bool | None = None) -> str:
+    """Change a slot that is not in use. None leaves a property as it is.
+
+    Raises:
+        ConfigurationError: the name cannot be a slot's, or nothing is to be changed.
+        PublisherError: the publisher is too old for it.
+    """
+    if failover is None and two_phase is None:
+        raise ConfigurationError(f'nothing to change in replication slot "{name}"')
+    if not caps.alter_slot:
+        raise PublisherError("the publisher cannot alter a replication slot", hint="this needs PostgreSQL 17 or later there")
+    if two_phase is not None and not caps.alter_slot_two_phase:
+        raise PublisherError("the publisher cannot alter two_phase of a slot", hint="this needs PostgreSQL 18 or later there")
+    wanted = (("FAILOVER", failover), ("TWO_PHASE", two_phase))
+    options = ", ".join(f"{option} {'true' if value else 'false'}" for option, value in wanted if value is not None)
+    return f"ALTER_REPLICATION_SLOT {_slot(name)} ({options})"
+
+
+def start_replication(slot: str, lsn: Lsn, options: StreamOptions) -> str:
+    """Start streaming from ``lsn``, or from the slot's confirmed_flush_lsn where that is later: the server does not tell which.
+
+    Raises:
+        ConfigurationError: the name cannot be a slot's.
+    """
+    pairs = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.pairs())
+    return f"START_REPLICATION SLOT {_slot(slot)} LOGICAL {lsn} ({pairs})"
+
+
+def _slot(name: str) -> str:
+    if not _SLOT_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f'replication slot name "{name}" contains an invalid character or is empty or too long',
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+        )
+    return quote_identifier(name)

@@ -1,0 +1,152 @@
+"""What CopyData holds while a walsender streams: XLogData and keepalive one way, the standby status update the other way.
+
+Source: PostgreSQL manual, Streaming Replication Protocol. Times are microseconds since the PostgreSQL epoch.
+
+The LSNs of XLogData are 0 where the walsender sends something that is not the last of its record (Relation, Type, the Begin
+before an Origin): they are no position to go by, and not monotone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import Final, assert_never
+
+from subscriber.errors import ProtocolError
+from subscriber.protocol.failures import ends_early, malformed, tag_name, trailing_bytes
+from subscriber.protocol.lsn import Lsn
+
+__all__ = ["PrimaryKeepalive", "StandbyStatusUpdate", "XLogData", "decode_frame", "decode_status_update", "encode_frame"]
+
+_XLOG_DATA: Final = Struct(">cQQq")
+_KEEPALIVE: Final = Struct(">cQqB")
+_STATUS: Final = Struct(">cQQQqB")
+_XLOG_FIELDS: Final = Struct(">xQQq").unpack_from
+_W: Final = ord("w")
+_K: Final = ord("k")
+_R: Final = ord("r")
+
+
+class XLogData:
+    """``w``: one message of the output plugin. Plain slots: there is one a row.
+
+    Attributes:
+        start_lsn: where the WAL record starts, or 0.
+        end_lsn: for a logical walsender the same as ``start_lsn``.
+        send_time: the server's clock.
+        payload: the message itself.
+    """
+
+    __slots__ = ("end_lsn", "payload", "send_time", "start_lsn")
+    __match_args__ = ("start_lsn", "end_lsn", "send_time", "payload")
+
+    def __init__(self, start_lsn: Lsn, end_lsn: Lsn, send_time: int, payload: bytes) -> None:
+        self.start_lsn = start_lsn
+        self.end_lsn = end_lsn
+        self.send_time = send_time
+        self.payload = payload
+
+    def _fields(self) -> tuple[object, ...]:
+        return (self.start_lsn, self.end_lsn, self.send_time, self.payload)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, XLogData):
+            return NotImplemented
+        return self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        # never the payload: it holds row values
+        return f"XLogData(start_lsn='{self.start_lsn}', end_lsn='{self.end_lsn}', send_time={self.send_time})"
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryKeepalive:
+    """``k``. ``end_lsn``: up to where the walsender has decoded (not the end of the server's WAL)."""
+
+    end_lsn: Lsn
+    send_time: int
+    reply_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatusUpdate:
+    """``r``: received, durable and visible up to where; ``flush`` is what lets the server recycle WAL."""
+
+    write: Lsn
+    flush: Lsn
+    apply: Lsn
+    send_time: int
+    reply_requested: bool
+
+
+def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
+    """Decode what a walsender put into one CopyData.
+
+    Raises:
+        ProtocolError: it is neither of the two.
+    """
+    if not data:
+        raise ProtocolError("empty CopyData", offset=0)
+    tag = data[0]
+    if tag == _W:
+        if len(data) < 25:
+            raise ends_early(data)
+        start_lsn, end_lsn, send_time = _XLOG_FIELDS(data)
+        # past Lsn's own range check, which 64 unsigned bits cannot fail: this is once a row
+        return XLogData(int.__new__(Lsn, start_lsn), int.__new__(Lsn, end_lsn), send_time, data[25:])
+    if tag == _K:
+        _check_length(data, _KEEPALIVE)
+        _, end_lsn, send_time, reply = _KEEPALIVE.unpack(data)
+        return PrimaryKeepalive(Lsn(end_lsn), send_time, _reply_requested(data, reply))
+    raise ProtocolError("unknown CopyData from the walsender", offset=0, tag=tag_name(tag))
+
+
+def decode_status_update(data: bytes) -> StandbyStatusUpdate:
+    """Decode what a subscriber put into one CopyData: the publisher's side.
+
+    Raises:
+        ProtocolError: it is not a standby status update.
+    """
+    if not data:
+        raise ProtocolError("empty CopyData", offset=0)
+    if data[0] != _R:
+        raise ProtocolError("unknown CopyData from the standby", offset=0, tag=tag_name(data[0]))
+    _check_length(data, _STATUS)
+    _, write, flush, apply, send_time, reply = _STATUS.unpack(data)
+    return StandbyStatusUpdate(Lsn(write), Lsn(flush), Lsn(apply), send_time, _reply_requested(data, reply))
+
+
+def encode_frame(frame: XLogData | PrimaryKeepalive | StandbyStatusUpdate) -> bytes:
+    """Encode the content of one CopyData.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    try:
+        match frame:
+            case XLogData():
+                return _XLOG_DATA.pack(b"w", frame.start_lsn, frame.end_lsn, frame.send_time) + frame.payload
+            case PrimaryKeepalive():
+                return _KEEPALIVE.pack(b"k", frame.end_lsn, frame.send_time, frame.reply_requested)
+            case StandbyStatusUpdate():
+                return _STATUS.pack(b"r", frame.write, frame.flush, frame.apply, frame.send_time, frame.reply_requested)
+    except StructError as error:
+        raise ValueError(f"{type(frame).__name__} has a field that is out of range: {error}") from None
+    assert_never(frame)
+
+
+def _check_length(data: bytes, layout: Struct) -> None:
+    if len(data) < layout.size:
+        raise ends_early(data)
+    if len(data) > layout.size:
+        raise trailing_bytes(data, layout.size)
+
+
+def _reply_requested(data: bytes, value: int) -> bool:
+    if value > 1:
+        raise malformed(data, len(data) - 1, "unknown reply flag")
+    return value == 1

@@ -1,0 +1,38 @@
+"""Quoting for the replication grammar.
+
+The walsender's scanner (``repl_scanner.l``) knows ``"identifiers"`` and ``'strings'`` in which the quote is doubled, and nothing
+else: no backslash escapes, and no ``E''`` strings, which is what libpq's PQescapeLiteral would make of a backslash. Plain SQL reads
+both the same way as long as ``standard_conforming_strings`` is on.
+"""
+
+from __future__ import annotations
+
+from subscriber.errors import ConfigurationError
+
+__all__ = ["quote_identifier", "quote_literal"]
+
+
+def quote_identifier(name: str) -> str:
+    """Quote a name.
+
+    Raises:
+        ConfigurationError: it is empty or holds a null character.
+    """
+    if not name:
+        raise ConfigurationError("zero-length delimited identifier", hint="a name needs at least one character")
+    return '"' + _without_null(name).replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """Quote a string.
+
+    Raises:
+        ConfigurationError: it holds a null character.
+    """
+    return "'" + _without_null(text).replace("'", "''") + "'"
+
+
+def _without_null(text: str) -> str:
+    if "\0" in text:
+        raise ConfigurationError("a name or value cannot hold a null character")
+    return text
