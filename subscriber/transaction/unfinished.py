@@ -1,0 +1,159 @@
+"""A transaction whose end was not received yet: its records, and what of them is spilled or cut off.
+
+The records form one sequence, whose first ones may have been spilled. For each subtransaction of a streamed transaction the place of
+its first record in that sequence is kept, with the bytes before it: an abort cuts the sequence and the accounts in one step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.errors import ProtocolError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Begin, BeginPrepare, Origin, StreamStart
+from subscriber.transaction.model import Transaction
+
+__all__ = ["RECORD_OVERHEAD", "SpoolDiscard", "SpoolTruncate", "UnfinishedTransaction"]
+
+RECORD_OVERHEAD: Final = 56
+"""Bytes that Python adds to a record: the header of the bytes object, its rounding, its place in a list."""
+_UNKNOWN_XID: Final = b"longer than any"
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolTruncate:
+    """Order: keep only the first ``count`` (at least one) of the records that were spilled under ``spool_id``."""
+
+    spool_id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolDiscard:
+    """Order: forget what was spilled under ``spool_id``."""
+
+    spool_id: int
+
+
+class UnfinishedTransaction:
+    """Built up by :class:`subscriber.transaction.reassembly.Reassembly`.
+
+    Attributes:
+        opening: its Begin, BeginPrepare or first StreamStart.
+        spool_id: where its records are spilled to; never used for another transaction.
+        streamed: whether every record carries an xid.
+        origin: where the publisher has it from, or None.
+        origin_at: how many records there are when an Origin may come, which is right behind the message that opens a block; None after it.
+        size: payload bytes of all records.
+    """
+
+    __slots__ = (
+        "_firsts",
+        "_last_xid",
+        "_records",
+        "_spilled",
+        "_spilled_size",
+        "opening",
+        "origin",
+        "origin_at",
+        "size",
+        "spool_id",
+        "streamed",
+    )
+
+    def __init__(self, opening: Begin | BeginPrepare | StreamStart, spool_id: int) -> None:
+        self.opening = opening
+        self.spool_id = spool_id
+        self.streamed = isinstance(opening, StreamStart)
+        self.origin: Origin | None = None
+        self.origin_at: int | None = 0
+        self.size = 0
+        self._records: list[bytes] = []
+        self._spilled = 0
+        self._spilled_size = 0
+        # for each xid, in the order of their first records: how many records, and bytes of them, there were before its first one
+        self._firsts: dict[int, tuple[int, int]] = {}
+        # the four bytes of the last record's xid: while they stay the same there is nothing to look up
+        self._last_xid = _UNKNOWN_XID
+
+    @property
+    def xid(self) -> int:
+        """The (top) transaction id."""
+        return self.opening.xid
+
+    @property
+    def count(self) -> int:
+        """Number of records, spilled ones included."""
+        return self._spilled + len(self._records)
+
+    @property
+    def memory(self) -> int:
+        """Bytes held: payloads, and :data:`RECORD_OVERHEAD` for each."""
+        return self.size - self._spilled_size + RECORD_OVERHEAD * len(self._records)
+
+    def append(self, payload: bytes) -> int:
+        """Add a record; return the memory it takes.
+
+        Raises:
+            ProtocolError: the transaction is streamed, and the record has no xid.
+        """
+        if self.streamed and payload[1:5] != self._last_xid:
+            self._note_xid(payload)
+        size = len(payload)
+        self._records.append(payload)
+        self.size += size
+        return size + RECORD_OVERHEAD
+
+    def _note_xid(self, payload: bytes) -> None:
+        """Another (sub)transaction than that of the last record: remember where it starts."""
+        prefix = payload[1:5]
+        xid = int.from_bytes(prefix)
+        if len(prefix) < 4 or xid == 0:
+            raise ProtocolError("invalid transaction ID in streamed replication transaction", offset=1, tag=chr(payload[0]))
+        self._firsts.setdefault(xid, (self.count, self.size))
+        self._last_xid = prefix
+
+    def knows(self, subxid: int) -> bool:
+        """Whether there is a record of this subtransaction."""
+        return subxid in self._firsts
+
+    def cut(self, subxid: int) -> tuple[SpoolTruncate | SpoolDiscard, ...]:
+        """Drop everything from the first record of ``subxid`` on; it must be known. Return what to do to the spool."""
+        kept, self.size = self._firsts[subxid]
+        while self._firsts.popitem()[0] != subxid:
+            pass  # subtransactions that start behind the cut
+        self._last_xid = _UNKNOWN_XID
+        if kept >= self._spilled:
+            del self._records[kept - self._spilled :]
+            return ()
+        self._records = []
+        self._spilled = kept
+        self._spilled_size = self.size
+        return (SpoolTruncate(self.spool_id, kept) if kept else SpoolDiscard(self.spool_id),)
+
+    def spill(self) -> list[bytes]:
+        """Give the records in memory away; they count as spilled from now on."""
+        records, self._records = self._records, []
+        self._spilled += len(records)
+        self._spilled_size = self.size
+        return records
+
+    def discard(self) -> tuple[SpoolDiscard, ...]:
+        """What to do to the spool when the transaction is given up."""
+        return (SpoolDiscard(self.spool_id),) if self._spilled else ()
+
+    def finish(self, final_lsn: Lsn, end_lsn: Lsn, commit_time: int) -> Transaction:
+        """Its end came."""
+        return Transaction(
+            xid=self.xid,
+            final_lsn=final_lsn,
+            end_lsn=end_lsn,
+            commit_time=commit_time,
+            prefixed=self.streamed,
+            records=self._records,
+            origin=self.origin,
+            spilled=self._spilled,
+            size=self.size,
+            spool_id=self.spool_id,
+        )
