@@ -1,0 +1,148 @@
+"""What would go wrong on the publisher, said before it does.
+
+That the role may replicate needs no check of its own: without it there is no walsender to ask on.
+
+Source: PostgreSQL manual, Logical Replication, Configuration Settings and Security; Row Filters; Replica Identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.abc import Finding, PublishedTable
+from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.publication import missing_publications, published_tables
+
+__all__ = ["check_publisher"]
+
+
+async def check_publisher(
+    connection: WalReceiverConnection, publications: Sequence[str], slot_name: str | None, *, copy_data: bool = True, sync_workers: int = 2
+) -> list[Finding]:
+    """Look at everything that a subscription needs on the publisher. Changes nothing.
+
+    Args:
+        connection: with the role that will replicate.
+        publications: to be subscribed to.
+        slot_name: the subscription's, existing or not; None if it shall have none.
+        copy_data: whether tables are to be copied, so that they must be readable.
+        sync_workers: how many tables are synchronized at once; each takes a slot and a walsender.
+
+    Raises:
+        PublisherError: the publisher refused to answer; or column lists of two publications contradict each other.
+    """
+    findings = await _settings(connection)
+    findings += await _slot(connection, slot_name)
+    findings += await _headroom(connection, slot_name, sync_workers if copy_data else 0)
+    findings += [
+        Finding("error", f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or mend the name')
+        for name in await missing_publications(connection, publications)
+    ]
+    tables = await published_tables(connection, publications)
+    if not tables:
+        findings.append(Finding("warning", "the publications publish no table", "ALTER PUBLICATION … ADD TABLE on the publisher"))
+    if tables and copy_data:
+        findings += await _readable(connection, tables)
+    findings += await _identities(connection, publications, tables)
+    return findings
+
+
+async def _settings(connection: WalReceiverConnection) -> list[Finding]:
+    wal_level = await connection.show("wal_level")
+    if wal_level == "logical":
+        return []
+    return [Finding("error", f'wal_level is "{wal_level}" on the publisher', "ALTER SYSTEM SET wal_level = logical there, and restart it")]
+
+
+async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Finding]:
+    slot = None if name is None else await connection.slot(name)
+    if slot is None:
+        return []
+    if slot.plugin != "pgoutput":
+        what = f"is of output plugin {slot.plugin}" if slot.plugin else "is a physical one"
+        return [Finding("error", f'replication slot "{name}" {what}', "use another slot_name")]
+    ((dbname,),) = await connection.execute("SELECT pg_catalog.current_database()")
+    if slot.database != dbname:
+        return [Finding("error", f'replication slot "{name}" is of database "{slot.database}"', "use another slot_name")]
+    if slot.lost:
+        why = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
+        return [Finding("error", f'replication slot "{name}" was invalidated{why}', "drop it and copy the tables anew")]
+    findings = []
+    if slot.active:
+        findings.append(Finding("warning", f'replication slot "{name}" is active for PID {slot.active_pid}', "stop the other subscriber"))
+    if slot.wal_status == "unreserved":
+        findings.append(
+            Finding("warning", f'replication slot "{name}" will lose WAL soon', "start the subscription, or raise max_slot_wal_keep_size")
+        )
+    return findings
+
+
+async def _headroom(connection: WalReceiverConnection, slot_name: str | None, sync_workers: int) -> list[Finding]:
+    ((slots, max_slots, senders, max_senders, ours),) = await connection.execute(f"""
+        SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
+               pg_catalog.current_setting('max_replication_slots'),
+               (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication),
+               pg_catalog.current_setting('max_wal_senders'),
+               (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(slot_name or "")})
+    """)  # noqa: S608
+    used = {"max_replication_slots": int(slots or 0) - int(ours or 0), "max_wal_senders": int(senders or 0) - 1}
+    limits = {"max_replication_slots": int(max_slots or 0), "max_wal_senders": int(max_senders or 0)}
+    findings = []
+    for name, limit in limits.items():
+        free = limit - used[name]
+        hint = f"raise {name} on the publisher, or free some"
+        if free < 1:
+            findings.append(Finding("error", f"all {limit} of {name} are in use", hint))
+        elif free < 1 + sync_workers:
+            message = f"only {free} of {name} = {limit} are free, of {1 + sync_workers} wanted while tables are synchronized"
+            findings.append(Finding("warning", message, hint))
+    return findings
+
+
+async def _readable(connection: WalReceiverConnection, tables: Sequence[PublishedTable]) -> list[Finding]:
+    wanted = ", ".join(f"({table.relation_id}, {quote_literal(column)})" for table in tables for column in table.columns or ("",))
+    rows = await connection.execute(f"""
+        SELECT c.oid, current_user, pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'), pg_catalog.row_security_active(c.oid),
+               pg_catalog.bool_and(CASE WHEN wanted.attname = '' THEN pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+                                        ELSE pg_catalog.has_column_privilege(c.oid, wanted.attname, 'SELECT') END)
+          FROM (VALUES {wanted}) AS wanted (relid, attname) JOIN pg_catalog.pg_class AS c ON c.oid = wanted.relid
+         GROUP BY c.oid
+    """)  # noqa: S608
+    names = {str(table.relation_id): table.name for table in tables}
+    findings = []
+    for oid, role, usage, row_security, select in rows:
+        name = names[oid or ""]
+        if usage != "t":
+            findings.append(Finding("error", f"permission denied for schema {name.namespace}", f'GRANT USAGE ON SCHEMA … TO "{role}"'))
+        if select != "t":
+            findings.append(Finding("error", f"permission denied for table {name}", f'GRANT SELECT ON TABLE … TO "{role}"'))
+        if row_security == "t":
+            findings.append(
+                Finding(
+                    "error", f'row-level security hides rows of table {name} from role "{role}"', "ALTER ROLE … BYPASSRLS on the publisher"
+                )
+            )
+    return sorted(set(findings), key=lambda finding: finding.message)
+
+
+async def _identities(connection: WalReceiverConnection, publications: Sequence[str], tables: Sequence[PublishedTable]) -> list[Finding]:
+    without = [table for table in tables if not table.key_columns and table.replica_identity != "f"]
+    if not without:
+        return []
+    names = ", ".join(quote_literal(name) for name in publications)
+    rows = await connection.execute(f"""
+        SELECT DISTINCT gpt.relid
+          FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
+         WHERE p.pubname IN ({names}) AND (p.pubupdate OR p.pubdelete)
+    """)  # noqa: S608
+    changing = {oid for (oid,) in rows}
+    return [
+        Finding(
+            "warning",
+            f"table {table.name} has no replica identity: updates and deletes of it fail on the publisher",
+            "give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+        )
+        for table in without
+        if str(table.relation_id) in changing
+    ]

@@ -1,0 +1,228 @@
+"""A walsender of the publisher: the commands of the replication protocol, and what else is asked of it by SQL.
+
+Source: PostgreSQL manual, Streaming Replication Protocol; pg_replication_slots.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from psycopg import pq
+
+from subscriber.errors import PublisherError
+from subscriber.protocol import commands
+from subscriber.protocol.capabilities import StreamOptions
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.stream import WalSenderStream
+
+__all__ = ["CreatedSlot", "SlotInfo", "SystemIdentity", "TimelineSwitch", "WalReceiverConnection"]
+
+_UNDEFINED_OBJECT = "42704"
+_HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """The answer to IDENTIFY_SYSTEM. ``xlogpos`` is how far WAL is flushed."""
+
+    system_identifier: str
+    timeline: int
+    xlogpos: Lsn
+    dbname: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSwitch:
+    """A line of a timeline's history: ``timeline`` ended at ``switchpoint``."""
+
+    timeline: int
+    switchpoint: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    """The answer to CREATE_REPLICATION_SLOT. The snapshot, if exported, lives until the connection's next command."""
+
+    slot_name: str
+    consistent_point: Lsn
+    snapshot_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotInfo:
+    """A row of pg_replication_slots. What the publisher is too old to have is None or False."""
+
+    slot_name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    temporary: bool
+    active: bool
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_status: str | None
+    two_phase: bool
+    failover: bool
+    conflicting: bool
+    invalidation_reason: str | None
+
+    @property
+    def lost(self) -> bool:
+        """Can it never be used again?"""
+        return self.wal_status == "lost" or self.conflicting or self.invalidation_reason is not None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build from the row's columns by name."""
+        return cls(
+            slot_name=row["slot_name"],
+            plugin=row["plugin"],
+            slot_type=row["slot_type"],
+            database=row["database"],
+            temporary=row["temporary"],
+            active=row["active"],
+            active_pid=row["active_pid"],
+            restart_lsn=_optional_lsn(row["restart_lsn"]),
+            confirmed_flush_lsn=_optional_lsn(row["confirmed_flush_lsn"]),
+            wal_status=row.get("wal_status"),
+            two_phase=bool(row.get("two_phase")),
+            failover=bool(row.get("failover")),
+            conflicting=bool(row.get("conflicting")),
+            invalidation_reason=row.get("invalidation_reason"),
+        )
+
+
+def _optional_lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+class WalReceiverConnection(Session):
+    """A logical walsender (``replication=database``). One caller at a time; all errors are PublisherError or its kin."""
+
+    @classmethod
+    async def connect(cls, conninfo: str, *, application_name: str, replication: bool = True) -> Self:
+        """As :meth:`Session.connect`, as a walsender."""
+        return await super().connect(conninfo, application_name=application_name, replication=replication)
+
+    @property
+    def server_version(self) -> int:
+        """``server_version_num``."""
+        return self.pgconn.server_version
+
+    async def identify_system(self) -> SystemIdentity:
+        """Ask who the publisher is."""
+        ((identifier, timeline, position, dbname),) = await self.execute(commands.identify_system())
+        assert identifier is not None
+        assert timeline is not None
+        assert position is not None
+        return SystemIdentity(identifier, int(timeline), Lsn.parse(position), dbname)
+
+    async def require_system(self, system_identifier: str) -> None:
+        """See that this is the publisher that was meant: with several hosts in the connection string another one may answer.
+
+        Raises:
+            PublisherError: it is another.
+        """
+        identity = await self.identify_system()
+        if identity.system_identifier != system_identifier:
+            raise PublisherError(
+                f"connected to the publisher with system identifier {identity.system_identifier} instead of {system_identifier}",
+                hint="name only servers of one replication cluster in the connection string",
+            )
+
+    async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
+        """The ancestors of a timeline, oldest first; none for timeline 1."""
+        if timeline == 1:
+            return []
+        ((_, content),) = await self.execute(commands.timeline_history(timeline))
+        matches = (_HISTORY_LINE.match(line) for line in (content or "").splitlines())
+        return [TimelineSwitch(int(found[1]), Lsn.parse(found[2])) for found in matches if found]
+
+    async def show(self, name: str) -> str:
+        """The value of a run-time parameter."""
+        ((value,),) = await self.execute(commands.show(name))
+        return value or ""
+
+    async def current_wal_lsn(self) -> Lsn:
+        """Where its WAL ends now: flushed (no walsender sends more), or replayed on a standby."""
+        ((position,),) = await self.execute(
+            "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
+            " ELSE pg_catalog.pg_current_wal_flush_lsn() END"
+        )
+        return Lsn.parse(position or "0/0")
+
+    async def create_slot(
+        self,
+        name: str,
+        *,
+        snapshot: commands.SnapshotAction = "nothing",
+        two_phase: bool = False,
+        failover: bool = False,
+        temporary: bool = False,
+    ) -> CreatedSlot:
+        """Create a logical slot with pgoutput. It waits for the end of transactions that write now.
+
+        For the arguments see :func:`subscriber.protocol.commands.create_replication_slot`.
+
+        Raises:
+            PublisherError: it exists (SQLSTATE 42710), all slots are in use (53400), no privilege, too low a wal_level.
+        """
+        command = commands.create_replication_slot(
+            self.capabilities, name, snapshot=snapshot, two_phase=two_phase, failover=failover, temporary=temporary
+        )
+        ((slot_name, consistent_point, snapshot_name, _),) = await self.execute(command)
+        return CreatedSlot(slot_name or name, Lsn.parse(consistent_point or "0/0"), snapshot_name)
+
+    async def drop_slot(self, name: str, *, wait: bool = False, missing_ok: bool = False) -> None:
+        """Drop a slot.
+
+        Args:
+            name: the slot.
+            wait: until whoever uses it has gone.
+            missing_ok: a slot that does not exist is no error.
+
+        Raises:
+            SlotInUse: it is in use, and ``wait`` is False.
+            PublisherError: it does not exist.
+        """
+        try:
+            await self.execute(commands.drop_replication_slot(name, wait=wait))
+        except PublisherError as error:
+            if not (missing_ok and error.sqlstate == _UNDEFINED_OBJECT):
+                raise
+
+    async def slot(self, name: str) -> SlotInfo | None:
+        """The slot of that name, of whatever kind and database."""
+        found = await self._slots(f"slot_name = {quote_literal(name)}")
+        return found[0] if found else None
+
+    async def slots(self, prefix: str) -> list[SlotInfo]:
+        """The slots whose names start so."""
+        return await self._slots(f"pg_catalog.starts_with(slot_name::text, {quote_literal(prefix)})")
+
+    async def _slots(self, condition: str) -> list[SlotInfo]:
+        # as JSON, a row has the columns that its server has
+        rows = await self.execute(
+            f"SELECT pg_catalog.to_json(s) FROM pg_catalog.pg_replication_slots AS s WHERE {condition} ORDER BY slot_name"  # noqa: S608
+        )
+        return [SlotInfo.from_row(json.loads(row or "{}")) for (row,) in rows]
+
+    async def start_replication(self, slot: str, lsn: Lsn, options: StreamOptions) -> WalSenderStream:
+        """Begin streaming. The stream owns this connection from then on, and closes it.
+
+        Raises:
+            SlotInUse: another walsender has it.
+            DataLossError: the slot was invalidated.
+            PublisherError: it does not exist, or pgoutput refuses an option.
+        """
+        result = await self.query(commands.start_replication(slot, lsn, options))
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise PublisherError("the publisher did not start streaming")
+        return WalSenderStream(self)

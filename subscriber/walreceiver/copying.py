@@ -1,0 +1,105 @@
+"""How a published table is read: in which parts, and with which COPY.
+
+A large table is read in ranges of blocks (``ctid``) by several sessions under one exported snapshot; the last range has no upper end,
+because the table may have grown since it was measured. A partitioned table that is published as its root is read partition by
+partition. Both need a heap; ranges also a server that does not read the whole table for each (14, TID Range Scan). Partitions are read
+directly only if the role may: reading through the root asks for privileges on the root alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subscriber.abc import CopyFormat, PublishedTable, TableName
+from subscriber.protocol.quoting import quote_identifier
+from subscriber.walreceiver.session import Session
+
+__all__ = ["BlockRange", "CopyPart", "copy_parts", "copy_query", "copy_ranges"]
+
+_BLOCK = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Blocks ``first`` up to, but not including, ``end``; None: to the end of the table."""
+
+    first: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """What one COPY reads.
+
+    Attributes:
+        relation: the table itself or a partition of it.
+        only: without its children.
+        blocks: a range of it, or None for all.
+    """
+
+    relation: TableName
+    only: bool
+    blocks: BlockRange | None = None
+
+
+def copy_ranges(size: int, range_size: int, block_size: int = _BLOCK) -> list[BlockRange | None]:
+    """Divide a heap of ``size`` bytes into ranges of about ``range_size``; ``[None]`` if it is not larger than one."""
+    if size <= range_size:
+        return [None]
+    blocks = max(range_size // block_size, 1)
+    starts = range(0, -(-size // block_size), blocks)
+    ranges: list[BlockRange | None] = [BlockRange(first, first + blocks) for first in starts[:-1]]
+    return [*ranges, BlockRange(starts[-1], None)]
+
+
+async def copy_parts(session: Session, table: PublishedTable, range_size: int) -> list[CopyPart]:
+    """The parts that together are the table, none twice.
+
+    Args:
+        session: under the snapshot, or to the same server.
+        table: as published.
+        range_size: bytes a part should have at most.
+    """
+    whole = [CopyPart(table.name, only=table.kind == "r")]
+    if table.size <= range_size:
+        return whole
+    rows = await session.execute(f"""
+        SELECT n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.current_setting('block_size'),
+               am.amname IS NOT DISTINCT FROM 'heap' AND c.relkind = 'r' AND (c.oid = {table.relation_id}
+                   OR (pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
+          FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+          LEFT JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
+         WHERE c.oid IN (SELECT {table.relation_id} WHERE {"true" if table.kind == "r" else "false"}
+                         UNION ALL
+                         SELECT relid FROM pg_catalog.pg_partition_tree({table.relation_id}) WHERE isleaf)
+         ORDER BY n.nspname, c.relname
+    """)  # noqa: S608
+    if not rows or any(direct != "t" for *_, direct in rows):
+        return whole
+    parts: list[CopyPart] = []
+    for namespace, name, size, block_size, _ in rows:
+        ranges: Sequence[BlockRange | None] = [None]
+        if session.capabilities.tid_range_scan:
+            ranges = copy_ranges(int(size or 0), range_size, int(block_size or _BLOCK))
+        parts += [CopyPart(TableName(namespace or "", name or ""), only=True, blocks=blocks) for blocks in ranges]
+    return parts
+
+
+def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
+    """The COPY statement of a part, as native writes it: COPY of the table where that says it all, of a SELECT otherwise."""
+    columns = ", ".join(quote_identifier(column) for column in table.columns)
+    relation = f"{quote_identifier(part.relation.namespace)}.{quote_identifier(part.relation.name)}"
+    options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
+    conditions = []
+    if table.row_filters:
+        conditions.append(" OR ".join(f"({expression})" for expression in table.row_filters))
+    if part.blocks is not None:
+        conditions.append(f"ctid >= '({part.blocks.first},0)'")
+        if part.blocks.end is not None:
+            conditions.append(f"ctid < '({part.blocks.end},0)'")
+    if part.only and not conditions and not table.generated:
+        return f"COPY {relation}{f' ({columns})' if columns else ''} TO STDOUT{options}"
+    where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
+    return f"COPY (SELECT {columns} FROM {'ONLY ' if part.only else ''}{relation}{where}) TO STDOUT{options}"  # noqa: S608

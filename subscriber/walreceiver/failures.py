@@ -1,0 +1,114 @@
+"""Errors of libpq and of the publisher as errors of ours.
+
+SQLSTATE decides where there is one. libpq gives none for an attempt to connect, and some states stand for several things: there the
+text decides. A publisher with translated messages is then judged by what remains, which is: worth another try.
+
+Text of the publisher that may hold a row's value (a row filter or an output function failed on one) is left out: its log has it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse, SubscriberError
+
+__all__ = ["connect_error", "connection_lost", "conninfo_error", "result_error"]
+
+_CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
+    ("password authentication failed", "28P01", "check user and password (a passfile counts too)"),
+    ("no password supplied", "28P01", "give a password in the connection string, PGPASSWORD or a passfile"),
+    (
+        "no pg_hba.conf entry",
+        "28000",
+        "allow this host, user and database in the publisher's pg_hba.conf (database 'replication' is not needed)",
+    ),
+    (r"authentication failed|certificate authentication", "28000", "check the publisher's pg_hba.conf and the credentials"),
+    (r'role ".*" does not exist', "28000", "check the user in the connection string"),
+    (r'role ".*" is not permitted to log in', "28000", "ALTER ROLE … LOGIN on the publisher"),
+    (r'database ".*" does not exist', "3D000", "check dbname in the connection string"),
+    (r"permission denied for database", "42501", "GRANT CONNECT ON DATABASE … on the publisher"),
+    (r"permission denied to start WAL sender|must be superuser or replication role", "42501", "ALTER ROLE … REPLICATION on the publisher"),
+    (
+        r"does not support SSL|certificate verify failed|server certificate for|root certificate file|could not load",
+        "",
+        "check the sslmode parameters",
+    ),
+    (r'definition of service ".*" not found|service file ".*" not found', "", "check the service in the connection service file"),
+)
+_TOO_MANY = re.compile(r"too many clients|too many connections|remaining connection slots|max_wal_senders")
+_UNAVAILABLE: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300"})
+_LOST: Final = re.compile(
+    r"can no longer (get changes from|access) replication slot|cannot read from logical replication slot"
+    r"|requested WAL segment .* has already been removed"
+)
+_ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
+_HINTS: Final = {
+    "53300": "raise max_wal_senders (or max_connections) on the publisher",
+    "53400": "drop a slot that is not needed, or raise max_replication_slots on the publisher",
+    "42501": "grant the privilege to the publisher's role that connects",
+}
+
+
+def conninfo_error(error: psycopg.Error, conninfo: str) -> ConfigurationError:
+    """A connection string that libpq cannot read. What libpq quotes from it may be part of a password."""
+    text = _one_line(str(error))
+    if "password" in conninfo or re.search(r"://[^/]*:[^/]*@", conninfo):
+        text = re.sub(r'"[^"]*"', '"…"', text)
+    return ConfigurationError(
+        f"invalid connection string: {text}", hint='as in "host=db1 dbname=app user=replicator" or postgresql://replicator@db1/app'
+    )
+
+
+def connect_error(error: psycopg.Error) -> SubscriberError:
+    """An attempt to connect that failed; that of any host decides for all."""
+    text = _one_line(str(error))
+    for pattern, sqlstate, hint in _CONNECT:
+        if re.search(pattern, text):
+            return PublisherError(f"could not connect to the publisher: {text}", hint=hint, sqlstate=sqlstate or None)
+    hint = _HINTS["53300"] if _TOO_MANY.search(text) else "check that the publisher runs, and host and port"
+    return PublisherUnavailable(f"could not connect to the publisher: {text}", hint=hint)
+
+
+def connection_lost(error: psycopg.Error) -> PublisherUnavailable:
+    """The connection broke while in use."""
+    return PublisherUnavailable(f"lost the connection to the publisher: {_one_line(str(error))}")
+
+
+def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberError:
+    """An ErrorResponse.
+
+    Args:
+        result: with status FATAL_ERROR.
+        rows: the publisher was reading rows, so the text may hold values.
+    """
+    sqlstate = _field(result, pq.DiagnosticField.SQLSTATE)
+    if sqlstate is None:
+        return PublisherUnavailable(f"lost the connection to the publisher: {_one_line(result.get_error_message())}")
+    text = _one_line(_field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "error without a message")
+    hint = _HINTS.get(sqlstate) or _field(result, pq.DiagnosticField.MESSAGE_HINT)
+    if rows and sqlstate[:2] in _ROW_VALUE_CLASSES:
+        text = f"the publisher failed on a row (SQLSTATE {sqlstate})"
+        hint = "its log tells the row; a row filter or a generated value is the usual reason"
+    if _LOST.search(text):
+        detail = _field(result, pq.DiagnosticField.MESSAGE_DETAIL)
+        return DataLossError(
+            f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint="copy the tables anew with a new slot"
+        )
+    if sqlstate == "55006" and "is active" in text:
+        return SlotInUse(text, sqlstate=sqlstate, hint="another subscriber uses this slot; stop it, or wait for its end to be noticed")
+    if sqlstate in _UNAVAILABLE or sqlstate.startswith("08"):
+        return PublisherUnavailable(text, sqlstate=sqlstate, hint=hint)
+    return PublisherError(text, sqlstate=sqlstate, hint=_one_line(hint) if hint else None)
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str | None:
+    value = result.error_field(field)
+    return None if value is None else value.decode(errors="replace")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

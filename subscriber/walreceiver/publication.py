@@ -1,0 +1,185 @@
+"""What the subscribed publications publish, from the publisher's catalog.
+
+The answers are native's (fetch_table_list of subscriptioncmds.c, fetch_remote_table_info of tablesync.c), on every version by one path:
+``pg_get_publication_tables`` a publication, and what several publications together mean is worked out here:
+
+* a partition is left out if an ancestor of it is published as itself (``publish_via_partition_root``): its changes are sent as the
+  ancestor's. The server does so from 16 on when asked for all publications at once;
+* the row filters are OR'ed, and one publication without a filter means the whole table; which operations a publication publishes
+  does not count here (manual, Row Filters, Initial Data Synchronization);
+* the column lists have to be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.errors import PublisherError
+from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.session import Row, Session
+
+__all__ = ["missing_publications", "published_tables"]
+
+
+@dataclass(slots=True)
+class _Table:
+    """One table while the publications' rows for it are put together."""
+
+    name: TableName
+    kind: str
+    replica_identity: str
+    size: int
+    estimated_rows: int | None
+    column_lists: set[frozenset[int] | None] = field(default_factory=set)
+    filters: dict[str, None] = field(default_factory=dict)
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    number: int
+    name: str
+    type_oid: int
+    generated: bool
+    key: bool
+
+
+async def missing_publications(session: Session, names: Sequence[str]) -> list[str]:
+    """Those of the publications that do not exist, in the order given."""
+    if not names:
+        return []
+    rows = await session.execute(f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({_literals(names)})")  # noqa: S608
+    found = {name for (name,) in rows}
+    return [name for name in names if name not in found]
+
+
+async def published_tables(session: Session, publications: Sequence[str], table: TableName | None = None) -> list[PublishedTable]:
+    """The tables of the publications, by name; publications that do not exist count for nothing.
+
+    Args:
+        session: to the publisher; a walsender will do.
+        publications: names.
+        table: only this one.
+
+    Raises:
+        PublisherError: two publications have different column lists for a table.
+    """
+    if not publications:
+        return []
+    tables = _gather(await session.execute(_tables_query(session, publications, table)))
+    if not tables:
+        return []
+    columns = await _columns(session, tables)
+    return [_published(relation_id, found, columns.get(relation_id, [])) for relation_id, found in tables.items()]
+
+
+def _tables_query(session: Session, publications: Sequence[str], table: TableName | None) -> str:
+    caps = session.capabilities
+    attributes = "published.attrs::pg_catalog.text" if caps.column_lists else "NULL"
+    row_filter = "pg_catalog.pg_get_expr(published.qual, published.relid)" if caps.row_filters else "NULL"
+    details = f"{', gpt.attrs' if caps.column_lists else ''}{', gpt.qual' if caps.row_filters else ''}"
+    only = f"AND n.nspname = {quote_literal(table.namespace)} AND c.relname = {quote_literal(table.name)}" if table else ""
+    return f"""
+        WITH published AS MATERIALIZED (
+            SELECT gpt.relid, p.pubviaroot{details}
+              FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
+             WHERE p.pubname IN ({_literals(publications)}))
+        SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, {attributes}, {row_filter}
+          FROM published
+          JOIN pg_catalog.pg_class AS c ON c.oid = published.relid
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         CROSS JOIN LATERAL (
+            SELECT COALESCE(pg_catalog.sum(pg_catalog.pg_relation_size(leaf.oid)), 0) AS size,
+                   CASE WHEN NOT pg_catalog.bool_or(leaf.relpages = 0 AND leaf.reltuples <= 0)
+                        THEN pg_catalog.sum(leaf.reltuples)::pg_catalog.int8 END AS reltuples
+              FROM (SELECT c.oid AS relid WHERE c.relkind <> 'p'
+                    UNION ALL
+                    SELECT tree.relid FROM pg_catalog.pg_partition_tree(c.oid) AS tree WHERE c.relkind = 'p' AND tree.isleaf) AS own
+              JOIN pg_catalog.pg_class AS leaf ON leaf.oid = own.relid) AS heap
+         WHERE NOT (c.relispartition AND EXISTS (
+                   SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS ancestor
+                     JOIN published AS root ON root.relid = ancestor.relid
+                    WHERE root.pubviaroot AND root.relid <> c.oid))
+           {only}
+         ORDER BY n.nspname, c.relname, c.oid
+    """  # noqa: S608
+
+
+def _gather(rows: Iterable[Row]) -> dict[int, _Table]:
+    tables: dict[int, _Table] = {}
+    for oid, namespace, name, kind, identity, size, reltuples, attributes, row_filter in rows:
+        table = tables.setdefault(
+            int(oid or 0),
+            _Table(
+                TableName(namespace or "", name or ""),
+                kind or "",
+                identity or "",
+                int(size or 0),
+                None if reltuples is None else int(reltuples),
+            ),
+        )
+        table.column_lists.add(None if attributes is None else frozenset(int(number) for number in attributes.split()))
+        if row_filter is None:
+            table.whole = True
+        else:
+            table.filters[row_filter] = None
+    return tables
+
+
+async def _columns(session: Session, relation_ids: Iterable[int]) -> dict[int, list[_Column]]:
+    oids = ", ".join(str(oid) for oid in relation_ids)
+    rows = await session.execute(f"""
+        WITH identity AS MATERIALIZED (
+            SELECT c.oid AS relid, pg_catalog.pg_get_replica_identity_index(c.oid) AS index
+              FROM pg_catalog.pg_class AS c
+             WHERE c.oid IN ({oids}))
+        SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attgenerated <> '', COALESCE(a.attnum = ANY (i.indkey), false)
+          FROM identity
+          JOIN pg_catalog.pg_attribute AS a ON a.attrelid = identity.relid
+          LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = identity.index
+         WHERE a.attnum > 0 AND NOT a.attisdropped
+         ORDER BY a.attrelid, a.attnum
+    """)  # noqa: S608
+    columns: dict[int, list[_Column]] = {}
+    for oid, number, name, type_oid, generated, key in rows:
+        column = _Column(int(number or 0), name or "", int(type_oid or 0), generated == "t", key == "t")
+        columns.setdefault(int(oid or 0), []).append(column)
+    return columns
+
+
+def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> PublishedTable:
+    # without a list 15 and older give none, later ones all columns; in both cases generated ones are only sent if listed
+    everything = frozenset(column.number for column in columns if not column.generated)
+    lists = {everything if listed is None else listed for listed in table.column_lists}
+    if len(lists) > 1:
+        raise PublisherError(
+            f'cannot use different column lists for table "{table.name}" in different publications',
+            hint="give the table the same column list in all publications subscribed to, or subscribe to them separately",
+        )
+    (listed,) = lists
+    sent = [column for column in columns if column.number in listed]
+    if table.replica_identity == "n":
+        keys: list[_Column] = []
+    elif table.replica_identity == "f":
+        keys = sent
+    else:
+        keys = [column for column in sent if column.key]
+    return PublishedTable(
+        name=table.name,
+        relation_id=relation_id,
+        kind=table.kind,
+        columns=tuple(column.name for column in sent),
+        key_columns=tuple(column.name for column in keys),
+        replica_identity=table.replica_identity,
+        row_filters=() if table.whole else tuple(table.filters),
+        size=table.size,
+        estimated_rows=table.estimated_rows,
+        generated=tuple(column.name for column in sent if column.generated),
+        column_types=tuple(column.type_oid for column in sent),
+    )
+
+
+def _literals(names: Iterable[str]) -> str:
+    return ", ".join(quote_literal(name) for name in names)

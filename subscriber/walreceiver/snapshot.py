@@ -1,0 +1,185 @@
+"""Exported snapshots, and reading tables under them.
+
+``ExportedSnapshot`` creates a slot on a walsender of its own and keeps that idle: the snapshot it exported holds exactly what was committed
+before the slot's consistent point, and lives as long as nothing else is done there. Any number of ``SnapshotReader`` sessions
+may take the snapshot meanwhile; one that has taken it keeps it when the walsender goes.
+
+Source: PostgreSQL manual, CREATE_REPLICATION_SLOT; SET TRANSACTION; COPY.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Self
+
+import psycopg
+from psycopg import pq
+
+from subscriber.abc import CopyFormat
+from subscriber.errors import PublisherError, SubscriberError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.failures import connection_lost, result_error
+from subscriber.walreceiver.session import Session
+
+__all__ = ["ExportedSnapshot", "SnapshotReader"]
+
+_CHUNK_BYTES: Final = 128 * 1024
+
+
+class SnapshotReader(Session):
+    """An ordinary session in a REPEATABLE READ READ ONLY transaction under an exported snapshot."""
+
+    @classmethod
+    async def open(cls, conninfo: str, snapshot_name: str, *, application_name: str) -> Self:
+        """Connect and take the snapshot.
+
+        Raises:
+            PublisherError: as :meth:`Session.connect`; or the snapshot is gone.
+        """
+        reader = await cls.connect(conninfo, application_name=application_name)
+        try:
+            # rows that a policy hides would be missing for good: then rather an error
+            await reader.execute("SET row_security = off; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await reader.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}")
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def copy_out(
+        self, query: str, copy_format: CopyFormat = CopyFormat.TEXT, rows: Callable[[int], None] | None = None
+    ) -> AsyncIterator[bytes]:
+        """Run ``COPY … TO STDOUT`` and give its data as it comes, joined to about 128 kB.
+
+        Not read to the end, the session is good for nothing but :meth:`close`.
+
+        Args:
+            query: the COPY statement.
+            copy_format: which it asks for; the rows are counted by it.
+            rows: is told after each chunk how many more rows were read.
+
+        Raises:
+            PublisherError: or its kin.
+        """
+        result = await self.query(query)
+        if result.status != pq.ExecStatus.COPY_OUT:
+            raise PublisherError("the publisher did not start the copy")
+        told = read = 0
+        # binary: a trailer of its own comes behind the last row
+        extra = 1 if copy_format is CopyFormat.BINARY else 0
+        ended = False
+        while not ended:
+            messages, ended = await self._copy_data()
+            if rows is not None:
+                read += len(messages)
+                counted = max(read - extra, 0)
+                rows(counted - told)
+                told = counted
+            if messages:
+                yield b"".join(messages)
+        while (last := await self._finish_copy()) is not None:
+            if last.status == pq.ExecStatus.FATAL_ERROR:
+                raise result_error(last, rows=True)
+
+    async def _finish_copy(self) -> pq.abc.PGresult | None:
+        try:
+            return await self.result()
+        except psycopg.Error as error:
+            raise connection_lost(error) from error
+
+    async def _copy_data(self) -> tuple[list[bytes], bool]:
+        """Messages of about a chunk, and whether they were the last."""
+        messages: list[bytes] = []
+        size = 0
+        get_copy_data = self.pgconn.get_copy_data
+        try:
+            while size < _CHUNK_BYTES:
+                count, data = get_copy_data(1)
+                if count > 0:
+                    messages.append(bytes(data))
+                    size += count
+                elif count < 0:
+                    return messages, True
+                else:
+                    await self.readable()
+                    self.pgconn.consume_input()
+        except psycopg.Error as error:
+            raise connection_lost(error) from error
+        return messages, False
+
+
+class ExportedSnapshot:
+    """A new slot and its snapshot.
+
+    Attributes:
+        slot_name: the slot's.
+        consistent_point: the snapshot holds what was committed before this LSN; the slot gives the rest.
+        snapshot_name: for SET TRANSACTION SNAPSHOT.
+    """
+
+    def __init__(self, conninfo: str, application_name: str, slot_name: str, consistent_point: Lsn, snapshot_name: str) -> None:
+        self._conninfo = conninfo
+        self._application_name = application_name
+        self.slot_name = slot_name
+        self.consistent_point = consistent_point
+        self.snapshot_name = snapshot_name
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def create(
+        cls,
+        conninfo: str,
+        slot_name: str,
+        *,
+        application_name: str,
+        two_phase: bool = False,
+        failover: bool = False,
+        temporary: bool = False,
+        system_identifier: str | None = None,
+    ) -> AsyncIterator[Self]:
+        """Create the slot and keep its snapshot until the block is left; a permanent slot stays.
+
+        If the block fails, the slot stays too: whoever began the work knows whether it is of use.
+
+        Args:
+            conninfo: of the publisher.
+            slot_name: of the new slot.
+            application_name: of the sessions.
+            two_phase: see :meth:`WalReceiverConnection.create_slot`.
+            failover: likewise.
+            temporary: likewise.
+            system_identifier: of the publisher that has to be met; None: any.
+
+        Raises:
+            PublisherError: see :meth:`WalReceiverConnection.create_slot`.
+        """
+        connection = await WalReceiverConnection.connect(conninfo, application_name=application_name)
+        try:
+            if system_identifier is not None:
+                await connection.require_system(system_identifier)
+            slot = await connection.create_slot(slot_name, snapshot="export", two_phase=two_phase, failover=failover, temporary=temporary)
+            if slot.snapshot_name is None:
+                raise PublisherError(f'the publisher exported no snapshot for replication slot "{slot_name}"')
+            yield cls(conninfo, application_name, slot_name, slot.consistent_point, slot.snapshot_name)
+        finally:
+            await connection.close()
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[SnapshotReader]:
+        """A session under the snapshot.
+
+        Raises:
+            PublisherError: see :meth:`SnapshotReader.open`.
+        """
+        try:
+            reader = await SnapshotReader.open(self._conninfo, self.snapshot_name, application_name=self._application_name)
+        except SubscriberError as error:
+            error.add_note(f'taking the snapshot of replication slot "{self.slot_name}"')
+            raise
+        try:
+            yield reader
+        finally:
+            await reader.close()

@@ -1,0 +1,127 @@
+"""COPY BOTH with a walsender: ``ReplicationStream`` of :mod:`subscriber.abc` over libpq.
+
+libpq may hold messages that it has read while the socket has nothing more to tell, and TLS may hold bytes below that: so everything
+is drained before the socket is waited for. A message that was taken from libpq is always handed on: an error that comes behind
+messages is kept for the next call.
+
+Source: PostgreSQL manual, Streaming Replication Protocol; libpq, Functions Associated with the COPY Command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from subscriber.errors import PublisherUnavailable, SubscriberError
+from subscriber.walreceiver.failures import connection_lost, result_error
+from subscriber.walreceiver.session import Session
+
+__all__ = ["WalSenderStream"]
+
+_DRAIN_BYTES: Final = 1024 * 1024
+_CLOSE_SECONDS: Final = 1.0
+_TLS_READS: Final = 4
+"""TLS keeps what did not fit into libpq's buffer (a record is 16 kB at most) where no socket wait can see it."""
+
+
+class WalSenderStream:
+    """See :class:`subscriber.abc.ReplicationStream`. Made by ``WalReceiverConnection.start_replication``; it owns that connection."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pgconn = session.pgconn
+        self._reads = _TLS_READS if self._pgconn.ssl_in_use else 1
+        self._sending = asyncio.Lock()
+        self._failure: SubscriberError | None = None
+        self._closed = False
+        self._waited = True
+
+    async def receive(self) -> Sequence[bytes]:
+        """Give at least one CopyData message; see :meth:`subscriber.abc.ReplicationStream.receive`."""
+        if not self._waited:
+            await asyncio.sleep(0)  # a busy publisher must not starve the other tasks
+        self._waited = False
+        while True:
+            messages = self._drain()
+            if messages:
+                return messages
+            if self._failure is not None:
+                raise self._failure
+            await self._session.readable()
+            self._waited = True
+
+    def _drain(self) -> list[bytes]:
+        messages: list[bytes] = []
+        if self._failure is not None:
+            return messages
+        size = fruitless = 0
+        get_copy_data = self._pgconn.get_copy_data
+        try:
+            while size < _DRAIN_BYTES:
+                count, data = get_copy_data(1)
+                if count > 0:
+                    messages.append(bytes(data))
+                    size += count
+                    fruitless = 0
+                elif count < 0:
+                    self._failure = self._ended()
+                    break
+                elif fruitless < self._reads:
+                    fruitless += 1
+                    self._pgconn.consume_input()
+                else:
+                    break
+        except psycopg.Error as error:
+            self._failure = connection_lost(error)
+        return messages
+
+    def _ended(self) -> SubscriberError:
+        result = self._pgconn.get_result()  # libpq has it complete: it does not block
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return result_error(result, rows=True)
+        return PublisherUnavailable("the publisher ended the replication stream", hint="it was shut down, most likely")
+
+    async def send(self, message: bytes) -> None:
+        """Send one CopyData message and flush it.
+
+        Raises:
+            PublisherUnavailable: the connection is lost.
+        """
+        async with self._sending:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                while not self._pgconn.put_copy_data(message):
+                    await self._session.writable()
+                await self._session.flush()
+            except psycopg.Error as error:
+                raise connection_lost(error) from error
+
+    async def close(self) -> None:
+        """End the stream and close the connection. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._failure is None:
+                with contextlib.suppress(psycopg.Error, TimeoutError):
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await self._end()
+        finally:
+            await self._session.close()
+
+    async def _end(self) -> None:
+        while not self._pgconn.put_copy_end():
+            await self._session.writable()
+        await self._session.flush()
+        while (count := self._pgconn.get_copy_data(1)[0]) >= 0:
+            if not count:
+                await self._session.readable()
+                self._pgconn.consume_input()
+        while (result := await self._session.result()) is not None and result.status != pq.ExecStatus.FATAL_ERROR:
+            pass
