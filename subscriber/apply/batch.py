@@ -1,0 +1,43 @@
+"""Grouping committed transactions into batches.
+
+A batch ends at a commit and is bounded in rows and bytes; it takes what is waiting and, with ``batch_delay``, waits a little for more.
+One transaction is never split, whatever its size. What is not a plain committed transaction (a prepare, COMMIT PREPARED, …) is never
+part of one: it is applied by itself, in its place in the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from subscriber.abc import Batch, RelationGate
+from subscriber.apply.receiver import Receiver
+from subscriber.config import Settings
+from subscriber.transaction.model import Transaction
+
+__all__ = ["collect"]
+
+
+async def collect(receiver: Receiver, settings: Settings, gate: RelationGate) -> tuple[Batch, int]:
+    """Take the batch that starts with the next event, which is a Transaction.
+
+    Returns:
+        The batch and the memory it holds, for :meth:`Receiver.release`.
+    """
+    transactions: list[Transaction] = []
+    rows = size = held = 0
+    deadline = asyncio.get_running_loop().time() + settings.batch_delay
+    while rows < settings.batch_rows and size < settings.batch_size:
+        event = receiver.peek()
+        if event is None:
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                break
+            await receiver.wait(remaining)
+            continue
+        if not isinstance(event, Transaction):
+            break
+        held += receiver.pop()[1]
+        transactions.append(event)
+        rows += event.count
+        size += event.size
+    return Batch(tuple(transactions), gate), held

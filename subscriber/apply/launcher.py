@@ -1,0 +1,112 @@
+"""Keeps the table synchronizations going: a few at a time, each tried again by itself.
+
+Which tables have work is read from :class:`TableStates`; a table whose attempt failed waits for its turn as ``retry.py`` says, while
+others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from subscriber.abc import TableName
+from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.table_state import TableStates
+from subscriber.apply.tablesync import TableSynchronization
+from subscriber.config import Settings
+from subscriber.errors import SubscriberError
+
+__all__ = ["SyncLauncher"]
+
+_log = logging.getLogger(__name__)
+
+
+class SyncLauncher:
+    """Runs until cancelled.
+
+    Args:
+        make: gives a table's synchronization; called once per table, the object is run again after a failure.
+        patient: False makes the first error that time alone does not mend end it all (one-shot runs).
+        ended: told of the end of every attempt: with its error, or None when the table is synchronized.
+    """
+
+    def __init__(
+        self,
+        states: TableStates,
+        settings: Settings,
+        make: Callable[[TableName], TableSynchronization],
+        ended: Callable[[TableName, SubscriberError | None], None],
+        *,
+        patient: bool,
+    ) -> None:
+        self._states = states
+        self._settings = settings
+        self._make = make
+        self._tell = ended
+        self._patient = patient
+        self._work: dict[TableName, TableSynchronization] = {}
+        self._backoff: dict[TableName, Backoff] = {}
+        self._not_before: dict[TableName, float] = {}
+
+    async def run(self) -> None:
+        """Serve the tables.
+
+        Raises:
+            SubscriberError: an attempt failed with an error that is not to be tried again.
+        """
+        running: dict[TableName, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._start_due(running)
+                changed = asyncio.create_task(self._states.changed.wait(lambda: self._has_due(running)))
+                try:
+                    await asyncio.wait({*running.values(), changed}, timeout=self._pause(running), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+                for table, task in list(running.items()):
+                    if task.done():
+                        del running[table]
+                        self._ended(table, task)
+        finally:
+            for task in running.values():
+                task.cancel()
+            await asyncio.gather(*running.values(), return_exceptions=True)
+
+    def _due(self, running: dict[TableName, asyncio.Task[None]]) -> list[TableName]:
+        now = asyncio.get_running_loop().time()
+        waiting = {*self._states.unsynchronized, *self._backoff}
+        return sorted(table for table in waiting if table not in running and self._not_before.get(table, 0.0) <= now)
+
+    def _has_due(self, running: dict[TableName, asyncio.Task[None]]) -> bool:
+        return len(running) < self._settings.max_sync_workers_per_subscription and bool(self._due(running))
+
+    def _start_due(self, running: dict[TableName, asyncio.Task[None]]) -> None:
+        for table in self._due(running):
+            if len(running) >= self._settings.max_sync_workers_per_subscription:
+                return
+            work = self._work.setdefault(table, self._make(table))
+            running[table] = asyncio.create_task(work.run(), name=f"synchronization of {table}")
+
+    def _pause(self, running: dict[TableName, asyncio.Task[None]]) -> float | None:
+        if len(running) >= self._settings.max_sync_workers_per_subscription:
+            return None
+        now = asyncio.get_running_loop().time()
+        later = [moment - now for table, moment in self._not_before.items() if table not in running and moment > now]
+        return max(min(later), 0.001) if later else None
+
+    def _ended(self, table: TableName, task: asyncio.Task[None]) -> None:
+        try:
+            task.result()
+        except SubscriberError as error:
+            answer = policy(error)
+            if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient):
+                raise
+            pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
+            self._not_before[table] = asyncio.get_running_loop().time() + pause
+            self._tell(table, error)
+            _log.error('synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())
+        else:
+            for forget in (self._work, self._backoff, self._not_before):
+                forget.pop(table, None)
+            self._tell(table, None)

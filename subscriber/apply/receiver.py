@@ -1,0 +1,249 @@
+"""From the socket to whole transactions: reading, reassembly, spilling, and the feedback that keeps the connection alive.
+
+Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :meth:`Receiver.peek` and :meth:`Receiver.pop`:
+
+* *receive* drains the stream, feeds reassembly and queues events. It stops reading while the queued events (and those being applied)
+  hold half of ``logical_decoding_work_mem``, and spills the largest open transaction when the open ones hold the other half: memory
+  stays bounded, and a slow sink slows the socket.
+* *feedback* sends standby status updates: when the status changed, when the server asked for one, at
+  ``wal_receiver_status_interval`` otherwise. It never waits for the sink, so a slow apply does not let ``wal_sender_timeout``
+  strike. While nothing is read (the queue is full) a request of the server is not seen either: then updates go out every second.
+
+``wal_receiver_timeout`` works as native's: silence for half of it asks the server for a reply, silence for all of it ends the
+connection. Time during which we did not read is not silence.
+
+Source: PostgreSQL manual, Streaming Replication Protocol; worker.c (LogicalRepApplyLoop, send_feedback).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from subscriber.abc import ReplicationStream, Spool
+from subscriber.config import Settings
+from subscriber.errors import PublisherUnavailable
+from subscriber.protocol.frames import StandbyStatusUpdate, XLogData, decode_frame, encode_frame
+from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
+from subscriber.transaction.feedback import FlushTracker
+from subscriber.transaction.model import Event, PreparedTransaction, Transaction
+from subscriber.transaction.reassembly import Reassembly, SpoolDiscard, SpoolTruncate
+
+__all__ = ["Receiver"]
+
+_RECORD_OVERHEAD = 56
+"""What Python adds to a record: the bytes object's header and its place in a list."""
+_UNREAD_STATUS_INTERVAL = 1.0
+_EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
+
+
+class Receiver:
+    """Reads one replication stream. One instance a connection."""
+
+    def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings) -> None:
+        self._stream = stream
+        self._tracker = tracker
+        self._spool = spool
+        self._settings = settings
+        self._budget = max(settings.logical_decoding_work_mem // 2, 1)
+        self._reassembly = Reassembly()
+        self._queue: deque[tuple[Event, int]] = deque()
+        self._held = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._activity = asyncio.Event()
+        self._feedback_wanted = asyncio.Event()
+        self._forced = False
+        self._asked = False
+        self._last_heard = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to read and to report."""
+        self._last_heard = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self._run(), name="receiver")
+        self._task.add_done_callback(lambda _: self._activity.set())
+
+    async def close(self) -> None:
+        """Stop reading, free the spool. The stream stays open."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            if not self._task.cancelled():
+                self._task.exception()  # whoever waits for events was told; looked at, so that asyncio does not report it as lost
+        for order in self._reassembly.reset():
+            await self._spool.discard(order.spool_id)
+        while self._queue:
+            event, _ = self._queue.popleft()
+            if isinstance(event, PreparedTransaction):
+                event = event.transaction
+            if isinstance(event, Transaction):
+                await event.discard()
+
+    # --- the apply side
+
+    def wake(self) -> None:
+        """End a :meth:`wait` early."""
+        self._activity.set()
+
+    async def wait(self, timeout: float) -> None:
+        """Return when there is an event, when anything was received, when woken, or after ``timeout`` seconds.
+
+        Raises:
+            PublisherUnavailable, PublisherError, DataLossError, ProtocolError, SpoolError: reading ended with it, and all events that
+                came before were taken.
+        """
+        if not self._queue:
+            if self._task is not None and self._task.done():
+                self._task.result()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._activity.wait()
+        self._activity.clear()
+
+    def peek(self) -> Event | None:
+        """The next event, left in the queue; None if there is none now."""
+        return self._queue[0][0] if self._queue else None
+
+    def pop(self) -> tuple[Event, int]:
+        """The next event and the memory it holds, to be given to :meth:`release` once it is done with."""
+        return self._queue.popleft()
+
+    def release(self, held: int) -> None:
+        """What was popped is no longer in memory."""
+        self._held -= held
+        if self._held < self._budget:
+            self._room.set()
+
+    @property
+    def reply_requested(self) -> bool:
+        """Whether the server asked for a reply since the last call: it may be waiting for our flush position to shut down."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def report(self) -> None:
+        """Send the status soon, if it changed."""
+        self._feedback_wanted.set()
+
+    async def report_now(self) -> None:
+        """Send the status at once, changed or not."""
+        await self._send_status(reply_requested=False)
+
+    # --- receive
+
+    async def _run(self) -> None:
+        tasks = {asyncio.create_task(self._receive(), name="receive"), asyncio.create_task(self._feedback(), name="feedback")}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            frames = await self._stream.receive()
+            self._last_heard = loop.time()
+            await self._take_frames(frames)
+            while self._reassembly.memory > self._budget and (spill := self._reassembly.spill()) is not None:
+                await self._spool.append(*spill)
+            self._activity.set()
+            if self._held >= self._budget:
+                self._room.clear()
+                await self._room.wait()
+                self._last_heard = loop.time()
+
+    async def _take_frames(self, frames: Sequence[bytes]) -> None:
+        feed = self._reassembly.feed
+        tracker = self._tracker
+        for data in frames:
+            frame = decode_frame(data)
+            if isinstance(frame, XLogData):
+                for output in feed(frame.payload):
+                    if isinstance(output, SpoolTruncate):
+                        await self._spool.truncate(output.spool_id, output.count)
+                    elif isinstance(output, SpoolDiscard):
+                        await self._spool.discard(output.spool_id)
+                    else:
+                        self._put(output)
+                # after the events: what they end at is pending before it counts as received
+                tracker.receive(max(frame.start_lsn, frame.end_lsn))
+            else:
+                tracker.receive(frame.end_lsn)
+                if frame.reply_requested:
+                    self._forced = True
+                    self._asked = True
+                self._feedback_wanted.set()
+
+    def _put(self, event: Event) -> None:
+        held = _RECORD_OVERHEAD
+        match event:
+            case Transaction():
+                held += self._attach(event)
+                self._tracker.pend(event.end_lsn)
+            case PreparedTransaction(transaction):
+                held += self._attach(transaction)
+                self._tracker.pend(transaction.end_lsn)
+            case CommitPrepared(end_lsn=end_lsn) | RollbackPrepared(rollback_end_lsn=end_lsn):
+                self._tracker.pend(end_lsn)
+            case LogicalMessage(content=content):
+                held += len(content)
+        self._held += held
+        self._queue.append((event, held))
+
+    def _attach(self, transaction: Transaction) -> int:
+        if transaction.spilled:
+            transaction.spool = self._spool.reader(transaction.spool_id)
+        return sum(map(len, transaction.records)) + _RECORD_OVERHEAD * len(transaction.records)
+
+    # --- feedback
+
+    async def _feedback(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval = self._settings.wal_receiver_status_interval
+        timeout = self._settings.wal_receiver_timeout
+        sent: tuple[Lsn, Lsn, Lsn] | None = None
+        sent_at = loop.time()
+        asked = False
+        while True:
+            now = loop.time()
+            reading = self._room.is_set()
+            silence = now - self._last_heard if reading and timeout else 0.0
+            if timeout and silence >= timeout:
+                raise PublisherUnavailable(
+                    "terminating logical replication worker due to timeout",
+                    hint="the publisher was silent for wal_receiver_timeout; it is tried again",
+                )
+            request = bool(timeout) and silence >= timeout / 2 and not asked
+            if silence < timeout / 2:
+                asked = False
+            status = self._tracker.status()
+            due = interval if reading else min(interval or _UNREAD_STATUS_INTERVAL, _UNREAD_STATUS_INTERVAL)
+            if self._forced or request or (interval and status != sent) or (due and now - sent_at >= due):
+                self._forced = False
+                asked = asked or request
+                await self._send_status(reply_requested=request)
+                sent, sent_at = status, now
+            wakes = [1.0]
+            if due:
+                wakes.append(sent_at + due - now)
+            if timeout:
+                wakes.append(timeout / 2 - silence if silence < timeout / 2 else timeout - silence)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(min(wakes), 0.001)):
+                    await self._feedback_wanted.wait()
+            self._feedback_wanted.clear()
+
+    async def _send_status(self, *, reply_requested: bool) -> None:
+        write, flush, apply = self._tracker.status()
+        moment = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
+        await self._stream.send(
+            encode_frame(StandbyStatusUpdate(write=write, flush=flush, apply=apply, send_time=moment, reply_requested=reply_requested))
+        )

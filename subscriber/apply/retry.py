@@ -1,0 +1,94 @@
+"""What to do after an error: one table, apart from the places that raise.
+
+Order matters: the first class that the error is an instance of decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from subscriber.config import Settings
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    DataLossError,
+    ProtocolError,
+    PublisherError,
+    PublisherUnavailable,
+    RelationError,
+    SlotInUse,
+    SpoolError,
+    SubscriberError,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
+
+__all__ = ["Backoff", "Policy", "policy"]
+
+
+class Policy(Enum):
+    """How an error is answered."""
+
+    SOON = "soon"
+    """Try again with growing pauses, from a fraction of a second up to wal_retrieve_retry_interval: it passes by itself."""
+    INTERVAL = "interval"
+    """Try again every wal_retrieve_retry_interval: somebody has to mend something, and we go on as soon as it is."""
+    NEVER = "never"
+    """End: going on would do harm, or cannot help."""
+
+
+_TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
+    (PublisherUnavailable, Policy.SOON, "the publisher is tried again until it answers"),
+    (SlotInUse, Policy.SOON, "the slot is tried again until the other walsender has gone"),
+    (TargetUnavailable, Policy.SOON, "the target is tried again until it answers"),
+    (ApplyError, Policy.INTERVAL, "mend the target's rows or constraint; the transaction is tried again until it fits"),
+    (RelationError, Policy.INTERVAL, "mend the target's table; the transaction is tried again until it fits"),
+    (SpoolError, Policy.INTERVAL, "make room or mend the permissions of the spool directory"),
+    (ProtocolError, Policy.NEVER, "report this with the bytes of the message"),
+    (DataLossError, Policy.NEVER, "decide between a new copy and another publisher"),
+    (SubscriptionInUse, Policy.NEVER, "stop the other process first"),
+    (ConfigurationError, Policy.NEVER, "mend the options"),
+    (PublisherError, Policy.INTERVAL, "mend the publisher; it is tried again until it agrees"),
+    (TargetError, Policy.INTERVAL, "mend the target; it is tried again until it agrees"),
+    (SubscriberError, Policy.NEVER, "report this"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row of the table."""
+
+    policy: Policy
+    hint: str
+
+
+def policy(error: SubscriberError) -> Answer:
+    """Look the error up."""
+    for cls, found, hint in _TABLE:
+        if isinstance(error, cls):
+            return Answer(found, hint)
+    raise AssertionError("SubscriberError is the last row")
+
+
+class Backoff:
+    """The pause before the next attempt. Starts anew after :meth:`reset`."""
+
+    def __init__(self, settings: Settings, first: float = 0.1) -> None:
+        self._ceiling = settings.wal_retrieve_retry_interval
+        self._first = min(first, self._ceiling)
+        self._next = self._first
+
+    def reset(self) -> None:
+        """An attempt got somewhere."""
+        self._next = self._first
+
+    def pause(self, answer: Answer) -> float:
+        """Seconds to wait."""
+        if answer.policy is Policy.INTERVAL:
+            return self._ceiling
+        pause = self._next
+        self._next = min(self._next * 2, self._ceiling)
+        return pause

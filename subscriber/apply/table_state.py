@@ -1,0 +1,184 @@
+"""The states of the subscription's tables, and how a table is handed from its synchronization to the apply worker.
+
+Persisted states are native's: ``i`` init, ``d`` copying, ``f`` copied, ``s`` synchronized up to an LSN, ``r`` ready. While a table is
+in ``i``, ``d`` or ``f``, the apply worker skips its changes and the table's own synchronization is responsible for them: it copies
+under a snapshot, then follows a slot of its own from that snapshot on, applying this table's changes only.
+
+The handover has to find an LSN ``S`` such that the synchronization has applied exactly the table's transactions that end at or before
+``S``, and the apply worker applies exactly the others. Let ``handed`` be the end LSN of the last transaction that the apply worker gave
+to the sink (with the table gated off).
+
+* The synchronization may stop at its position ``S`` only if ``S >= handed``: what the apply worker already passed over is then covered.
+* From that moment until ``s`` at ``S`` is durable, the apply worker may give the sink nothing that ends beyond ``S``: such a
+  transaction would have to be applied or skipped by a state that a crash could still take back.
+
+Both workers live in one event loop, so that comparing with ``handed`` and marking the handover is one step that nothing can interrupt
+(:meth:`TableStates.try_handover`), and giving a batch is another one (:meth:`TableStates.hand`).
+
+Native's apply worker stops at *its* position (state ``c``) and waits until the synchronization has caught up from the snapshot. Here the
+synchronization first catches up while the apply worker goes on, and asks it to wait (:meth:`TableStates.request_handover`, native's ``w``)
+only when it has reached the position that the apply worker had when the copy ended: the wait is short even after a copy of hours,
+and the chase still ends when the apply worker is just as fast.
+
+Why not a table-less handover (set ``s`` at the snapshot's LSN and let the apply worker hold everything back)? It would stop all tables
+while one is being copied, or keep all their changes in a spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import Relation
+
+__all__ = ["TableStates", "Watchers"]
+
+_OWN_SYNC = frozenset({TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY})
+
+
+class Watchers:
+    """Lets tasks wait until something that others change becomes true."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    def notify(self) -> None:
+        """Look again: something changed."""
+        for predicate, future in self._waiting:
+            if not future.done() and predicate():
+                future.set_result(None)
+
+    async def wait(self, predicate: Callable[[], bool]) -> None:
+        """Return once ``predicate()`` is true; it is called again at every :meth:`notify`."""
+        if predicate():
+            return
+        entry = (predicate, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            await entry[1]
+        finally:
+            self._waiting.remove(entry)
+
+
+class TableStates:
+    """What both kinds of worker know of the tables. See the module's text for the handover."""
+
+    def __init__(self, handed: Lsn = INVALID_LSN) -> None:
+        self._entries: dict[TableName, TableEntry] = {}
+        self._handed = handed
+        self._handover: dict[TableName, Lsn] = {}
+        self._requested: set[TableName] = set()
+        self.changed = Watchers()
+
+    def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
+        """Take over what the catalog holds; ``position`` is the apply worker's durable one.
+
+        Of tables known already the entry here is kept: it was set after it became durable, and may be newer than what was read.
+        """
+        self._entries = {table: self._entries.get(table, entry) for table, entry in entries.items()}
+        for forgotten in (self._handover.keys() | self._requested) - self._entries.keys():
+            self.abandon_handover(forgotten)
+        self._handed = max(self._handed, position)
+        self.changed.notify()
+
+    def entries(self) -> Mapping[TableName, TableEntry]:
+        """A copy of the current states."""
+        return dict(self._entries)
+
+    def set(self, table: TableName, entry: TableEntry) -> None:
+        """Note what was stored durably."""
+        self._entries[table] = entry
+        self.changed.notify()
+
+    def remove(self, table: TableName) -> None:
+        """The table is no longer of the subscription."""
+        self._entries.pop(table, None)
+        self.abandon_handover(table)
+
+    @property
+    def unsynchronized(self) -> list[TableName]:
+        """Tables whose own synchronization still has work."""
+        return sorted(table for table, entry in self._entries.items() if entry.state in _OWN_SYNC)
+
+    @property
+    def all_synchronized(self) -> bool:
+        """Whether no table's own synchronization has work left."""
+        return not self.unsynchronized
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether all tables are in the apply worker's hands."""
+        return all(entry.state is TableState.READY for entry in self._entries.values())
+
+    @property
+    def handed(self) -> Lsn:
+        """End LSN of the last transaction that the apply worker gave to the sink."""
+        return self._handed
+
+    # --- the apply worker's side
+
+    def gate(self, relation: Relation, final_lsn: Lsn) -> bool:
+        """Whether the apply worker applies the relation's changes of a transaction (native: should_apply_changes_for_rel)."""
+        entry = self._entries.get(TableName(relation.namespace, relation.name))
+        if entry is None:
+            return False
+        if entry.state is TableState.SYNCDONE:
+            return entry.lsn is None or final_lsn >= entry.lsn
+        return entry.state is TableState.READY
+
+    async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool]) -> bool:
+        """Wait until the apply worker may give the sink what ends at ``end_lsn``, and note that it does.
+
+        False if ``give_up()`` became true before (it is asked at every ``changed.notify()``): then nothing may be given.
+        """
+
+        def clear() -> bool:
+            return not self._requested and all(lsn >= end_lsn for lsn in self._handover.values())
+
+        await self.changed.wait(lambda: clear() or give_up())
+        if not clear():
+            return False
+        self._handed = max(self._handed, end_lsn)
+        return True
+
+    def passed(self, position: Lsn) -> list[tuple[TableName, Lsn]]:
+        """Tables in ``s`` whose LSN the apply worker's durable position has reached: they become ``r``."""
+        return [
+            (table, entry.lsn)
+            for table, entry in self._entries.items()
+            if entry.state is TableState.SYNCDONE and entry.lsn is not None and entry.lsn <= position
+        ]
+
+    # --- the synchronization's side
+
+    def request_handover(self, table: TableName) -> None:
+        """Ask the apply worker to give nothing more until this table is handed over or the request is abandoned."""
+        self._requested.add(table)
+
+    def try_handover(self, table: TableName, lsn: Lsn) -> bool:
+        """Fix the handover at the synchronization's position, if that is not behind the apply worker's.
+
+        After True the caller stores SYNCDONE at ``lsn`` and calls :meth:`complete_handover`, or :meth:`abandon_handover` on failure.
+        """
+        if lsn < self._handed:
+            return False
+        self._handover[table] = lsn
+        self._requested.discard(table)
+        self.changed.notify()
+        return True
+
+    def complete_handover(self, table: TableName) -> None:
+        """SYNCDONE is durable."""
+        lsn = self._handover.pop(table)
+        self.set(table, TableEntry(TableState.SYNCDONE, lsn))
+
+    def abandon_handover(self, table: TableName) -> None:
+        """The synchronization failed; the apply worker need not wait for it. Idempotent.
+
+        Never while it is unknown whether SYNCDONE was stored: the apply worker would pass over changes that nobody applied.
+        """
+        self._handover.pop(table, None)
+        self._requested.discard(table)
+        self.changed.notify()

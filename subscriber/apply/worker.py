@@ -1,0 +1,143 @@
+"""The apply worker: takes whole transactions and gives them to the sink, in the publisher's order.
+
+One loop, one sink call at a time. What the sink reports as durable goes to the FlushTracker, and from there to the publisher.
+When nothing is pending, the position follows what was received (keepalives included): it is first stored in the target, then
+acknowledged, so that our durable position is never behind the slot's confirmed_flush_lsn and comparing the two at start is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from subscriber.abc import Sink, TableEntry, TableState, TwoPhaseState
+from subscriber.apply.batch import collect
+from subscriber.apply.receiver import Receiver
+from subscriber.apply.table_state import TableStates
+from subscriber.config import Settings
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
+from subscriber.transaction.feedback import FlushTracker
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["ApplyWorker"]
+
+_log = logging.getLogger(__name__)
+
+_TICK = 1.0
+"""Seconds between looks at table states and at the idle position when nothing happens."""
+
+
+class ApplyWorker:
+    """Applies one stream until told to stop.
+
+    Args:
+        receiver: of the stream; started.
+        sink: opened.
+        tracker: of the stream, shared with the receiver and with the sink's ``on_durable``.
+        tables: states of the subscription's tables.
+        settings: batches.
+        two_phase: the state the stream was started with; PENDING lets the worker end once all tables are ready.
+        finished: asked after every step; True ends the worker.
+        awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
+        progressed: called after every step.
+    """
+
+    def __init__(
+        self,
+        *,
+        receiver: Receiver,
+        sink: Sink,
+        tracker: FlushTracker,
+        tables: TableStates,
+        settings: Settings,
+        two_phase: TwoPhaseState,
+        finished: Callable[[], bool],
+        awaited: Callable[[Lsn], bool],
+        progressed: Callable[[], None],
+    ) -> None:
+        self._receiver = receiver
+        self._sink = sink
+        self._tracker = tracker
+        self._tables = tables
+        self._settings = settings
+        self._two_phase = two_phase
+        self._finished = finished
+        self._awaited = awaited
+        self._progressed = progressed
+        self._advanced_at = 0.0
+
+    async def run(self) -> None:
+        """Apply until ``finished()``, or until the stream has to be started anew to enable two_phase.
+
+        Raises:
+            SubscriberError: of the stream or the sink. What was applied before stays; the position tells how far.
+        """
+        while not self._finished() and not self._enable_two_phase():
+            event = self._receiver.peek()
+            if event is None:
+                await self._idle()
+                await self._receiver.wait(_TICK)
+            elif isinstance(event, Transaction):
+                await self._apply_batch()
+            else:
+                await self._apply_single(event)
+            await self._ready_tables()
+            self._progressed()
+        await self._receiver.report_now()
+
+    def _enable_two_phase(self) -> bool:
+        return self._two_phase is TwoPhaseState.PENDING and bool(self._tables.entries()) and self._tables.all_ready
+
+    async def _apply_batch(self) -> None:
+        batch, held = await collect(self._receiver, self._settings, self._tables.gate)
+        try:
+            if not await self._tables.hand(batch.end_lsn, self._finished):
+                return
+            await self._sink.apply(batch)
+        finally:
+            self._receiver.release(held)
+        self._tracker.applied_to(batch.end_lsn)
+        self._receiver.report()
+
+    async def _apply_single(self, event: PreparedTransaction | CommitPrepared | RollbackPrepared | LogicalMessage) -> None:
+        held = self._receiver.pop()[1]
+        end_lsn: Lsn | None = None
+        try:
+            match event:
+                case PreparedTransaction(transaction):
+                    end_lsn = transaction.end_lsn
+                    if not await self._tables.hand(end_lsn, self._finished):
+                        return
+                    await self._sink.prepare(event, self._tables.gate)
+                case CommitPrepared():
+                    end_lsn = event.end_lsn
+                    await self._sink.commit_prepared(event)
+                case RollbackPrepared():
+                    end_lsn = event.rollback_end_lsn
+                    await self._sink.rollback_prepared(event)
+                case LogicalMessage():
+                    pass  # nothing to apply: messages are not asked for
+        finally:
+            self._receiver.release(held)
+        if end_lsn is not None:
+            self._tracker.applied_to(end_lsn)
+            self._receiver.report()
+
+    async def _idle(self) -> None:
+        lsn = self._tracker.idle_lsn()
+        if lsn is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._receiver.reply_requested or now - self._advanced_at >= _TICK or self._awaited(lsn):
+            self._advanced_at = now
+            await self._sink.advance(lsn)
+            self._tracker.flush(lsn)
+            self._receiver.report()
+
+    async def _ready_tables(self) -> None:
+        for table, lsn in self._tables.passed(self._tracker.flushed):
+            await self._sink.set_ready(table, lsn)
+            self._tables.set(table, TableEntry(TableState.READY, lsn))
+            _log.info('table "%s" is ready', table)
