@@ -1,1 +1,5 @@
 """The PostgreSQL sink."""
+
+from subscriber.sinks.postgres.sink import PostgresSink
+
+__all__ = ["PostgresSink"]

@@ -1,0 +1,141 @@
+"""What one line of output says about a change or a transaction, before it is written as JSON or as text.
+
+A :data:`Line` is an ordered mapping that begins with ``kind``. Entries that do not apply are left out. :mod:`subscriber.sinks.jsonl` and
+:mod:`subscriber.sinks.text` write lines; both take any line, whatever bytes its names and values were made of, and never raise.
+
+Committed transactions are a line ``begin``, one a change, and a line ``commit``; prepared ones ``begin prepare``, changes, ``prepare``;
+how a prepared one ended is a single line ``commit prepared`` or ``rollback prepared``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol, assert_never
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import Lsn, datetime_from_postgres
+from subscriber.protocol.messages import Relation
+from subscriber.transaction.changes import Change, DeleteChange, InsertChange, MessageChange, Row, TruncateChange, UpdateChange
+from subscriber.transaction.header import TransactionHeader, TransactionKind
+
+__all__ = [
+    "ChangeFormat",
+    "Line",
+    "LineValue",
+    "change_line",
+    "closing_line",
+    "message_line",
+    "moment",
+    "opening_line",
+    "readable",
+    "without_none",
+]
+
+LineValue = str | bytes | int | None | Lsn | TableName | Row | Sequence[TableName | int | dict[str, str | int | bool]]
+Line = dict[str, LineValue]
+
+_OPENING: Final[dict[TransactionKind, str]] = {"commit": "begin", "prepare": "begin prepare"}
+
+
+class ChangeFormat(Protocol):
+    """A way to write transactions, line by line. No line holds a line break, nor anything that UTF-8 cannot hold."""
+
+    def opening(self, header: TransactionHeader) -> str | None:
+        """What stands before a transaction's changes; None if it comes without any."""
+        ...
+
+    def change(self, header: TransactionHeader, change: Change) -> str:
+        """One change of it."""
+        ...
+
+    def closing(self, header: TransactionHeader) -> str:
+        """How it ended."""
+        ...
+
+    def message(self, lsn: Lsn, prefix: str, content: bytes) -> str:
+        """A logical message outside any transaction."""
+        ...
+
+
+def opening_line(header: TransactionHeader) -> Line | None:
+    """``begin``, ``begin prepare`` or nothing."""
+    kind = _OPENING.get(header.kind)
+    return None if kind is None else _transaction(header, kind)
+
+
+def closing_line(header: TransactionHeader) -> Line:
+    """How the transaction ended."""
+    return _transaction(header, header.kind)
+
+
+def _transaction(header: TransactionHeader, kind: str) -> Line:
+    return without_none(
+        {
+            "kind": kind,
+            "xid": header.xid,
+            "gid": header.gid,
+            "lsn": header.commit_lsn,
+            "end_lsn": header.end_lsn,
+            "time": moment(header.commit_time),
+            "origin": header.origin,
+        }
+    )
+
+
+def change_line(change: Change, xid: int | None = None) -> Line:
+    """One change.
+
+    Args:
+        change: of a transaction.
+        xid: the transaction's, where the line shall tell.
+    """
+    line: Line = {"kind": change.kind, "xid": xid}
+    match change:
+        case InsertChange():
+            line |= {"relation": _name(change.relation), "new": change.new}
+        case UpdateChange():
+            line |= {"relation": _name(change.relation), "key": change.key, "old": change.old, "new": change.new}
+        case DeleteChange():
+            line |= {"relation": _name(change.relation), "key": change.key, "old": change.old}
+        case TruncateChange():
+            line |= {
+                "relations": [_name(relation) for relation in change.relations],
+                "cascade": change.cascade,
+                "restart_identity": change.restart_identity,
+            }
+        case MessageChange():
+            line |= message_line(change.lsn, change.prefix, change.content, transactional=True)
+        case _:
+            assert_never(change)
+    return without_none(line)
+
+
+def message_line(lsn: Lsn, prefix: str, content: bytes, *, transactional: bool) -> Line:
+    """A logical message."""
+    return {"kind": "message", "transactional": transactional, "lsn": lsn, "prefix": prefix, "content": readable(content)}
+
+
+def without_none(line: Line) -> Line:
+    """Leave out what does not apply."""
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def readable(content: bytes) -> str | bytes:
+    """As text if it is UTF-8 and may be meant as such, else as it is."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return content
+    return content if "\0" in text else text
+
+
+def moment(microseconds: int) -> str | int:
+    """A time in ISO 8601; as it came, in microseconds since the PostgreSQL epoch, if Python's years cannot hold it."""
+    try:
+        return datetime_from_postgres(microseconds).isoformat(timespec="microseconds")
+    except OverflowError:
+        return microseconds
+
+
+def _name(relation: Relation) -> TableName:
+    return TableName(relation.namespace, relation.name)

@@ -1,0 +1,225 @@
+"""Applies transactions to the target, exactly once: the exact path, change by change in order, in one pipeline.
+
+A batch is one transaction of the target: BEGIN, all changes of its transactions, the position, COMMIT, one after another without
+waiting. The position moves in the same transaction, hence after a crash it tells what is there, and a transaction whose end LSN is not
+past it is skipped.
+
+When the server refuses something the batch is rolled back, and its transactions are applied again one by one: those before the bad
+one become durable, and the error names the right one. What is known of the target's tables is read afresh for that, because an ALTER
+TABLE since may be the whole trouble; so a lone transaction is tried again too, unless its tables were read just now.
+
+A set-based path has its place in :meth:`Applier.apply`, before the first attempt: the batch as net changes, and what is here if that
+cannot be done exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg.pq.abc import PGresult
+
+from subscriber.abc import ApplyStatistics, Batch, RelationGate
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.changes import RelationMap, TransactionSender
+from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
+from subscriber.sinks.postgres.report import ChangeContext, apply_error, count_change
+from subscriber.sinks.postgres.session import ApplySession
+from subscriber.sinks.postgres.statement import Statement
+from subscriber.sinks.postgres.statements import control
+from subscriber.transaction.model import Transaction
+
+__all__ = ["Applier", "Committed"]
+
+_OID: Final = 26
+_INT8: Final = 20
+_TEXT: Final = 25
+_PG_LSN: Final = 3220
+
+_BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+_COMMIT: Final = control("COMMIT")
+_WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
+
+# Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
+_MOVE: Final = control(
+    'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
+    "SELECT 1 / pg_catalog.count(*) FROM moved",
+    (_PG_LSN, _OID, _OID),
+)
+_NOTE_PREPARED: Final = control(
+    "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn) VALUES ($1, $2, $3, $4)",
+    (_OID, _INT8, _TEXT, _PG_LSN),
+)
+
+Committed = Callable[[Lsn, Lsn | None], None]
+"""``committed(end_lsn, wal)``: the position is ``end_lsn`` now.
+
+It is on disk once the target has flushed its own WAL up to ``wal``; None: it is already.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose position is moved: the subscription's (``relid`` 0) or a table's while it is synchronized."""
+
+    oid: int
+    relid: int = 0
+
+    @property
+    def origin(self) -> str:
+        """The name of native's replication origin for it."""
+        return f"pg_{self.oid}_{self.relid}" if self.relid else f"pg_{self.oid}"
+
+
+class Applier:
+    """Applies transactions through one session.
+
+    Args:
+        position: the stored position.
+        statistics: counted into, once a transaction is committed.
+        committed: told of each commit.
+    """
+
+    def __init__(
+        self,
+        session: ApplySession,
+        relations: RelationMap,
+        owner: Owner,
+        *,
+        position: Lsn,
+        statistics: ApplyStatistics,
+        committed: Committed,
+    ) -> None:
+        self._session = session
+        self._relations = relations
+        self._owner = owner
+        self.position = position
+        self._statistics = statistics
+        self._committed = committed
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply those transactions of a batch that are past the position.
+
+        Raises:
+            ApplyError, RelationError, TargetError: nothing of the transaction named stays, those before it do.
+            TargetUnavailable: the position tells what stayed.
+        """
+        pending = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
+        for transaction in batch.transactions:
+            if transaction.end_lsn <= self.position:
+                await transaction.discard()
+        if not pending:
+            return
+        known = self._relations.has_targets
+        try:
+            await self._attempt(pending, batch.gate)
+        except TargetUnavailable:
+            raise
+        except TargetError:
+            if len(pending) == 1 and not known:
+                raise
+        else:
+            return
+        self._relations.forget_targets()
+        for transaction in pending:
+            await self._attempt([transaction], batch.gate)
+
+    async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
+        """Apply a transaction up to PREPARE TRANSACTION, with a row that proves it once it is committed. The position does not move.
+
+        Raises:
+            ApplyError, RelationError, TargetError: nothing of it stays.
+            TargetUnavailable
+        """
+        known = self._relations.has_targets
+        try:
+            await self._prepare(transaction, gate, gid)
+        except TargetUnavailable:
+            raise
+        except TargetError:
+            if not known:
+                raise
+        else:
+            return
+        self._relations.forget_targets()
+        await self._prepare(transaction, gate, gid)
+
+    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate) -> None:
+        end_lsn = transactions[-1].end_lsn
+        asks_wal = not self._session.commits_are_durable
+
+        def finish(pipeline: Pipeline) -> None:
+            context = ChangeContext(self._owner.origin, transactions[-1].xid, transactions[-1].final_lsn)
+            values = [str(end_lsn).encode(), str(self._owner.oid).encode(), str(self._owner.relid).encode()]
+            pipeline.send(_MOVE, context, values)
+            pipeline.send(_COMMIT, context)
+            if asks_wal:
+                pipeline.send(_WAL, context)
+
+        wal = await self._run(transactions, gate, finish)
+        self.position = end_lsn
+        self._committed(end_lsn, wal)
+        for transaction in transactions:
+            await transaction.discard()
+
+    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
+        def finish(pipeline: Pipeline) -> None:
+            context = ChangeContext(self._owner.origin, transaction.xid, transaction.final_lsn)
+            values = [str(self._owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
+            pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
+            # the gid is made of two numbers
+            pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+
+        await self._run([transaction], gate, finish)
+
+    async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
+        remembered = self._relations.remembered()
+        counted = ApplyStatistics()
+        wal: Lsn | None = None
+
+        def completed(statement: Statement, _: object, result: PGresult) -> None:
+            nonlocal wal
+            if statement.message_type:
+                count_change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0, counted)
+            elif statement is _WAL:
+                wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
+
+        done = False
+        try:
+            async with self._session.pipeline(completed) as pipeline:
+                pipeline.send(_BEGIN, None)
+                sender = TransactionSender(self._relations, pipeline, gate, self._owner.origin, counted.skipped_tables)
+                for transaction in transactions:
+                    await sender.send(transaction)
+                    counted.transactions += 1
+                sender.reset_role()
+                finish(pipeline)
+            done = True
+        except StatementFailed as failure:
+            raise self._error(failure) from None
+        finally:
+            if not done:
+                self._relations.restore(remembered)
+        self._add(counted)
+        return wal
+
+    def _error(self, failure: StatementFailed) -> TargetError:
+        if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
+            return TargetError(
+                f"the target has no position of subscription {self._owner.oid}",
+                hint="was the subscription dropped? start it with a new name",
+            )
+        return apply_error(failure)
+
+    def _add(self, counted: ApplyStatistics) -> None:
+        mine = self._statistics
+        mine.transactions += counted.transactions
+        mine.inserts += counted.inserts
+        mine.updates += counted.updates
+        mine.deletes += counted.deletes
+        mine.truncates += counted.truncates
+        mine.confl_update_missing += counted.confl_update_missing
+        mine.confl_delete_missing += counted.confl_delete_missing
+        mine.skipped_tables |= counted.skipped_tables

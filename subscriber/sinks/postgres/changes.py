@@ -1,0 +1,261 @@
+"""Records of a transaction to statements in the pipeline.
+
+Keeps what outlives a transaction: which remote relation has which columns (Relation messages count from where they come), and how each
+maps to the target. The target's side is read when a relation is first needed, again after each Relation message for it, and again
+after an error (:meth:`RelationMap.forget_targets`), for it may have been changed since.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from subscriber.abc import RelationGate, TableName
+from subscriber.errors import ProtocolError, RelationError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.sinks.postgres.pipeline import Pipeline
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.relation import RelationMapping, map_relation
+from subscriber.sinks.postgres.report import ChangeContext, describe
+from subscriber.sinks.postgres.statements import delete, insert, set_role, truncate, update
+from subscriber.sinks.postgres.table_reader import read_table
+from subscriber.transaction.model import Transaction
+
+__all__ = ["RelationMap", "TransactionSender"]
+
+_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
+_RELATION_ID: Final = Struct(">I")
+_NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
+
+# a pattern names what makes two rows need different statements
+_UNCHANGED: Final = bytes(code if code == ord("u") else ord(".") for code in range(256))
+_NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
+
+
+class RelationMap:
+    """Remote relations by id, and the mappings made of them.
+
+    Args:
+        reader: reads the target's catalogs.
+        as_owner: changes are made as the tables' owners.
+    """
+
+    def __init__(self, reader: CatalogReader, *, as_owner: bool) -> None:
+        self._reader = reader
+        self._as_owner = as_owner
+        self._remote: dict[int, Relation] = {}
+        self._mappings: dict[int, RelationMapping] = {}
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether any target table was read, and may be stale."""
+        return bool(self._mappings)
+
+    def remembered(self) -> dict[int, Relation]:
+        """The relations as known now, for :meth:`restore`."""
+        return dict(self._remote)
+
+    def restore(self, remembered: dict[int, Relation]) -> None:
+        """Go back to what was known before transactions that did not become durable."""
+        self._remote = dict(remembered)
+        self._mappings.clear()
+
+    def forget_targets(self) -> None:
+        """Read the target's tables again when they are needed next."""
+        self._mappings.clear()
+
+    def define(self, relation: Relation) -> None:
+        """A Relation message came."""
+        self._remote[relation.relation_id] = relation
+        self._mappings.pop(relation.relation_id, None)
+
+    def remote(self, relation_id: int) -> Relation:
+        """What the publisher said of a relation.
+
+        Raises:
+            ProtocolError: nothing.
+        """
+        try:
+            return self._remote[relation_id]
+        except KeyError:
+            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+
+    async def mapping(self, relation: Relation) -> RelationMapping:
+        """The relation with its target.
+
+        Raises:
+            RelationError: they do not fit.
+            TargetUnavailable: the connection was lost.
+        """
+        found = self._mappings.get(relation.relation_id)
+        if found is None:
+            table = await read_table(self._reader, TableName(relation.namespace, relation.name), as_owner=self._as_owner)
+            found = self._mappings[relation.relation_id] = map_relation(relation, table)
+        return found
+
+
+class TransactionSender:
+    """Sends the changes of transactions into one pipeline, in order, within one transaction of the target."""
+
+    def __init__(self, relations: RelationMap, pipeline: Pipeline, gate: RelationGate, origin: str, skipped: set[str]) -> None:
+        self._relations = relations
+        self._pipeline = pipeline
+        self._gate = gate
+        self._origin = origin
+        self._skipped = skipped
+        self._role: str | None = None
+        self._open: dict[int, bool] = {}
+
+    async def send(self, transaction: Transaction) -> None:
+        """Send all changes of one transaction that the gate lets through.
+
+        Raises:
+            RelationError: a relation does not map to its target.
+            StatementFailed: the server refused an earlier one.
+            ProtocolError: a record that is none.
+            TargetUnavailable, SpoolError
+        """
+        context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
+        self._open = {}
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                await self._record(record, transaction, context)
+                await self._pipeline.throttle()
+
+    def reset_role(self) -> None:
+        """Be ourselves again, for our own catalog."""
+        self._become(None)
+
+    async def _record(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
+        tag = record[0] if record else 0
+        offset = 5 if transaction.prefixed else 1
+        if tag in _ROWS and len(record) >= offset + 4:
+            relation_id = _RELATION_ID.unpack_from(record, offset)[0]
+            relation = self._relations.remote(relation_id)
+            if not self._wanted(relation, transaction):
+                return
+            mapping = await self._mapping(relation, tag, context)
+            self._row(record, transaction, context, mapping)
+            return
+        if tag in {Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN}:
+            return
+        message = decode(record, in_stream=transaction.prefixed)
+        match message:
+            case Relation():
+                self._relations.define(message)
+                self._open.pop(message.relation_id, None)
+            case Truncate():
+                await self._truncate(message, transaction, context)
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
+
+    def _wanted(self, relation: Relation, transaction: Transaction) -> bool:
+        wanted = self._open.get(relation.relation_id)
+        if wanted is None:
+            wanted = self._open[relation.relation_id] = self._gate(relation, transaction.final_lsn)
+            if not wanted:
+                self._skipped.add(f"{relation.namespace}.{relation.name}")
+        return wanted
+
+    async def _mapping(self, relation: Relation, tag: int, context: ChangeContext) -> RelationMapping:
+        try:
+            mapping = await self._relations.mapping(relation)
+            if tag in {Tag.UPDATE, Tag.DELETE}:
+                mapping.require_updatable()
+        except RelationError as error:
+            error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
+            raise
+        return mapping
+
+    def _become(self, role: str | None) -> None:
+        if role != self._role:
+            self._pipeline.send(set_role(role), None)
+            self._role = role
+
+    def _row(self, record: bytes, transaction: Transaction, context: ChangeContext, mapping: RelationMapping) -> None:
+        self._become(mapping.table.role)
+        message = decode(record, in_stream=transaction.prefixed)
+        match message:
+            case Insert():
+                _require_width(mapping, message.new)
+                statement = mapping.statements.get("INSERT")
+                if statement is None:
+                    statement = mapping.statements["INSERT"] = insert(mapping)
+                self._pipeline.send(statement, context, message.new.values, _formats(message.new.kinds), len(record))
+            case Update():
+                self._update(message, mapping, context, len(record))
+            case Delete():
+                old = message.key or message.old
+                if old is None:
+                    raise ProtocolError("a Delete message without an old row")
+                _require_width(mapping, old)
+                nulls = b"" if mapping.key is not None else old.kinds.translate(_NULLS)
+                pattern = ("DELETE", nulls)
+                statement = mapping.statements.get(pattern)
+                if statement is None:
+                    statement = mapping.statements[pattern] = delete(mapping, nulls)
+                values, kinds = _search_values(mapping, old)
+                self._pipeline.send(statement, context, values, _formats(kinds), len(record))
+
+    def _update(self, message: Update, mapping: RelationMapping, context: ChangeContext, size: int) -> None:
+        new, old = message.new, message.key or message.old
+        _require_width(mapping, new)
+        unchanged = new.kinds.translate(_UNCHANGED)
+        nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
+        replace = _identity_changes(message, mapping)
+        pattern = (unchanged, nulls, old is not None, replace)
+        statement = mapping.statements.get(pattern)
+        if statement is None:
+            statement = mapping.statements[pattern] = update(mapping, unchanged, nulls, old=old is not None, replace=replace)
+        values, kinds = new.values, new.kinds
+        if old is not None:
+            _require_width(mapping, old)
+            more, more_kinds = _search_values(mapping, old)
+            values, kinds = values + more, kinds + more_kinds
+        self._pipeline.send(statement, context, values, _formats(kinds), size)
+
+    async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
+        relations = [self._relations.remote(relation_id) for relation_id in message.relation_ids]
+        mappings = [await self._mapping(relation, Tag.TRUNCATE, context) for relation in relations if self._wanted(relation, transaction)]
+        if not mappings:
+            return
+        # one statement needs one role: the owner if it is the same for all, else ourselves
+        roles = {mapping.table.role for mapping in mappings}
+        self._become(roles.pop() if len(roles) == 1 else None)
+        restart = TruncateOption.RESTART_IDENTITY in message.options
+        self._pipeline.send(truncate(mappings, restart_identity=restart), context)
+
+
+def _require_width(mapping: RelationMapping, row: TupleData) -> None:
+    if len(row.kinds) != len(mapping.columns):
+        name = f"{mapping.remote.namespace}.{mapping.remote.name}"
+        raise ProtocolError(
+            f'a row of relation "{name}" has {len(row.kinds)} columns where its Relation message has {len(mapping.columns)}'
+        )
+
+
+def _formats(kinds: bytes) -> list[int] | None:
+    """Format codes of libpq: 1 for binary; None if all are texts."""
+    return [int(kind == BINARY) for kind in kinds] if BINARY in kinds else None
+
+
+def _search_values(mapping: RelationMapping, old: TupleData) -> tuple[list[bytes | None], bytes]:
+    """The parameters of the predicate, in the order in which the statement has them."""
+    if mapping.key is not None:
+        indexes = [index for index, _ in mapping.key]
+    else:
+        indexes = [index for index, value in enumerate(old.values) if value is not None]
+    return [old.values[index] for index in indexes], bytes(old.kinds[index] for index in indexes)
+
+
+def _identity_changes(message: Update, mapping: RelationMapping) -> bool:
+    """Whether the UPDATE may give a GENERATED ALWAYS AS IDENTITY column another value. Unknown counts as yes."""
+    index = mapping.identity
+    if index is None or message.new.values[index] is None:
+        return False
+    flagged = mapping.remote.columns[index].key
+    old = message.old or (message.key if flagged else None)
+    if old is None:
+        return not (flagged and message.key is None)
+    return old.values[index] != message.new.values[index] or old.kinds[index] != message.new.kinds[index]

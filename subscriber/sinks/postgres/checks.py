@@ -1,0 +1,186 @@
+"""What would go wrong in the target, said before it does. Changes nothing.
+
+Source: PostgreSQL manual, Logical Replication, Restrictions and Security; CREATE SUBSCRIPTION (run_as_owner).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, cast
+
+from subscriber.abc import Finding, PublishedTable
+from subscriber.errors import RelationError, TargetError
+from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
+from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map_relation
+from subscriber.sinks.postgres.table_reader import read_table
+from subscriber.sinks.postgres.target import Target
+
+__all__ = ["check_target", "subscription_exists"]
+
+_APPLICATION: Final = "subscriber check"
+_FIRST_NORMAL_OID: Final = 16384
+
+_SERVER: Final = """
+SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only')::bool AS read_only,
+       pg_catalog.current_setting('max_prepared_transactions')::int AS prepared,
+       pg_catalog.current_setting('server_version_num')::int AS version, r.rolsuper AS superuser, r.rolname::text AS role,
+       pg_catalog.current_database()::text AS database,
+       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
+       (SELECT n.oid::int8 FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber') AS namespace,
+       (SELECT c.oid::int8 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'subscriber' AND c.relname = 'version') AS catalog
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+
+_PRIVILEGES: Final = """
+SELECT p.name FROM pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'SELECT']) AS p(name)
+WHERE NOT pg_catalog.has_table_privilege($1::text::name, $2::int8::oid, p.name)
+"""
+
+
+async def check_target(target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool) -> list[Finding]:
+    """Look at everything that a subscription of these tables needs.
+
+    Args:
+        target: where.
+        tables: as the publisher describes them.
+        two_phase: whether prepared transactions are wanted.
+        as_owner: changes will be made as the tables' owners.
+
+    Raises:
+        TargetUnavailable, TargetError: there is no session with the target to look through.
+    """
+    async with _reader(target) as reader:
+        findings = await _server(reader, two_phase=two_phase)
+        for table in tables:
+            findings += await _table(reader, table, as_owner=as_owner)
+    return findings
+
+
+async def subscription_exists(target: Target, name: str) -> bool:
+    """Whether the catalog has a subscription of this name; False without a catalog.
+
+    Raises:
+        TargetUnavailable, TargetError: no connection, or no privilege to look.
+    """
+    async with _reader(target) as reader:
+        found = (await reader.fetch(_SERVER))[0]
+        if found["catalog"] is None:
+            return False
+        return bool(await reader.fetch("SELECT FROM subscriber.pg_subscription WHERE subname = $1::text::name", name))
+
+
+@contextlib.asynccontextmanager
+async def _reader(target: Target) -> AsyncIterator[CatalogReader]:
+    connection = await target.connect(_APPLICATION)
+    try:
+        reader = CatalogReader(await target.connect_asyncpg(connection, _APPLICATION))
+    finally:
+        await connection.close()
+    try:
+        yield reader
+    finally:
+        await reader.close()
+
+
+async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
+    found = (await reader.fetch(_SERVER))[0]
+    role, findings = found["role"], list[Finding]()
+    if found["standby"]:
+        findings.append(Finding("error", "the target is in recovery: it accepts no changes", "name the primary"))
+    elif found["read_only"]:
+        findings.append(
+            Finding("error", "the target's sessions are read-only", f'set default_transaction_read_only = off for role "{role}"')
+        )
+    if two_phase and found["prepared"] == 0:
+        hint = "set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false"
+        findings.append(Finding("error", "prepared transactions are disabled in the target", hint))
+    if not found["superuser"] and not await _may_set_replica(reader, found["version"]):
+        hint = f'use a superuser, or on PostgreSQL 15 or later: GRANT SET ON PARAMETER session_replication_role TO "{role}"'
+        findings.append(Finding("error", f'role "{role}" may not set session_replication_role in the target', hint))
+    return findings + await _catalog(reader, found["catalog"], found["namespace"], may_create=found["may_create"], role=role)
+
+
+async def _may_set_replica(reader: CatalogReader, version: int) -> bool:
+    if version < 150000:
+        return False
+    return bool(
+        (await reader.fetch("SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET') AS granted"))[0]["granted"]
+    )
+
+
+async def _catalog(reader: CatalogReader, catalog: int | None, namespace: int | None, *, may_create: bool, role: str) -> list[Finding]:
+    if catalog is None:
+        if namespace is None and not may_create:
+            return [Finding("error", f'role "{role}" may not create schema "subscriber" in the target', "GRANT CREATE ON DATABASE to it")]
+        if namespace is not None:
+            query = "SELECT pg_catalog.has_schema_privilege($1::int8::oid, 'CREATE') AS granted"
+            if not (await reader.fetch(query, namespace))[0]["granted"]:
+                return [Finding("error", f'role "{role}" may not create tables in schema "subscriber" of the target', "make it the owner")]
+        return []
+    try:
+        rows = await reader.fetch("SELECT version FROM subscriber.version")
+    except TargetError as error:
+        return [Finding("error", f'role "{role}" cannot use schema "subscriber" of the target: {error}', "use the role that made it")]
+    version = rows[0]["version"] if rows else 0
+    if version > VERSION:
+        message = f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}'
+        return [Finding("error", message, "use the version of pg-subscriber that made it, or a later one")]
+    return []
+
+
+async def _table(reader: CatalogReader, published: PublishedTable, *, as_owner: bool) -> list[Finding]:
+    try:
+        target = await read_table(reader, published.name, as_owner=as_owner)
+        mapping = map_relation(_as_relation(published), target)
+    except RelationError as error:
+        return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's")]
+    findings = await _rights(reader, target)
+    if mapping.problem is not None:
+        findings.append(Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
+    return findings + await _types(reader, published, mapping)
+
+
+def _as_relation(published: PublishedTable) -> Relation:
+    """What the publisher will say of it in the stream."""
+    types = published.column_types or (0,) * len(published.columns)
+    columns = tuple(
+        Column(name, type_oid, -1, key=published.replica_identity == "f" or name in published.key_columns)
+        for name, type_oid in zip(published.columns, types, strict=True)
+    )
+    identity = cast("ReplicaIdentity", published.replica_identity)
+    return Relation(published.relation_id, published.name.namespace, published.name.name, identity, columns)
+
+
+async def _rights(reader: CatalogReader, table: TargetTable) -> list[Finding]:
+    if table.role is not None:
+        rows = await reader.fetch(
+            "SELECT pg_catalog.pg_has_role($1::text::name, 'MEMBER') AS member, current_user::text AS role", table.role
+        )
+        if not rows[0]["member"]:
+            message = f'role "{rows[0]["role"]}" cannot become "{table.role}", the owner of table "{table.name}"'
+            return [Finding("error", message, "grant it that role, or set run_as_owner = true")]
+    rows = await reader.fetch("SELECT current_user::text AS role")
+    role = table.role or rows[0]["role"]
+    missing = [row["name"] for row in await reader.fetch(_PRIVILEGES, role, table.oid)]
+    if missing:
+        message = f'role "{role}" lacks {", ".join(missing)} on table "{table.name}" of the target'
+        return [Finding("error", message, "grant them to the role")]
+    return []
+
+
+async def _types(reader: CatalogReader, published: PublishedTable, mapping: RelationMapping) -> list[Finding]:
+    findings = []
+    for column, type_oid in zip(mapping.columns, published.column_types, strict=False):
+        # oids of other types differ between databases and tell nothing
+        if type_oid != column.type_oid and 0 < type_oid < _FIRST_NORMAL_OID and column.type_oid < _FIRST_NORMAL_OID:
+            rows = await reader.fetch("SELECT pg_catalog.format_type($1::int8::oid, NULL) AS name", type_oid)
+            message = (
+                f'column "{column.name}" of table "{published.name}" is of type {rows[0]["name"]} on the publisher '
+                f"and of type {column.type_name} in the target"
+            )
+            findings.append(Finding("warning", message, "values must be valid texts of the target's type; binary = true will fail"))
+    return findings

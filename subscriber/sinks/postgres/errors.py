@@ -1,0 +1,194 @@
+"""What PostgreSQL reports, as errors of this package.
+
+A server's text may hold a row's values: ``invalid input syntax for type integer: "..."``, the DETAIL of a violated constraint, the
+CONTEXT of a COPY, whatever a trigger raises. Hence:
+
+- Texts of constraint violations are made here, from the names that the server gives in fields of their own.
+- The server's own primary message is used only for classes of errors that speak of objects and of the server's state, and only if
+  no function was involved (an empty CONTEXT), because a function may raise anything under any SQLSTATE.
+- Everything else is named by its condition, as the manual's appendix lists them. DETAIL and CONTEXT are never shown.
+- The driver's exception is not chained to what is raised here: a printed traceback would show what the message hides.
+
+Source: PostgreSQL manual, Appendix A (PostgreSQL Error Codes) and 54.8 (Error and Notice Message Fields).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+import psycopg
+from psycopg import pq
+
+from subscriber.errors import ApplyError, RelationError, TargetError, TargetUnavailable
+
+__all__ = ["Diagnostics", "condition_name", "parameter_number", "target_error", "translated"]
+
+_UNAVAILABLE: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "57014", "53300", "55P03", "25P03", "25P04"})
+_SAFE_CLASSES: Final = frozenset({"08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
+_APPLY_CLASSES: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
+
+_READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writing"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """The fields of one error report. ``message`` and ``context`` may hold values: they do not leave this module as they are."""
+
+    sqlstate: str | None
+    message: str = ""
+    context: str | None = None
+    table: str | None = None
+    column: str | None = None
+    datatype: str | None = None
+    constraint: str | None = None
+
+    @classmethod
+    def of_result(cls, result: pq.abc.PGresult) -> Diagnostics:
+        """From a result with status FATAL_ERROR."""
+
+        def field(which: pq.DiagnosticField) -> str | None:
+            value = result.error_field(which)
+            return None if value is None else value.decode("utf-8", "replace")
+
+        return cls(
+            sqlstate=field(pq.DiagnosticField.SQLSTATE),
+            message=field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip(),
+            context=field(pq.DiagnosticField.CONTEXT),
+            table=field(pq.DiagnosticField.TABLE_NAME),
+            column=field(pq.DiagnosticField.COLUMN_NAME),
+            datatype=field(pq.DiagnosticField.DATATYPE_NAME),
+            constraint=field(pq.DiagnosticField.CONSTRAINT_NAME),
+        )
+
+    @classmethod
+    def of_psycopg(cls, error: psycopg.Error) -> Diagnostics:
+        """From an exception of psycopg. One without SQLSTATE is libpq's own: about the connection."""
+        diag = error.diag
+        return cls(
+            sqlstate=error.sqlstate,
+            message=diag.message_primary or str(error).strip(),
+            context=diag.context,
+            table=diag.table_name,
+            column=diag.column_name,
+            datatype=diag.datatype_name,
+            constraint=diag.constraint_name,
+        )
+
+    @classmethod
+    def of_asyncpg(cls, error: asyncpg.PostgresError) -> Diagnostics:
+        """From an exception of asyncpg that a server's report made."""
+        return cls(
+            sqlstate=error.sqlstate,
+            message=str(error.args[0]) if error.args else "",
+            context=error.context,
+            table=error.table_name,
+            column=error.column_name,
+            datatype=error.data_type_name,
+            constraint=error.constraint_name,
+        )
+
+
+def condition_name(sqlstate: str) -> str:
+    """The condition's name of the manual's appendix, in words: ``22P02`` is "invalid text representation"."""
+    try:
+        name = psycopg.errors.lookup(sqlstate).__name__
+    except KeyError:
+        return f"SQLSTATE {sqlstate}"
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+
+
+_PARAMETER = re.compile(r"parameter \$(\d+)")
+_COPY_COLUMN = re.compile(r"\ACOPY [^\n]*?, line \d+, column (?P<name>[^\n]*?)(?:: |\Z|\n)")
+
+
+def parameter_number(diagnostics: Diagnostics) -> int | None:
+    """Which parameter of the statement was refused while it was read (from 1), if the report says so."""
+    found = _PARAMETER.search((diagnostics.context or "").split("=", 1)[0])
+    return int(found[1]) if found else None
+
+
+def copy_column(diagnostics: Diagnostics, columns: Sequence[str]) -> str | None:
+    """Which of ``columns`` COPY was reading, if the report says so."""
+    found = _COPY_COLUMN.match(diagnostics.context or "")
+    return found["name"] if found and found["name"] in columns else None
+
+
+def _violation(diagnostics: Diagnostics) -> str:
+    table, constraint = diagnostics.table, diagnostics.constraint
+    match diagnostics.sqlstate:
+        case "23502" if diagnostics.datatype:
+            return f'domain "{diagnostics.datatype}" does not allow null values'
+        case "23502":
+            return f'null value in column "{diagnostics.column}" of relation "{table}" violates not-null constraint'
+        case "23503":
+            return f'row in table "{table}" violates foreign key constraint "{constraint}"'
+        case "23505":
+            return f'duplicate key value violates unique constraint "{constraint}"'
+        case "23514" if diagnostics.datatype:
+            return f'value for domain "{diagnostics.datatype}" violates check constraint "{constraint}"'
+        case "23514" if constraint:
+            return f'new row for relation "{table}" violates check constraint "{constraint}"'
+        case "23514":
+            return f'no partition of relation "{table}" found for row'
+        case "23P01":
+            return f'conflicting key value violates exclusion constraint "{constraint}"'
+        case _:
+            return condition_name(diagnostics.sqlstate or "23000")
+
+
+def _text(diagnostics: Diagnostics) -> str:
+    sqlstate = diagnostics.sqlstate
+    if sqlstate is None:
+        return " ".join(diagnostics.message.split())
+    if sqlstate.startswith("23") and (diagnostics.constraint or diagnostics.column or diagnostics.table or diagnostics.datatype):
+        return _violation(diagnostics)
+    if sqlstate[:2] in _SAFE_CLASSES and not diagnostics.context:
+        return " ".join(diagnostics.message.split())
+    return f"{condition_name(sqlstate)} (SQLSTATE {sqlstate})"
+
+
+def target_error(diagnostics: Diagnostics) -> TargetError:
+    """The error of this package for a report: its class says what the caller must do (see :mod:`subscriber.errors`)."""
+    sqlstate, text = diagnostics.sqlstate, _text(diagnostics)
+    if sqlstate is None or sqlstate in _UNAVAILABLE or sqlstate[:2] in {"08", "40"}:
+        return TargetUnavailable(text, sqlstate=sqlstate, hint=_unavailable_hint(sqlstate))
+    if sqlstate == "42501":
+        return TargetError(
+            text, sqlstate=sqlstate, hint="grant the target's role this privilege, or connect as the tables' owner or a superuser"
+        )
+    if sqlstate == "25006":
+        return TargetError(text, sqlstate=sqlstate, hint=_READ_ONLY_HINT)
+    if sqlstate[:2] == "42" or sqlstate == "3F000":
+        return RelationError(text, sqlstate=sqlstate, hint="compare the target's table with the publisher's")
+    if sqlstate[:2] in _APPLY_CLASSES:
+        return ApplyError(text, sqlstate=sqlstate)
+    return TargetError(text, sqlstate=sqlstate)
+
+
+def _unavailable_hint(sqlstate: str | None) -> str | None:
+    if sqlstate == "53300":
+        return "raise max_connections of the target, or end other sessions"
+    return None
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn what either driver raises inside into this package's errors.
+
+    Raises:
+        TargetError: or a subclass of it.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise target_error(Diagnostics.of_psycopg(error)) from None
+    except asyncpg.PostgresError as error:
+        raise target_error(Diagnostics.of_asyncpg(error)) from None
+    except (asyncpg.InterfaceError, OSError) as error:
+        # asyncpg's own texts, and the system's: about the connection
+        raise TargetUnavailable(f"connection to the target failed: {' '.join(str(error).split())}") from error

@@ -1,0 +1,95 @@
+"""Advisory locks: one writer at a time.
+
+Three kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
+
+``writer(oid)``
+    Held by the main apply session as long as it lives. Everything that moves the subscription's state runs in that very session. So
+    when a process is killed, either its backend still lives and holds the lock, or nothing of it can commit any more: the
+    successor, having the lock, reads a state that nobody else changes.
+``table(oid, relid)``
+    The same for the control session of one table's synchronization.
+``copying(oid, relid)``
+    Rows of a copy are committed by sessions of their own, beside the control session; a backend of a dead process could commit
+    a part after the successor undid the copy. Hence each part's transaction takes this key *shared* first, and then looks
+    whether the table is still in state ``d`` with the attempt's number it was started for. A successor takes the key *exclusively*, in the
+    transaction that undoes the copy: it waits for parts that were before it, and those that come later find another state
+    or another attempt, and write nothing.
+
+A killed process's backend notices after a moment (at the next read, or within client_connection_check_interval while it waits for
+something), so taking a lock is tried for some seconds before it is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Final, Protocol
+
+from subscriber.errors import SubscriptionInUse
+
+__all__ = ["CATALOG_KEY", "HOLDERS", "Fetch", "copying_key", "table_key", "take", "writer_key"]
+
+_WAIT: Final = 10.0
+_POLL: Final = 0.1
+
+HOLDERS: Final = """
+SELECT pid FROM pg_catalog.pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 1
+  AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+  AND classid = ((%s::int8 >> 32) & 4294967295)::oid AND objid = (%s::int8 & 4294967295)::oid
+ORDER BY pid
+"""
+
+
+class Fetch(Protocol):
+    """Runs one query in the session that takes the lock."""
+
+    async def __call__(self, query: str, /, *parameters: object) -> list[tuple[object, ...]]:
+        """Return the query's rows."""
+        ...
+
+
+def _key(*parts: object) -> int:
+    text = "\0".join(str(part) for part in ("pg-subscriber", *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+CATALOG_KEY: Final = _key("catalog")
+"""Held while the catalog is made or migrated, and while a subscription's entry is made."""
+
+
+def writer_key(oid: int) -> int:
+    """Of the subscription's one writer."""
+    return _key("writer", oid)
+
+
+def table_key(oid: int, relid: int) -> int:
+    """Of the one synchronization of a table."""
+    return _key("table", oid, relid)
+
+
+def copying_key(oid: int, relid: int) -> int:
+    """Shared by the parts of a table's copy, exclusive for undoing it."""
+    return _key("copying", oid, relid)
+
+
+async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = False) -> None:
+    """Take a lock exclusively, for the session or for the transaction that is open in it.
+
+    Raises:
+        SubscriptionInUse: another session still has it after ten seconds.
+    """
+    function = "pg_try_advisory_xact_lock" if in_transaction else "pg_try_advisory_lock"
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + _WAIT
+    while True:
+        if (await fetch(f"SELECT pg_catalog.{function}(%s)", key))[0][0]:
+            return
+        if clock.time() >= deadline:
+            break
+        await asyncio.sleep(_POLL)
+    holders = ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key))
+    raise SubscriptionInUse(
+        f"{what} is active for PID {holders or 'unknown'}",
+        hint="stop the other process that serves this subscription, or its session in the target",
+    )

@@ -1,0 +1,233 @@
+"""libpq's pipeline mode under asyncio: many prepared statements on their way at once, memory bounded.
+
+The server executes statements while later ones are still being sent. Two things must not happen: that both sides block on full
+sockets because nobody reads, and that answers pile up without bound. So the sender stops when too many statements (or bytes) are
+unanswered, asks for the answers with a Flush message, and reads while it waits to write.
+
+After an error the server skips everything up to the next Sync message. There is one Sync, at the end of the pipeline; hence a COMMIT
+sent behind a statement that fails is never executed.
+
+Statements are prepared once a session, in the pipeline itself, under names; the least recently used ones are deallocated beyond a limit.
+
+Source: PostgreSQL manual, 32.5 (Pipeline Mode) and 54.2.4 (Pipelining).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from psycopg import pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.postgres.errors import Diagnostics
+from subscriber.sinks.postgres.statement import Statement
+
+__all__ = ["Completed", "Pipeline", "PreparedStatements", "StatementFailed"]
+
+_MAX_COMMANDS: Final = 1024
+_MAX_BYTES: Final = 2 * 1024**2
+_MAX_PREPARED: Final = 500
+
+_OK: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
+
+Completed = Callable[[Statement, object, PGresult], None]
+"""Told of each statement that succeeded, with the context it was sent with."""
+
+
+class StatementFailed(Exception):
+    """The server refused a statement. Not an error of the package yet: the apply room adds what it was about."""
+
+    def __init__(self, diagnostics: Diagnostics, statement: Statement, context: object) -> None:
+        super().__init__("a statement was refused")
+        self.diagnostics = diagnostics
+        self.statement = statement
+        self.context = context
+
+
+class PreparedStatements:
+    """Which statements the session has prepared, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[Statement, bytes] = OrderedDict()
+        self._count = 0
+
+    def name(self, statement: Statement) -> bytes | None:
+        """Its name if it is prepared."""
+        name = self._names.get(statement)
+        if name is not None:
+            self._names.move_to_end(statement)
+        return name
+
+    def add(self, statement: Statement) -> tuple[bytes, bytes | None]:
+        """A name for a new one, and the name of one to be deallocated."""
+        self._count += 1
+        self._names[statement] = name = b"subscriber_%d" % self._count
+        evicted = self._names.popitem(last=False)[1] if len(self._names) > _MAX_PREPARED else None
+        return name, evicted
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._names.clear()
+
+
+_Pending = tuple[Statement, object, int]
+
+
+class Pipeline:
+    """One pipeline on a connection that nobody else uses meanwhile."""
+
+    def __init__(self, pgconn: PGconn, prepared: PreparedStatements, completed: Completed) -> None:
+        self._pgconn = pgconn
+        self._prepared = prepared
+        self._completed = completed
+        self._pending: deque[_Pending] = deque()
+        self._bytes = 0
+        self._failure: StatementFailed | None = None
+        self._answered = False
+        self._synced = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server refused something."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise what the server refused first, if anything."""
+        if self._failure is not None:
+            raise self._failure
+
+    def enter(self) -> None:
+        """Switch the connection over."""
+        self._pgconn.nonblocking = 1
+        self._pgconn.enter_pipeline_mode()
+
+    def leave(self) -> None:
+        """Switch it back. Everything must have been answered."""
+        self._pgconn.exit_pipeline_mode()
+        self._pgconn.nonblocking = 0
+
+    def send(
+        self,
+        statement: Statement,
+        context: object,
+        values: Sequence[bytes | None] = (),
+        formats: Sequence[int] | None = None,
+        size: int = 0,
+    ) -> None:
+        """Send a statement with raw parameters, preparing it if it is new. ``size``: about how many bytes the values have."""
+        if not statement.reused:
+            self._pgconn.send_query_params(statement.sql, values, param_types=statement.parameter_types or None)
+        else:
+            name = self._prepared.name(statement)
+            if name is None:
+                name = self._prepare(statement, context)
+            self._pgconn.send_query_prepared(name, values, formats)
+        self._pending.append((statement, context, size))
+        self._bytes += size
+
+    def _prepare(self, statement: Statement, context: object) -> bytes:
+        name, evicted = self._prepared.add(statement)
+        if evicted is not None:
+            self._pgconn.send_query_params(b"DEALLOCATE " + evicted, None)
+            self._pending.append((_DEALLOCATE, None, 0))
+        self._pgconn.send_prepare(name, statement.sql, statement.parameter_types)
+        # its answer tells nothing but failure, which is one of the statement
+        self._pending.append(
+            (Statement(b"", columns=statement.columns, message_type=statement.message_type, table=statement.table), context, 0)
+        )
+        return name
+
+    async def throttle(self) -> None:
+        """Wait while too much is unanswered. To be called between statements.
+
+        Raises:
+            StatementFailed: something was refused; leave the pipeline.
+            TargetUnavailable: the connection was lost.
+        """
+        if len(self._pending) >= _MAX_COMMANDS or self._bytes >= _MAX_BYTES:
+            self._pgconn.send_flush_request()
+            await self._pump(_MAX_COMMANDS // 2, _MAX_BYTES // 2)
+            self.raise_failure()
+
+    async def drain(self) -> None:
+        """Send Sync and read all answers.
+
+        Raises:
+            TargetUnavailable: the connection was lost.
+        """
+        self._pgconn.pipeline_sync()
+        while True:
+            unsent = self._pgconn.flush() == 1
+            self._take()
+            if self._synced:
+                return
+            await self._wait(writable=unsent)
+            self._pgconn.consume_input()
+
+    async def _pump(self, commands: int, size: int) -> None:
+        """Send what is buffered and take answers until no more than this much is unanswered."""
+        while True:
+            unsent = self._pgconn.flush() == 1
+            self._take()
+            if len(self._pending) <= commands and self._bytes <= size:
+                return
+            await self._wait(writable=unsent)
+            self._pgconn.consume_input()
+
+    async def _wait(self, *, writable: bool) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        socket = self._pgconn.socket
+        loop.add_reader(socket, wake)
+        if writable:
+            loop.add_writer(socket, wake)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(socket)
+            if writable:
+                loop.remove_writer(socket)
+
+    def _take(self) -> None:
+        """Take the answers that have arrived. libpq gives a statement's results, then None, then the next statement's."""
+        pgconn = self._pgconn
+        ends = 0
+        while not pgconn.is_busy() and not self._synced:
+            result = pgconn.get_result()
+            if result is None:
+                if not self._answered:
+                    ends += 1
+                    if ends > 1:
+                        return
+                    continue
+                self._answered = False
+                self._bytes -= self._pending.popleft()[2]
+            elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+                self._synced = True
+            else:
+                self._answered = True
+                self._answer(result)
+            ends = 0
+
+    def _answer(self, result: PGresult) -> None:
+        statement, context, _ = self._pending[0]
+        if result.status in _OK:
+            if statement.sql:  # that of preparing one is empty
+                self._completed(statement, context, result)
+        elif result.status != pq.ExecStatus.PIPELINE_ABORTED and self._failure is None:
+            diagnostics = Diagnostics.of_result(result)
+            if diagnostics.sqlstate is None or self._pgconn.status == pq.ConnStatus.BAD:
+                raise TargetUnavailable(f"connection to the target was lost: {' '.join(diagnostics.message.split())}")
+            self._failure = StatementFailed(diagnostics, statement, context)
+
+
+_DEALLOCATE: Final = Statement(b"DEALLOCATE")

@@ -1,0 +1,40 @@
+"""A session through asyncpg for reading catalogs beside the apply session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import asyncpg
+
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.postgres.errors import translated
+
+__all__ = ["CatalogReader"]
+
+
+class CatalogReader:
+    """Runs one query at a time, for whoever asks."""
+
+    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self.connection = connection
+        self._turn = asyncio.Lock()
+
+    async def fetch(self, query: str, *parameters: object) -> list[dict[str, Any]]:
+        """Run a query and return its rows by column name.
+
+        Raises:
+            TargetUnavailable: the connection was lost.
+            TargetError: the server refused it.
+        """
+        async with self._turn:
+            if self.connection.is_closed():
+                raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
+            with translated():
+                return [dict(row) for row in await self.connection.fetch(query, *parameters)]
+
+    async def close(self) -> None:
+        """Disconnect, politely if the server still answers."""
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            await self.connection.close(timeout=5)

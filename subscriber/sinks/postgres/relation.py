@@ -1,0 +1,195 @@
+"""How a relation of the publisher maps to a table of the target.
+
+Columns are matched by name. Which row an UPDATE or DELETE means is told by the *target's* replica identity index or, failing that, its
+primary key; without either the whole old row tells, if the publisher sends it (REPLICA IDENTITY FULL).
+Texts of errors are those of native's ``relation.c`` and ``worker.c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.errors import RelationError
+from subscriber.protocol.messages import Relation
+from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.statement import Statement
+
+__all__ = ["RelationMapping", "TargetColumn", "TargetTable", "map_relation", "qualified_name"]
+
+_PREREQUISITE: Final = "55000"
+_WRONG_OBJECT: Final = "42809"
+
+_KINDS: Final = {
+    "v": "views",
+    "m": "materialized views",
+    "f": "foreign tables",
+    "i": "indexes",
+    "I": "partitioned indexes",
+    "S": "sequences",
+    "c": "composite types",
+    "t": "TOAST tables",
+}
+
+
+def qualified_name(table: TableName) -> str:
+    """Quoted for SQL."""
+    return f"{quote_identifier(table.namespace)}.{quote_identifier(table.name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """One column of a target table.
+
+    Attributes:
+        type_oid: type of the parameters that carry its values, so that they go through its own input or receive function.
+        generated: computed by the target.
+        identity_always: ``GENERATED ALWAYS AS IDENTITY``: an UPDATE cannot set it.
+        equals: the equality operator as SQL, or None if the type has none: then texts are compared.
+    """
+
+    name: str
+    type_oid: int
+    type_name: str
+    generated: bool
+    identity_always: bool
+    equals: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """One table of the target.
+
+    Attributes:
+        kind: ``pg_class.relkind``.
+        role: the role to become for changing it, or None to stay who we are.
+        rls_user: the role for which row-level security would be in force, or None.
+        key: column names of the replica identity index or primary key, with the equality operators of that index; empty: neither.
+        key_unique: the key names one row of the whole table (not only of one partition).
+    """
+
+    name: TableName
+    oid: int
+    kind: str
+    role: str | None
+    rls_user: str | None
+    columns: tuple[TargetColumn, ...]
+    key: tuple[tuple[str, str | None], ...]
+    key_unique: bool = True
+
+    @property
+    def scanned(self) -> str:
+        """The table in FROM, UPDATE, DELETE, TRUNCATE: native never looks into tables that inherit from an ordinary one."""
+        return qualified_name(self.name) if self.kind == "p" else f"ONLY {qualified_name(self.name)}"
+
+    def require_usable(self) -> None:
+        """Refuse what native refuses as a target.
+
+        Raises:
+            RelationError: a view or the like, or row-level security is in force for us.
+        """
+        if self.kind not in {"r", "p"}:
+            raise RelationError(
+                f'cannot use relation "{self.name}" as logical replication target',
+                sqlstate=_WRONG_OBJECT,
+                hint=f"This operation is not supported for {_KINDS.get(self.kind, 'such relations')}.",
+            )
+        if self.rls_user is not None:
+            raise RelationError(
+                f'user "{self.rls_user}" cannot replicate into relation with row-level security enabled: "{self.name.name}"',
+                sqlstate="0A000",
+                hint="give the role BYPASSRLS, disable row-level security on the table, or do not force it on the owner",
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RelationMapping:
+    """A publisher's relation and the target's table together.
+
+    Attributes:
+        columns: the target's columns in the order of the remote ones.
+        key: which remote columns (indexes) find the row, with the operators of the key; None: the whole old row does.
+        problem: why UPDATE and DELETE are impossible, or None.
+        identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
+        statements: those made so far, by what makes them differ.
+    """
+
+    remote: Relation
+    table: TargetTable
+    columns: tuple[TargetColumn, ...]
+    key: tuple[tuple[int, str | None], ...] | None
+    problem: RelationError | None
+    identity: int | None
+    statements: dict[object, Statement] = field(default_factory=dict)
+
+    def require_updatable(self) -> None:
+        """Refuse UPDATE and DELETE where the row cannot be told.
+
+        Raises:
+            RelationError: native's words.
+        """
+        if self.problem is not None:
+            raise RelationError(str(self.problem), sqlstate=self.problem.sqlstate, hint=self.problem.hint)
+
+
+def missing_table(table: TableName) -> RelationError:
+    """Native's error for a target table that is not there."""
+    return RelationError(
+        f'logical replication target relation "{table}" does not exist',
+        sqlstate=_PREREQUISITE,
+        hint="create the table in the target with the publisher's columns",
+    )
+
+
+def map_relation(remote: Relation, table: TargetTable) -> RelationMapping:
+    """Match the columns and find out how rows are looked up.
+
+    Raises:
+        RelationError: a replicated column is missing or generated in the target, or the target is no table.
+    """
+    table.require_usable()
+    local = {column.name: column for column in table.columns}
+    _require_columns(table.name, [column.name for column in remote.columns], local)
+    columns = tuple(local[column.name] for column in remote.columns)
+    key, problem = _key(remote, table)
+    identity = next((index for index, column in enumerate(columns) if column.identity_always), None)
+    return RelationMapping(remote, table, columns, key, problem, identity)
+
+
+def _require_columns(table: TableName, names: Sequence[str], local: dict[str, TargetColumn]) -> None:
+    def refuse(what: str, found: list[str], hint: str) -> None:
+        if found:
+            quoted = ", ".join(f'"{name}"' for name in found)
+            message = f'logical replication target relation "{table}" {what} column{"s" if len(found) > 1 else ""}: {quoted}'
+            raise RelationError(message, sqlstate=_PREREQUISITE, hint=hint)
+
+    refuse(
+        "is missing replicated",
+        [name for name in names if name not in local],
+        "add the column to the target's table, or leave it out of the publication",
+    )
+    refuse(
+        "has incompatible generated",
+        [name for name in names if local[name].generated],
+        "make it an ordinary column of the target's table, or leave it out of the publication",
+    )
+
+
+def _key(remote: Relation, table: TargetTable) -> tuple[tuple[tuple[int, str | None], ...] | None, RelationError | None]:
+    identity = {column.name: index for index, column in enumerate(remote.columns) if column.key}
+    if table.key:
+        if all(name in identity for name, _ in table.key):
+            return tuple((identity[name], operator) for name, operator in table.key), None
+        message = f'publisher did not send replica identity column expected by the logical replication target relation "{table.name}"'
+        hint = "make the target's replica identity or primary key a part of the publisher's replica identity"
+    elif remote.replica_identity == "f":
+        return None, None
+    else:
+        message = (
+            f'logical replication target relation "{table.name}" has neither REPLICA IDENTITY index nor PRIMARY KEY column '
+            "and published relation does not have REPLICA IDENTITY FULL"
+        )
+        hint = "add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher"
+    return None, RelationError(message, sqlstate=_PREREQUISITE, hint=hint)

@@ -1,0 +1,131 @@
+"""The apply session: one connection through libpq that writes, and holds the writer's lock.
+
+Two ways to use it, never at once: single queries of the catalog's rows (:meth:`ApplySession.fetch`, on disk when inside
+:meth:`ApplySession.transaction`), and a :meth:`ApplySession.pipeline` of prepared statements with raw parameters.
+
+A pipeline that does not end well leaves the session rolled back and usable, unless the connection is gone or the caller was cancelled
+in the middle of it: then the session is broken, says so to the next call, and must be closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+from psycopg import pq
+
+from subscriber.config import SynchronousCommit
+from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.sinks.postgres.errors import translated
+from subscriber.sinks.postgres.pipeline import Completed, Pipeline, PreparedStatements, StatementFailed
+from subscriber.sinks.postgres.settings import configure_psycopg, durable_commit
+from subscriber.sinks.postgres.target import Target
+
+__all__ = ["ApplySession"]
+
+
+class ApplySession:
+    """See the module's text. Made by :meth:`connect`."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], synchronous_commit: SynchronousCommit) -> None:
+        self.connection = connection
+        self._synchronous_commit = synchronous_commit
+        self._prepared = PreparedStatements()
+        self._broken = False
+
+    @classmethod
+    async def connect(cls, target: Target, *, application_name: str, synchronous_commit: SynchronousCommit) -> ApplySession:
+        """Connect and set the session up.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        connection = await target.connect(application_name)
+        try:
+            await configure_psycopg(connection, synchronous_commit)
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection, synchronous_commit)
+
+    @property
+    def usable(self) -> bool:
+        """False once the connection is lost or in an unknown state."""
+        return not self._broken and self.connection.pgconn.status == pq.ConnStatus.OK
+
+    @property
+    def commits_are_durable(self) -> bool:
+        """Whether COMMIT returns after its record is on disk."""
+        return self._synchronous_commit != "off"
+
+    async def fetch(self, query: str, /, *parameters: object) -> list[tuple[Any, ...]]:
+        """Run one query and return its rows, if any.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        self._require_usable()
+        with translated():
+            cursor = await self.connection.execute(query.encode(), parameters or None)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """A transaction around some :meth:`fetch`; on disk when it is left, whatever the session's synchronous_commit."""
+        self._require_usable()
+        with translated():
+            async with self.connection.transaction():
+                if not self.commits_are_durable:
+                    level = durable_commit(self._synchronous_commit)
+                    await self.connection.execute(f"SET LOCAL synchronous_commit = {level}".encode())
+                yield
+
+    @contextlib.asynccontextmanager
+    async def pipeline(self, completed: Completed) -> AsyncIterator[Pipeline]:
+        """Open a pipeline; what is sent inside is executed when the block is left normally.
+
+        Raises:
+            StatementFailed: the first statement that the server refused; everything after it was not executed. A transaction begun
+                in the pipeline is rolled back.
+            TargetUnavailable: the connection was lost.
+        """
+        self._require_usable()
+        pipeline = Pipeline(self.connection.pgconn, self._prepared, completed)
+        # until the end is known to be good
+        self._broken = True
+        with translated():
+            pipeline.enter()
+        try:
+            yield pipeline
+        except (SubscriberError, StatementFailed):
+            # not for cancellation: whoever is cancelled has no time to read what is still on its way
+            await self._finish(pipeline)
+            raise
+        await self._finish(pipeline)
+
+    async def _finish(self, pipeline: Pipeline) -> None:
+        with translated():
+            await pipeline.drain()
+            pipeline.leave()
+            self._broken = False
+            if self.connection.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+                await self.connection.execute("ROLLBACK")
+            if pipeline.failed:
+                # those behind the failing statement were never made
+                await self.connection.execute("DEALLOCATE ALL")
+                self._prepared.clear()
+        pipeline.raise_failure()
+
+    def _require_usable(self) -> None:
+        if not self.usable:
+            raise TargetUnavailable("the session with the target was interrupted", hint="open the sink again")
+
+    async def close(self) -> None:
+        """Disconnect; the server rolls back what is open and gives the locks back. Idempotent."""
+        if self._broken:
+            # psycopg would wait for the pipeline
+            self.connection.pgconn.finish()
+        with contextlib.suppress(psycopg.Error):
+            await self.connection.close()

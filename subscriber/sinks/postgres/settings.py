@@ -1,0 +1,107 @@
+"""Session settings of everything that writes into the target.
+
+As native's apply worker: ``session_replication_role = replica``, an empty ``search_path`` (names in statements are qualified),
+texts read as the publisher wrote them. Timeouts that an administrator set for interactive users do not end a replication session. Plans
+use an index wherever one fits, as native does: the tables fill up while cached plans live on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import asyncpg
+import psycopg
+
+from subscriber.config import SynchronousCommit
+from subscriber.errors import TargetError
+from subscriber.sinks.postgres.errors import translated
+
+__all__ = ["configure_asyncpg", "configure_psycopg", "durable_commit"]
+
+_SETTINGS: Final = {
+    "search_path": "",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    # a policy must be an error, never rows that are silently not there
+    "row_security": "off",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "xmloption": "content",
+    "bytea_output": "hex",
+}
+
+# of the settings given, those that this server version has
+_APPLY: Final = """
+SELECT pg_catalog.set_config(s.name, given.value, false)
+FROM ROWS FROM (pg_catalog.unnest({names}::text[]), pg_catalog.unnest({settings}::text[])) AS given(name, value)
+JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = given.name
+"""
+
+_REPLICA: Final = "SET session_replication_role = replica"
+_CONNECTION_CHECK: Final = "SET client_connection_check_interval = '1s'"
+
+
+def durable_commit(synchronous_commit: SynchronousCommit) -> SynchronousCommit:
+    """At least ``local``: a commit that must be on disk when it returns."""
+    return "local" if synchronous_commit == "off" else synchronous_commit
+
+
+def _values(synchronous_commit: SynchronousCommit) -> tuple[list[str], list[str]]:
+    settings = _SETTINGS | {"synchronous_commit": synchronous_commit}
+    return list(settings), list(settings.values())
+
+
+def _no_replica(user: str) -> TargetError:
+    return TargetError(
+        'permission denied to set parameter "session_replication_role"',
+        sqlstate="42501",
+        hint="connect to the target as a superuser, or on PostgreSQL 15 or later: "
+        f'GRANT SET ON PARAMETER session_replication_role TO "{user}"',
+    )
+
+
+async def configure_psycopg(connection: psycopg.AsyncConnection[tuple[Any, ...]], synchronous_commit: SynchronousCommit) -> None:
+    """Set up a session made by psycopg.
+
+    Raises:
+        TargetError: the role may not set session_replication_role.
+    """
+    with translated():
+        await connection.execute(_APPLY.format(names="%s", settings="%s").encode(), _values(synchronous_commit))
+        try:
+            await connection.execute(_REPLICA)
+        except psycopg.errors.InsufficientPrivilege:
+            raise _no_replica(connection.info.user) from None
+        if connection.info.server_version >= 140000:
+            try:
+                # ends the backend of a killed process soon, and with it its locks; not every platform has it
+                await connection.execute(_CONNECTION_CHECK)
+            except psycopg.errors.InvalidParameterValue:
+                return
+
+
+async def configure_asyncpg(connection: asyncpg.Connection[asyncpg.Record], synchronous_commit: SynchronousCommit) -> None:
+    """Set up a session made by asyncpg.
+
+    Raises:
+        TargetError: the role may not set session_replication_role.
+    """
+    with translated():
+        await connection.execute(_APPLY.format(names="$1", settings="$2"), *_values(synchronous_commit))
+        try:
+            await connection.execute(_REPLICA)
+        except asyncpg.InsufficientPrivilegeError:
+            raise _no_replica(await connection.fetchval("SELECT session_user::text")) from None
+        if connection.get_server_version().major >= 14:
+            try:
+                await connection.execute(_CONNECTION_CHECK)
+            except asyncpg.InvalidParameterValueError:
+                return

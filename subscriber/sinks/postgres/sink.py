@@ -1,0 +1,321 @@
+"""The PostgreSQL sink: what the rooms above see of this one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    Capabilities,
+    Finding,
+    Position,
+    PublishedTable,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+)
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import RelationError, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.postgres.apply import Applier, Owner
+from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
+from subscriber.sinks.postgres.changes import RelationMap
+from subscriber.sinks.postgres.checks import check_target, subscription_exists
+from subscriber.sinks.postgres.durability import Durability
+from subscriber.sinks.postgres.locks import take, writer_key
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.session import ApplySession
+from subscriber.sinks.postgres.settings import configure_asyncpg
+from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.sinks.postgres.tablesync import PostgresTableSink
+from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.postgres.twophase import TwoPhase
+from subscriber.transaction.model import PreparedTransaction
+
+__all__ = ["PostgresSink"]
+
+_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True)
+
+
+class _Open:
+    """What exists between ``open`` and ``close``."""
+
+    def __init__(
+        self,
+        session: ApplySession,
+        reader: CatalogReader,
+        state: SubscriptionState,
+        *,
+        as_owner: bool,
+        statistics: ApplyStatistics,
+        on_durable: Callable[[Lsn], None],
+    ) -> None:
+        self.session = session
+        self.reader = reader
+        self.oid = state.oid
+        self.name = state.name
+        self.rows = SubscriptionRows(session, state.oid)
+        self.durability = Durability(reader, on_durable)
+        self.has_position = state.position is not None
+        position = state.position.lsn if state.position else INVALID_LSN
+        relations = RelationMap(reader, as_owner=as_owner)
+        self.applier = Applier(
+            session, relations, Owner(state.oid), position=position, statistics=statistics, committed=self.durability.committed
+        )
+        self.two_phase = TwoPhase(session, self.rows, self.applier)
+
+
+class PostgresSink:
+    """A :class:`subscriber.abc.Sink` for PostgreSQL 13 to 18.
+
+    Args:
+        target: libpq URL or conninfo of the target database.
+
+    Raises:
+        ConfigurationError: the target's text is neither.
+    """
+
+    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings) -> None:
+        self._target = Target(target)
+        self._options = options
+        self._settings = settings
+        self._statistics = ApplyStatistics()
+        self._opened: _Open | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything."""
+        return _CAPABILITIES
+
+    @property
+    def statistics(self) -> ApplyStatistics:
+        """Counters since the sink was made."""
+        return self._statistics
+
+    @property
+    def _as_owner(self) -> bool:
+        return not self._options.run_as_owner
+
+    @property
+    def _open(self) -> _Open:
+        if self._opened is None:
+            raise TargetUnavailable("the sink is not open", hint="open it first")
+        return self._opened
+
+    async def exists(self, name: str) -> bool:
+        """Whether the target knows the subscription. See :meth:`subscriber.abc.Sink.exists`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        require_name(name)
+        return await subscription_exists(self._target, name)
+
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        """See :meth:`subscriber.abc.Sink.open`.
+
+        Raises:
+            TargetUnavailable, TargetError, SubscriptionInUse
+        """
+        require_name(name)
+        await self.close()
+        session = await ApplySession.connect(self._target, application_name=name, synchronous_commit=self._options.synchronous_commit)
+        reader: CatalogReader | None = None
+        try:
+            reader = await self._connect_reader(session, name)
+            await ensure_catalog(reader.connection)
+            oid = await ensure_subscription(reader.connection, name)
+            await take(session.fetch, writer_key(oid), f'subscription "{name}"')
+            rows = SubscriptionRows(session, oid)
+            state = await rows.subscription()
+            if state.position is not None and not session.commits_are_durable:
+                # an earlier process may have committed it without waiting for the disk; what is returned will be acknowledged
+                async with session.transaction():
+                    await rows.move_position(state.position.lsn)
+        except BaseException:
+            if reader is not None:
+                await reader.close()
+            await session.close()
+            raise
+        self._opened = _Open(session, reader, state, as_owner=self._as_owner, statistics=self._statistics, on_durable=on_durable)
+        return state
+
+    async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
+        connection = await self._target.connect_asyncpg(session.connection, name)
+        try:
+            # the catalog is made through it: on disk
+            await configure_asyncpg(connection, "local")
+        except BaseException:
+            connection.terminate()
+            raise
+        return CatalogReader(connection)
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note the slot's name and what it is for; None: it was not created after all."""
+        await self._open.rows.update_subscription(
+            'subslotname = %s, subpublications = %s::text[], subtwophasestate = %s::text::"char"',
+            slot_name,
+            list(publications),
+            two_phase.value,
+        )
+
+    async def slot_names(self) -> frozenset[str]:
+        """The slots that stored positions are of."""
+        return await self._open.rows.slot_names()
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications subscribed to."""
+        await self._open.rows.update_subscription("subpublications = %s::text[]", list(publications))
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or one on another timeline."""
+        opened = self._open
+        async with opened.session.transaction():
+            await opened.rows.save_position(0, position)
+        opened.has_position = True
+        opened.applier.position = position.lsn
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Move the position without data; on disk on return, and with it everything applied before."""
+        opened = self._open
+        if lsn <= opened.applier.position and opened.durability.idle:
+            return
+        async with opened.session.transaction():
+            await opened.rows.move_position(lsn)
+        opened.applier.position = max(lsn, opened.applier.position)
+        opened.durability.committed(opened.applier.position, None)
+
+    def _report(self, before: Lsn) -> None:
+        """Tell of a position that moved, on disk; or once more of one that did not, because the call came again."""
+        opened = self._open
+        if opened.applier.position > before or opened.durability.idle:
+            opened.durability.committed(opened.applier.position, None)
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        await self._open.rows.update_subscription('subtwophasestate = %s::text::"char"', state.value)
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        """The subscription's tables."""
+        return await self._open.rows.tables()
+
+    async def add_table(self, table: TableName, entry: TableEntry) -> None:
+        """Add a table with its first state.
+
+        Raises:
+            RelationError: it does not exist in the target, or is no table.
+        """
+        await self._open.rows.add_table(table, entry)
+
+    async def remove_table(self, table: TableName) -> None:
+        """Forget a table."""
+        rows = self._open.rows
+        # one that was dropped in the target is removed by tables()
+        with contextlib.suppress(RelationError):
+            await rows.remove(await rows.find_table(table))
+
+    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+        """SYNCDONE to READY."""
+        opened = self._open
+        relid = await opened.rows.find_table(table)
+        async with opened.session.transaction():
+            await opened.rows.set_entry(relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE)
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply a batch and its end LSN, together. See :meth:`subscriber.abc.Sink.apply`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        self._require_position()
+        opened = self._open
+        before = opened.applier.position
+        await opened.applier.apply(batch)
+        if opened.applier.position == before and opened.durability.idle:
+            opened.durability.committed(before, None)
+
+    def _require_position(self) -> None:
+        if not self._open.has_position:
+            raise TargetError(
+                f'subscription "{self._open.name}" has no position in the target', hint="set_position comes before the first change"
+            )
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Apply a transaction up to PREPARE TRANSACTION. See :meth:`subscriber.abc.Sink.prepare`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        self._require_position()
+        before = self._open.applier.position
+        await self._open.two_phase.prepare(prepared.transaction, gate)
+        self._report(before)
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """COMMIT PREPARED. See :meth:`subscriber.abc.Sink.commit_prepared`.
+
+        Raises:
+            DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
+            TargetError, TargetUnavailable
+        """
+        self._require_position()
+        before = self._open.applier.position
+        await self._open.two_phase.commit(message)
+        self._report(before)
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """ROLLBACK PREPARED. See :meth:`subscriber.abc.Sink.rollback_prepared`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        self._require_position()
+        before = self._open.applier.position
+        await self._open.two_phase.rollback(message)
+        self._report(before)
+
+    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
+        """Everything in the target that would go wrong. See :meth:`subscriber.abc.Sink.check`.
+
+        Raises:
+            TargetUnavailable: nobody answers there.
+        """
+        return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner)
+
+    def open_table(self, table: TableName) -> PostgresTableSink:
+        """The table's synchronization."""
+        return PostgresTableSink(
+            self._target,
+            table,
+            oid=self._open.oid,
+            application_name=self._open.name,
+            synchronous_commit=self._options.synchronous_commit,
+            as_owner=self._as_owner,
+            statistics=self._statistics,
+        )
+
+    async def close(self) -> None:
+        """Flush what is committed, release the lock, disconnect. Idempotent."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            await opened.durability.close()
+            if not opened.durability.idle and opened.session.usable:
+                # a commit that waits for the disk takes all before it along
+                lsn = opened.applier.position
+                async with opened.session.transaction():
+                    await opened.rows.move_position(lsn)
+                opened.durability.committed(lsn, None)
+        except TargetError:
+            # what is not on disk was not acknowledged, and comes again
+            return
+        finally:
+            await opened.session.close()
+            await opened.reader.close()

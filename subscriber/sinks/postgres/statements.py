@@ -1,0 +1,192 @@
+"""SQL of each change, as native carries it out.
+
+Every parameter is declared with the type of the column it is for. So a text goes through that type's input function and a binary
+value through its receive function, exactly once, as in native's apply worker; no literal is ever made of a value.
+
+The new row's values are parameters 1 to n in the order of the remote columns, in every statement; the values that find the row come
+behind them. What is unchanged (TOAST) stays an unused parameter.
+
+Where the key of the target is known the statement finds its row by it. Else (REPLICA IDENTITY FULL) all columns of the old row are
+compared, NULLs with IS NULL so that an index can be used, and exactly one of several equal rows is taken: found and locked by ctid
+first. Columns of types without equality (json, xml, point …) are compared by their texts. Columns that the publisher does not send are
+not compared (native compares the target's extra columns with NULL, and then finds nothing).
+"""
+
+# names are quoted, values are parameters
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.relation import RelationMapping, TargetColumn, qualified_name
+from subscriber.sinks.postgres.statement import Statement
+
+__all__ = ["control", "delete", "insert", "set_role", "truncate", "update"]
+
+_FOUND: Final = "found.t = x.tableoid AND found.c = x.ctid"
+
+
+def control(sql: str, parameter_types: tuple[int, ...] = ()) -> Statement:
+    """A statement that is no change: BEGIN, COMMIT, the position."""
+    return Statement(sql.encode(), parameter_types)
+
+
+def set_role(role: str | None) -> Statement:
+    """Become ``role`` for the rest of the transaction, or ourselves again."""
+    return control(f"SET LOCAL ROLE {quote_identifier(role) if role else 'NONE'}")
+
+
+def _statement(
+    mapping: RelationMapping, message_type: str, sql: str, searched: Sequence[TargetColumn], *, row: bool, finds: bool
+) -> Statement:
+    columns = (*(mapping.columns if row else ()), *searched)
+    return Statement(
+        sql.encode("utf-8", "surrogateescape"),
+        tuple(column.type_oid for column in columns),
+        tuple(column.name for column in columns),
+        message_type,
+        mapping.table.name,
+        reused=True,
+        finds=finds,
+    )
+
+
+def insert(mapping: RelationMapping) -> Statement:
+    """One row. Columns that the publisher does not have get their defaults, identity columns the publisher's values."""
+    if mapping.columns:
+        names = ", ".join(quote_identifier(column.name) for column in mapping.columns)
+        values = ", ".join(f"${number}" for number in range(1, len(mapping.columns) + 1))
+        rest = f"({names}) OVERRIDING SYSTEM VALUE VALUES ({values})"
+    else:
+        rest = "DEFAULT VALUES"
+    sql = f"INSERT INTO {qualified_name(mapping.table.name)} {rest}"
+    return _statement(mapping, "INSERT", sql, (), row=True, finds=False)
+
+
+def _comparison(column: TargetColumn, equals: str | None, number: int) -> str:
+    name = f"x.{quote_identifier(column.name)}"
+    if equals is None:
+        return f"{name}::pg_catalog.text OPERATOR(pg_catalog.=) ${number}::pg_catalog.text"
+    return f"{name} {equals} ${number}"
+
+
+class _Search:
+    """The predicate that finds the row, and the columns of the parameters it adds.
+
+    Args:
+        nulls: a kind a remote column as in TupleData: ``n`` is compared with IS NULL, ``u`` not at all. Without a key only.
+        own: the parameters come behind the new row's; False: they are the new row's own.
+    """
+
+    def __init__(self, mapping: RelationMapping, nulls: bytes, *, own: bool, first: int) -> None:
+        self.parameters: list[TargetColumn] = []
+        columns = mapping.columns
+        terms = []
+        compared = mapping.key if mapping.key is not None else tuple((i, columns[i].equals) for i in range(len(columns)))
+        for index, equals in compared:
+            if mapping.key is None and nulls[index : index + 1] == b"u":
+                continue
+            if mapping.key is None and nulls[index : index + 1] == b"n":
+                terms.append(f"x.{quote_identifier(columns[index].name)} IS NULL")
+            elif own:
+                self.parameters.append(columns[index])
+                terms.append(_comparison(columns[index], equals, first + len(self.parameters)))
+            else:
+                terms.append(_comparison(columns[index], equals, index + 1))
+        self.predicate = " AND ".join(terms) or "true"
+        self.one_of_many = mapping.key is None or not mapping.table.key_unique
+
+    def found(self, scanned: str) -> str:
+        """The CTE that finds and locks one row."""
+        return f"found AS (SELECT x.tableoid AS t, x.ctid AS c FROM {scanned} AS x WHERE {self.predicate} LIMIT 1 FOR UPDATE)"
+
+
+def _count(scanned: str) -> str:
+    """How many rows were found.
+
+    A row that another session changed while we waited for its lock was found in a version that this statement cannot see, and so did not
+    change: that must be an error (division by zero), for COMMIT is already on its way. See :func:`report.apply_error`.
+    """
+    seen = f"SELECT pg_catalog.count(*) AS n FROM {scanned} AS x, found WHERE {_FOUND}"
+    return (
+        f"SELECT CASE f.n WHEN s.n THEN f.n ELSE 1 / (f.n - f.n) END FROM (SELECT pg_catalog.count(*) AS n FROM found) AS f, ({seen}) AS s"
+    )
+
+
+def delete(mapping: RelationMapping, nulls: bytes) -> Statement:
+    """One row, found by the old tuple."""
+    search = _Search(mapping, nulls, own=True, first=0)
+    scanned = mapping.table.scanned
+    if search.one_of_many:
+        changed = f"changed AS (DELETE FROM {scanned} AS x USING found WHERE {_FOUND} RETURNING 1)"
+        sql = f"WITH {search.found(scanned)}, {changed} {_count(scanned)}"
+    else:
+        sql = f"DELETE FROM {scanned} AS x WHERE {search.predicate}"
+    return _statement(mapping, "DELETE", sql, search.parameters, row=False, finds=search.one_of_many)
+
+
+def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: bool, replace: bool) -> Statement:
+    """One row.
+
+    Args:
+        mapping: the relation and its target.
+        unchanged: a byte a remote column: ``u`` where the target's value stays.
+        nulls: of the tuple that finds the row, see :class:`_Search`.
+        old: whether it is an old tuple; else the new row finds itself.
+        replace: the identity column, which UPDATE cannot set, changes too: the row is deleted and inserted, with all it had.
+    """
+    search = _Search(mapping, nulls, own=old, first=len(mapping.columns))
+    scanned = mapping.table.scanned
+    values = {
+        column.name: f"${index + 1}"
+        for index, column in enumerate(mapping.columns)
+        if unchanged[index : index + 1] != b"u" and (replace or not column.identity_always)
+    }
+    if replace:
+        sql = _replacement(mapping, search, values)
+    else:
+        assignments = ", ".join(f"{quote_identifier(name)} = {value}" for name, value in values.items()) or _idle_assignment(mapping)
+        sql = _update(search, scanned, assignments)
+    return _statement(mapping, "UPDATE", sql, search.parameters, row=True, finds=search.one_of_many)
+
+
+def _idle_assignment(mapping: RelationMapping) -> str | None:
+    """Something that changes nothing: an UPDATE whose values all stay is still one, for its triggers and its count."""
+    for column in mapping.table.columns:
+        if not column.generated and not column.identity_always:
+            return f"{quote_identifier(column.name)} = x.{quote_identifier(column.name)}"
+    return None
+
+
+def _update(search: _Search, scanned: str, assignments: str | None) -> str:
+    if assignments is None:
+        if search.one_of_many:
+            return f"WITH {search.found(scanned)}, changed AS (SELECT FROM found) {_count(scanned)}"
+        return f"SELECT FROM {scanned} AS x WHERE {search.predicate} FOR UPDATE"
+    if search.one_of_many:
+        changed = f"changed AS (UPDATE {scanned} AS x SET {assignments} FROM found WHERE {_FOUND} RETURNING 1)"
+        return f"WITH {search.found(scanned)}, {changed} {_count(scanned)}"
+    return f"UPDATE {scanned} AS x SET {assignments} WHERE {search.predicate}"
+
+
+def _replacement(mapping: RelationMapping, search: _Search, values: dict[str, str]) -> str:
+    kept = [column.name for column in mapping.table.columns if not column.generated]
+    names = ", ".join(quote_identifier(name) for name in kept)
+    row = ", ".join(values.get(name, f"gone.{quote_identifier(name)}") for name in kept)
+    scanned = mapping.table.scanned
+    where = f"USING found WHERE {_FOUND}" if search.one_of_many else f"WHERE {search.predicate}"
+    gone = f"gone AS (DELETE FROM {scanned} AS x {where} RETURNING x.*)"
+    added = f"INSERT INTO {qualified_name(mapping.table.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {row} FROM gone"
+    if search.one_of_many:
+        return f"WITH {search.found(scanned)}, {gone}, changed AS ({added} RETURNING 1) {_count(scanned)}"
+    return f"WITH {gone} {added}"
+
+
+def truncate(mappings: Iterable[RelationMapping], *, restart_identity: bool) -> Statement:
+    """Several tables at once. RESTRICT whatever the publisher's was, as native: a table that is not replicated is not emptied."""
+    tables = ", ".join(dict.fromkeys(mapping.table.scanned for mapping in mappings))
+    identity = "RESTART" if restart_identity else "CONTINUE"
+    return Statement(f"TRUNCATE {tables} {identity} IDENTITY RESTRICT".encode("utf-8", "surrogateescape"), message_type="TRUNCATE")

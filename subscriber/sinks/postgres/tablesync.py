@@ -1,0 +1,334 @@
+"""One table's synchronization.
+
+The control session holds the table's lock and changes its state; it also applies the changes that catch the table up. Each part of
+a copy has a session of its own and commits its rows together with its transaction id, noted in ``subscriber.copy_part``; so a copy of
+one part and a copy of many, side by side, are the same thing. :meth:`PostgresTableSink.finish_copy` deletes the notes and stores state
+``f`` with the position, in one transaction: that is the moment the copied rows count.
+
+What a crash in state ``d`` leaves is undone by :meth:`PostgresTableSink.begin`: rows whose xmin is one of the notes are deleted, and
+nothing else, for the table may have held rows before. A part that was not committed left neither rows nor a note. That no part of a
+dead process comes after the undoing is the matter of the ``copying`` lock (:mod:`subscriber.sinks.postgres.locks`) and of the
+attempt's number.
+
+Known limits: a row that somebody else updates during the copy has another xmin, and survives the undoing; a row that was
+inserted exactly 2^32 transactions before a part bears the same xmin, and does not.
+"""
+
+# names are quoted or ours, values are parameters
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, TableEntry, TableName, TableState
+from subscriber.config import SynchronousCommit
+from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.apply import Applier, Owner
+from subscriber.sinks.postgres.changes import RelationMap
+from subscriber.sinks.postgres.errors import Diagnostics, copy_column, target_error
+from subscriber.sinks.postgres.locks import copying_key, table_key, take
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.relation import TargetTable
+from subscriber.sinks.postgres.session import ApplySession
+from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
+from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.sinks.postgres.statements import set_role
+from subscriber.sinks.postgres.table_reader import read_table
+from subscriber.sinks.postgres.target import Target
+
+__all__ = ["PostgresTableSink"]
+
+_IS_MINE: Final = """
+SELECT EXISTS (SELECT FROM subscriber.pg_subscription_rel
+               WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid AND srsubstate::text = 'd' AND srcopyattempt = $3)
+"""
+_NOTE_PART: Final = """
+INSERT INTO subscriber.copy_part (srsubid, srrelid, xid) VALUES ($1::int8::oid, $2::int8::oid, pg_catalog.pg_current_xact_id()::xid)
+"""
+_START: Final = """
+UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd', srsublsn = NULL, srcopyattempt = srcopyattempt + 1
+WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid AND srsubstate::text IN ('i', 'd') RETURNING srcopyattempt
+"""
+
+
+class PostgresTableSink:
+    """A :class:`subscriber.abc.TableSink`.
+
+    Args:
+        oid: of the subscription.
+        application_name: of its sessions.
+        as_owner: change the table as its owner.
+        statistics: the sink's, counted into.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        table: TableName,
+        *,
+        oid: int,
+        application_name: str,
+        synchronous_commit: SynchronousCommit,
+        as_owner: bool,
+        statistics: ApplyStatistics,
+    ) -> None:
+        self._target = target
+        self._table = table
+        self._oid = oid
+        self._application_name = application_name
+        # what a table's synchronization stores is durable when the call returns
+        self._synchronous_commit = durable_commit(synchronous_commit)
+        self._as_owner = as_owner
+        self._statistics = statistics
+        self._session: ApplySession | None = None
+        self._reader: CatalogReader | None = None
+        self._applier: Applier | None = None
+        self._relation_id: int | None = None
+        self._attempt = 0
+
+    @property
+    def relation_id(self) -> int:
+        """The target table's oid. Known after :meth:`begin`."""
+        if self._relation_id is None:
+            raise TargetError(f'the synchronization of table "{self._table}" has not begun')
+        return self._relation_id
+
+    @property
+    def _control(self) -> ApplySession:
+        if self._session is None:
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+        return self._session
+
+    @property
+    def _rows(self) -> SubscriptionRows:
+        return SubscriptionRows(self._control, self._oid)
+
+    async def begin(self) -> TableEntry:
+        """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.abc.TableSink.begin`.
+
+        Raises:
+            RelationError: the table is gone, or not of this subscription.
+            SubscriptionInUse: another process synchronizes it.
+            TargetError: or another subclass.
+        """
+        if self._session is not None and not self._session.usable:
+            await self.close()
+        if self._session is None:
+            await self._open()
+        self._applier = None
+        entry = await self._rows.entry(self.relation_id)
+        if entry is None:
+            raise RelationError(f'table "{self._table}" is not part of the subscription', hint="refresh the subscription")
+        if entry.state is TableState.DATASYNC:
+            await self._undo_copy()
+            entry = TableEntry(TableState.INIT)
+        return entry
+
+    async def _open(self) -> None:
+        session = await ApplySession.connect(
+            self._target, application_name=self._application_name, synchronous_commit=self._synchronous_commit
+        )
+        self._session = session
+        try:
+            self._relation_id = await self._rows.find_table(self._table)
+            await take(session.fetch, table_key(self._oid, self.relation_id), f'synchronization of table "{self._table}"')
+            self._reader = CatalogReader(await self._connect_asyncpg())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect_asyncpg(self) -> asyncpg.Connection[asyncpg.Record]:
+        connection = await self._target.connect_asyncpg(self._control.connection, self._application_name)
+        try:
+            await configure_asyncpg(connection, self._synchronous_commit)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _read_table(self) -> TargetTable:
+        if self._reader is None:
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+        table = await read_table(self._reader, self._table, as_owner=self._as_owner)
+        if table.oid != self.relation_id:
+            raise RelationError(
+                f'table "{self._table}" was replaced by another one during its synchronization', hint="refresh the subscription"
+            )
+        table.require_usable()
+        return table
+
+    async def _undo_copy(self) -> None:
+        control, table = self._control, await self._read_table()
+        try:
+            async with control.transaction():
+                await take(
+                    control.fetch, copying_key(self._oid, self.relation_id), f'a copy into table "{self._table}"', in_transaction=True
+                )
+                parts = await control.fetch(
+                    "SELECT xid::text FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid",
+                    self._oid,
+                    self.relation_id,
+                )
+                if parts:
+                    await control.fetch(set_role(table.role).sql.decode())
+                    await control.fetch(f"DELETE FROM {table.scanned} WHERE xmin = ANY (%s::xid[])", [xid for (xid,) in parts])
+                    await control.fetch(set_role(None).sql.decode())
+                    await self._forget_parts()
+                await self._rows.set_entry(self.relation_id, TableEntry(TableState.INIT), only_from=TableState.DATASYNC)
+        except SubscriptionInUse:
+            await self.close()
+            raise
+
+    async def _forget_parts(self) -> None:
+        await self._control.fetch(
+            "DELETE FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid", self._oid, self.relation_id
+        )
+
+    async def start_copy(self) -> None:
+        """Store DATASYNC.
+
+        Raises:
+            TargetError: the table is in a state that is past copying.
+        """
+        async with self._control.transaction():
+            rows = await self._control.fetch(_START, self._oid, self.relation_id)
+        if not rows:
+            raise TargetError(f'table "{self._table}" is copied already', hint="begin its synchronization again")
+        self._attempt = rows[0][0]
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store the rows of one COPY stream, committed with a note of whose they are. See :meth:`subscriber.abc.TableSink.copy`.
+
+        Raises:
+            ApplyError: the rows were refused; the message names the column if COPY told it.
+            TargetError: or another subclass.
+        """
+        table = await self._read_table()
+        connection = await self._connect_asyncpg()
+        try:
+            async with self._part(connection, columns):
+                await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
+                if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
+                    raise TargetUnavailable(f'the copy of table "{self._table}" was begun anew by another process', hint="begin again")
+                await connection.execute(set_role(table.role).sql.decode())
+                await self._copy_in(connection, columns, copy_format, data)
+                await connection.execute(set_role(None).sql.decode())
+                await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                await connection.close(timeout=5)
+        finally:
+            # does nothing to a closed one; what was not committed is rolled back
+            connection.terminate()
+
+    async def _copy_in(
+        self, connection: asyncpg.Connection[Any], columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]
+    ) -> None:
+        """COPY FROM STDIN. asyncpg waits for ever if the connection is lost while its send buffer is full, so it is stopped then."""
+        copying = asyncio.create_task(
+            connection.copy_to_table(
+                self._table.name, source=data, columns=list(columns), schema_name=self._table.namespace, format=copy_format.value
+            )
+        )
+
+        def stop(_connection: object) -> None:
+            copying.cancel()
+
+        connection.add_termination_listener(stop)
+        try:
+            await copying
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if connection.is_closed() and task is not None and not task.cancelling():
+                raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from None
+            raise
+        finally:
+            connection.remove_termination_listener(stop)
+
+    @contextlib.asynccontextmanager
+    async def _part(self, connection: asyncpg.Connection[Any], columns: Sequence[str]) -> AsyncIterator[None]:
+        """A transaction whose errors name the table and the column."""
+        try:
+            async with connection.transaction():
+                yield
+        except asyncpg.PostgresError as error:
+            diagnostics = Diagnostics.of_asyncpg(error)
+            mapped = target_error(diagnostics)
+            column = copy_column(diagnostics, columns) or diagnostics.column
+            mapped.add_note(f'while copying table "{self._table}"' + (f' column "{column}"' if column else ""))
+            raise mapped from None
+        except asyncpg.InterfaceError as error:
+            raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from error
+
+    async def finish_copy(self, position: Position) -> None:
+        """Make the copied rows count. See :meth:`subscriber.abc.TableSink.finish_copy`.
+
+        Raises:
+            TargetError: no copy is under way.
+        """
+        async with self._control.transaction():
+            await self._forget_parts()
+            await self._rows.save_position(self.relation_id, position)
+            await self._change_state(TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+
+    async def position(self) -> Position:
+        """The table's own position.
+
+        Raises:
+            TargetError: it has none: the table is not in FINISHEDCOPY.
+        """
+        found = await self._rows.position(self.relation_id)
+        if found is None:
+            raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
+        return found
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply the table's share of a batch. See :meth:`subscriber.abc.TableSink.apply`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        if self._applier is None:
+            position = (await self.position()).lsn
+            if self._reader is None:
+                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+            relations = RelationMap(self._reader, as_owner=self._as_owner)
+            owner = Owner(self._oid, self.relation_id)
+            self._applier = Applier(
+                self._control, relations, owner, position=position, statistics=self._statistics, committed=_durable_already
+            )
+        await self._applier.apply(batch)
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` and forget the table's own position.
+
+        Raises:
+            TargetError: the table is not in FINISHEDCOPY.
+        """
+        async with self._control.transaction():
+            await self._rows.forget_position(self.relation_id)
+            await self._change_state(TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
+        self._applier = None
+
+    async def _change_state(self, entry: TableEntry, only_from: TableState) -> None:
+        if not await self._rows.set_entry(self.relation_id, entry, only_from=only_from):
+            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent; :meth:`begin` connects again."""
+        session, reader = self._session, self._reader
+        self._session = self._reader = self._applier = None
+        if reader is not None:
+            await reader.close()
+        if session is not None:
+            await session.close()
+
+
+def _durable_already(_lsn: Lsn, _wal: Lsn | None) -> None:
+    """A table's commits are on disk when they return, and nobody waits for them one by one."""

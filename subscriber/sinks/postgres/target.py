@@ -1,0 +1,176 @@
+"""One target, two drivers.
+
+psycopg gets the target's text as it is: libpq resolves hosts, service and password files, the environment and its own defaults.
+asyncpg, which knows less, then gets what libpq resolved for the connection that it made. So both reach the same server, also when
+the text names several hosts, and every way of libpq's to find a parameter holds for both.
+
+A parameter that asyncpg cannot honour is dropped if it only tunes the connection, and refused if it protects it.
+
+Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import asyncpg
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
+from subscriber.sinks.postgres.errors import translated
+
+__all__ = ["Target", "asyncpg_arguments"]
+
+_CONNECT_TIMEOUT: Final = 30.0
+
+_IN_DSN: Final = (
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "sslpassword",
+    "sslnegotiation",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "krbsrvname",
+    "gsslib",
+)
+"""asyncpg takes these from a DSN, under libpq's names and with its meanings."""
+
+_PROTECTING: Final = {
+    "channel_binding": frozenset({"", "disable", "prefer"}),
+    "gssencmode": frozenset({"", "disable", "prefer"}),
+    "requirepeer": frozenset({""}),
+    "require_auth": frozenset({""}),
+    "sslcrldir": frozenset({""}),
+    "sslcertmode": frozenset({"", "allow", "disable"}),
+    "sslrootcert": None,
+    "scram_client_key": frozenset({""}),
+    "scram_server_key": frozenset({""}),
+    "oauth_issuer": frozenset({""}),
+}
+"""Parameters that protect the connection in ways asyncpg does not have: the values that ask for nothing of the kind."""
+
+_PERMANENT = re.compile(
+    r"authentication|no pg_hba\.conf entry|does not exist|not permitted|no password supplied|is not currently accepting|certificate|SSL",
+)
+_MISTAKEN = re.compile(
+    r"invalid (?:integer|port|[a-z_]+ value)|out of range for connection option|must be|could not match|Servname not supported"
+)
+_PASSING = re.compile(r"starting up|shutting down|recovery|too many|remaining connection slots|not yet accepting")
+_OPTION_NAME = re.compile(
+    r'invalid (?:connection option|URI query parameter): ?"?(?P<name>[A-Za-z_]{1,40})"?|invalid connection option "(?P<other>\w{1,40})"'
+)
+
+
+class Target:
+    """Where the target database is. ``conninfo`` is a libpq URL or a string of keywords and values.
+
+    Raises:
+        ConfigurationError: it is neither. The text is not shown: it may hold a password.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
+        try:
+            parameters = conninfo_to_dict(conninfo)
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(_bad_conninfo(str(error)), hint="for example postgresql://user@host:5432/dbname") from None
+        if str(parameters.get("replication", "off")).lower() not in {"off", "false", "no", "0"}:
+            raise ConfigurationError("the target's connection string asks for a replication connection", hint="leave out replication=")
+
+    async def connect(self, application_name: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        """A session through libpq, autocommit, client_encoding UTF8.
+
+        Raises:
+            ConfigurationError: a parameter has a value that it cannot have.
+            TargetUnavailable: nobody answers there, or not just now.
+            TargetError: the server refuses this user or database.
+        """
+        try:
+            return await psycopg.AsyncConnection.connect(
+                self.conninfo,
+                autocommit=True,
+                prepare_threshold=None,
+                fallback_application_name=application_name,
+                client_encoding="UTF8",
+            )
+        except psycopg.Error as error:
+            text = " ".join(str(error).split())
+            if _MISTAKEN.search(text):
+                raise ConfigurationError(f"the target's connection string cannot be used: {text}") from None
+            if _PERMANENT.search(text) and not _PASSING.search(text):
+                hint = "mend the target's connection string, or the server's pg_hba.conf"
+                raise TargetError(f"target refuses the connection: {text}", hint=hint) from None
+            raise TargetUnavailable(f"target cannot be reached: {text}") from None
+
+    async def connect_asyncpg(
+        self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
+    ) -> asyncpg.Connection[asyncpg.Record]:
+        """A session through asyncpg with the server that ``like`` reached, by the same user in the same database.
+
+        Raises:
+            TargetUnavailable, TargetError: as :meth:`connect`.
+            ConfigurationError: the target asks for protection that asyncpg does not have.
+        """
+        pgconn = like.pgconn
+        parameters = {option.keyword.decode(): option.val.decode() for option in pgconn.info if option.val is not None}
+        parameters |= {
+            "host": pgconn.host.decode(),
+            "port": pgconn.port.decode(),
+            "dbname": pgconn.db.decode(),
+            "user": pgconn.user.decode(),
+        }
+        # the address that was reached: a name may have several
+        parameters["hostaddr"] = parameters.get("hostaddr", "") and pgconn.hostaddr.decode()
+        parameters["password"] = pgconn.password.decode()
+        arguments = asyncpg_arguments(parameters, application_name)
+        with translated():
+            return await asyncpg.connect(**arguments)
+
+
+def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> dict[str, Any]:
+    """The arguments of ``asyncpg.connect`` for libpq's resolved parameters of a connection to one host.
+
+    Raises:
+        ConfigurationError: a parameter protects the connection and asyncpg has no such thing.
+    """
+    host = parameters["host"]
+    if host.startswith("@"):
+        raise ConfigurationError(f'asyncpg cannot reach the abstract socket "{host}"', hint="name a directory or an address")
+    for name, harmless in _PROTECTING.items():
+        value = parameters.get(name, "")
+        if (harmless is None and value == "system") or (harmless is not None and value not in harmless):
+            raise ConfigurationError(f"asyncpg does not know the connection parameter {name}={value if harmless is None else '...'}")
+    hostaddr = parameters.get("hostaddr", "")
+    if hostaddr and parameters.get("sslmode") != "verify-full":
+        host = hostaddr
+    settings = {"application_name": parameters.get("application_name") or application_name, "client_encoding": "UTF8"}
+    if parameters.get("options"):
+        settings["options"] = parameters["options"]
+    # an empty value is libpq's "not given"
+    dsn_parameters = {name: parameters[name] for name in _IN_DSN if parameters.get(name)}
+    timeout = float(parameters.get("connect_timeout") or 0)
+    return {
+        "dsn": f"postgresql://?{urlencode(dsn_parameters)}" if dsn_parameters else None,
+        "host": host,
+        "port": int(parameters["port"]),
+        "database": parameters["dbname"],
+        "user": parameters["user"],
+        # "" and not None: libpq has looked in the password file already
+        "password": parameters.get("password", ""),
+        "timeout": timeout if timeout > 0 else _CONNECT_TIMEOUT,
+        "server_settings": settings,
+    }
+
+
+def _bad_conninfo(message: str) -> str:
+    found = _OPTION_NAME.search(message)
+    if found:
+        return f'the target\'s connection string has an unknown parameter "{found["name"] or found["other"]}"'
+    return "the target is not a connection string or URL of PostgreSQL"

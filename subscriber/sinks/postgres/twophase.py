@@ -1,0 +1,116 @@
+"""Prepared transactions of the publisher as prepared transactions of the target.
+
+A prepared transaction is named ``pg_gid_<subscription oid>_<remote xid>``, as native names it. What is known after a crash at any
+point, with the position still before the message (which then comes again):
+
+=====================  ==============  ===========================================================================
+ the gid is             its row is      so
+=====================  ==============  ===========================================================================
+ in pg_prepared_xacts   (invisible)     PREPARE is done; COMMIT PREPARED is still to be done
+ not there              visible         COMMIT PREPARED is done; the position is still to be moved
+ not there              not there       PREPARE is still to be done; at COMMIT PREPARED: the transaction is lost
+=====================  ==============  ===========================================================================
+
+The row of ``subscriber.prepared_transaction`` is inserted inside the transaction and thus becomes visible with COMMIT PREPARED; it is
+deleted together with the move of the position. The position itself moves in a transaction of its own, after PREPARE TRANSACTION: as
+part of it, it would stay locked until COMMIT PREPARED, and every later transaction would wait for it.
+
+A PREPARE is not judged by its LSN. One from before the slot's two-phase start is sent late, right before its COMMIT PREPARED, with the
+LSN it had: long behind the position (``ReorderBufferFinishPrepared``). The table above is enough to tell whether it is done.
+
+PREPARE TRANSACTION and COMMIT PREPARED flush the WAL whatever synchronous_commit says.
+"""
+
+from __future__ import annotations
+
+from subscriber.abc import RelationGate
+from subscriber.errors import DataLossError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.postgres.apply import Applier
+from subscriber.sinks.postgres.session import ApplySession
+from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.transaction.model import Transaction
+
+__all__ = ["TwoPhase"]
+
+
+class TwoPhase:
+    """The two-phase messages of one subscription. Each call leaves the position behind its message, on disk."""
+
+    def __init__(self, session: ApplySession, rows: SubscriptionRows, applier: Applier) -> None:
+        self._session = session
+        self._rows = rows
+        self._applier = applier
+
+    def gid(self, xid: int) -> str:
+        """Native's name of a prepared transaction on the subscriber."""
+        return f"pg_gid_{self._rows.oid}_{xid}"
+
+    async def prepare(self, transaction: Transaction, gate: RelationGate) -> None:
+        """Apply and prepare, unless that is done.
+
+        Raises:
+            TargetError: the target has no room for prepared transactions; or as :meth:`Applier.prepare`.
+        """
+        gid = self.gid(transaction.xid)
+        if not await self._is_prepared(gid) and not await self._was_committed(gid):
+            await self._require_prepared_transactions()
+            await self._applier.prepare(transaction, gate, gid)
+        if transaction.end_lsn > self._applier.position:
+            await self._move(transaction.end_lsn)
+        await transaction.discard()
+
+    async def commit(self, message: CommitPrepared) -> None:
+        """COMMIT PREPARED, unless that is done.
+
+        Raises:
+            DataLossError: the prepared transaction is gone and was not committed.
+        """
+        if message.end_lsn <= self._applier.position:
+            return
+        gid = self.gid(message.xid)
+        if await self._is_prepared(gid):
+            await self._session.fetch(f"COMMIT PREPARED '{gid}'")
+        elif not await self._was_committed(gid):
+            raise DataLossError(
+                f'prepared transaction with identifier "{gid}" does not exist in the target, and was not committed there',
+                hint="somebody rolled it back, or the target was restored: copy its tables again",
+            )
+        await self._move(message.end_lsn, gid)
+
+    async def rollback(self, message: RollbackPrepared) -> None:
+        """ROLLBACK PREPARED if there is such a transaction: its PREPARE may be older than the slot's two-phase start."""
+        if message.rollback_end_lsn <= self._applier.position:
+            return
+        gid = self.gid(message.xid)
+        if await self._is_prepared(gid):
+            await self._session.fetch(f"ROLLBACK PREPARED '{gid}'")
+        await self._move(message.rollback_end_lsn)
+
+    async def _move(self, lsn: Lsn, committed_gid: str | None = None) -> None:
+        async with self._session.transaction():
+            await self._rows.move_position(lsn)
+            if committed_gid is not None:
+                await self._session.fetch(
+                    "DELETE FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid = %s", self._rows.oid, committed_gid
+                )
+        self._applier.position = lsn
+
+    async def _is_prepared(self, gid: str) -> bool:
+        rows = await self._session.fetch(
+            "SELECT 1 FROM pg_catalog.pg_prepared_xacts WHERE gid = %s AND database = pg_catalog.current_database()", gid
+        )
+        return bool(rows)
+
+    async def _was_committed(self, gid: str) -> bool:
+        query = "SELECT 1 FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid = %s"
+        return bool(await self._session.fetch(query, self._rows.oid, gid))
+
+    async def _require_prepared_transactions(self) -> None:
+        if (await self._session.fetch("SELECT pg_catalog.current_setting('max_prepared_transactions')::int"))[0][0] == 0:
+            raise TargetError(
+                "prepared transactions are disabled in the target",
+                sqlstate="55000",
+                hint="set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false",
+            )
