@@ -1,3 +1,77 @@
-"""The subscriber of PostgreSQL logical replication."""
+"""The subscriber of PostgreSQL logical replication. ``docs/api.md`` tells how to use what is here."""
+
+from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    DataLossError,
+    ProtocolError,
+    PublisherError,
+    PublisherUnavailable,
+    RelationError,
+    SlotInUse,
+    SpoolError,
+    SubscriberError,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.facade import Subscription
+from subscriber.subscription.problems import check
+from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
+from subscriber.subscription.status import Status, Until
+from subscriber.subscription.transactions import TransactionStream, transactions
+from subscriber.transaction.changes import (
+    UNCHANGED,
+    Change,
+    DeleteChange,
+    InsertChange,
+    MessageChange,
+    TruncateChange,
+    UpdateChange,
+)
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "UNCHANGED",
+    "ApplyError",
+    "ApplyStatistics",
+    "Change",
+    "ConfigurationError",
+    "DataLossError",
+    "DeleteChange",
+    "Finding",
+    "InsertChange",
+    "Lsn",
+    "MessageChange",
+    "ProtocolError",
+    "PublisherError",
+    "PublisherUnavailable",
+    "ReceivedMessage",
+    "ReceivedTransaction",
+    "RelationError",
+    "Settings",
+    "Sink",
+    "SlotInUse",
+    "SpoolError",
+    "Status",
+    "SubscriberError",
+    "Subscription",
+    "SubscriptionInUse",
+    "SubscriptionOptions",
+    "TableEntry",
+    "TableName",
+    "TableState",
+    "TargetError",
+    "TargetUnavailable",
+    "TransactionStream",
+    "TruncateChange",
+    "Until",
+    "UpdateChange",
+    "__version__",
+    "check",
+    "transactions",
+]

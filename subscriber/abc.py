@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
@@ -20,6 +20,7 @@ __all__ = [
     "Batch",
     "Capabilities",
     "CopyFormat",
+    "Finding",
     "Position",
     "PublishedTable",
     "RelationGate",
@@ -137,6 +138,21 @@ class PublishedTable:
     column_types: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, found before it does harm.
+
+    Attributes:
+        severity: ``error``: replication will not work; ``warning``: it will, with a restriction or until something happens.
+        message: what, one line.
+        hint: the remedy.
+    """
+
+    severity: Literal["error", "warning"]
+    message: str
+    hint: str
+
+
 class CopyFormat(StrEnum):
     """Format of COPY's data, passed through as it came."""
 
@@ -248,8 +264,16 @@ class TableSink(Protocol):
     A crash at any instant leaves either the state from before a call or the one after it.
     """
 
+    @property
+    def relation_id(self) -> int:
+        """A number that names the table in this target for good (PostgreSQL: the target table's oid). Known after :meth:`begin`."""
+        ...
+
     async def begin(self) -> TableEntry:
-        """Return the entry as stored, after undoing what a copy that did not finish left (state DATASYNC becomes INIT)."""
+        """Return the entry as stored, after undoing what a copy that did not finish left (state DATASYNC becomes INIT).
+
+        Also to be called again after any other call failed: it tells whether that call took effect.
+        """
         ...
 
     async def start_copy(self) -> None:
@@ -291,18 +315,30 @@ class Sink(Protocol):
     *Order.* One caller; calls do not overlap, except that :meth:`open_table` gives objects that work beside it.
     *Exactly once.* :meth:`apply` stores the position with the data; a transaction whose end LSN is not past the stored position is
     skipped, so that a batch may come again after a crash.
-    *Durable.* ``apply`` and its siblings may return before what they did is durable; ``on_durable`` (given at :meth:`open`) is called with an
-    end LSN once everything up to it is. A sink that is durable at once calls it before returning.
+    *Durable.* ``apply`` and its siblings may return before what they did is durable; ``on_durable`` (given at :meth:`open`) is called
+    with an end LSN once everything up to it is. A sink that is durable at once calls it before returning.
     *One writer.* Between ``open`` and ``close`` no other process can open the same subscription: it gets SubscriptionInUse.
-    *Errors.* ApplyError and RelationError leave position and rows as before the call; TargetUnavailable leaves it open whether the call took
-    effect: open again and read the position.
+    *Errors.* ApplyError and RelationError leave nothing of the transaction they name; those before it in the batch may have become
+    durable, and the position tells. TargetUnavailable leaves it open whether the call took effect: open again and read the position.
     """
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        ...
 
     @property
-    def statistics(self) -> ApplyStatistics: ...
+    def statistics(self) -> ApplyStatistics:
+        """What was done since the sink was made."""
+        ...
+
+    async def exists(self, name: str) -> bool:
+        """Whether the target knows the subscription. Changes nothing, needs no ``open``.
+
+        Raises:
+            TargetUnavailable, TargetError: there is no session with the target to look through.
+        """
+        ...
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
         """Connect, make or migrate the catalog, make the subscription's entry if there is none, take the writer's lock.
@@ -312,8 +348,12 @@ class Sink(Protocol):
         """
         ...
 
-    async def begin_slot(self, slot_name: str, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note durably that the slot is about to be created, so that a crash in between is recognised."""
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note durably that the slot is about to be created, so that a crash in between is recognised; None takes it back."""
+        ...
+
+    async def slot_names(self) -> frozenset[str]:
+        """The slots that stored positions are of: the subscription's, and those of tables that catch up."""
         ...
 
     async def set_publications(self, publications: Sequence[str]) -> None:
@@ -357,7 +397,10 @@ class Sink(Protocol):
         ...
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Apply a transaction up to PREPARE TRANSACTION; durable on return, the position after it. Idempotent.
+        """Apply a transaction up to PREPARE TRANSACTION; durable on return, the position not before it. Idempotent.
+
+        It is done also if its end LSN is not past the position: one that was prepared before the slot's two-phase start comes late,
+        right before its COMMIT PREPARED.
 
         Only called if ``capabilities.two_phase``.
         """
@@ -375,8 +418,12 @@ class Sink(Protocol):
         """ROLLBACK PREPARED if there is such a prepared transaction; else nothing but the position. Idempotent."""
         ...
 
-    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[str]:
-        """Everything in the target that would go wrong with these tables, a line each; empty if nothing. Changes nothing, needs no ``open``."""
+    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
+        """Everything in the target that would go wrong with these tables; empty if nothing. Changes nothing, needs no ``open``.
+
+        Raises:
+            TargetUnavailable, TargetError: there is no session with the target to look through.
+        """
         ...
 
     def open_table(self, table: TableName) -> TableSink:

@@ -17,7 +17,8 @@
     └── SpoolError                mend the spool directory: unreadable, full or damaged
 
 No message ever holds a row's value or a password: text that a server made is taken over only where it cannot
-hold one. Where an error came from is added with :meth:`BaseException.add_note` at the room's boundary, and the cause is kept by ``raise … from``.
+hold one. Where an error came from is added with :meth:`BaseException.add_note` at the room's boundary, and the cause is kept by
+``raise … from``.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ProtocolError(SubscriberError):
     def __init__(self, message: str, *, offset: int | None = None, tag: str | None = None) -> None:
         where = ""
         if tag is not None:
-            where += f" in message {tag!r}"
+            where += f" in message '{tag}'"
         if offset is not None:
             where += f" at offset {offset}"
         super().__init__(message + where)

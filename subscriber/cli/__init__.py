@@ -1,1 +1,13 @@
-"""The command line, one verb a file."""
+"""The command line, one verb a file.
+
+A verb's module has ``add_parser(verbs)``, which describes its arguments and sets ``execute``: a coroutine function that takes the parsed
+arguments and returns the exit status.
+
+Exit status: 0 done, 1 an error that :mod:`subscriber.errors` describes (one line on stderr), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from subscriber.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,136 @@
+r"""Files of captured messages: which bytes are one record.
+
+``hex``
+    Text, a record a line in hexadecimal, with or without ``\x`` before it; empty lines and lines that begin with ``#`` do not count. Also
+    what psql prints of ``pg_logical_slot_peek_binary_changes``, aligned or not: the last column is taken, headings and row count are
+    passed over.
+``length``
+    Binary, each record behind its length (Int32, the most significant byte first).
+``pg_recvlogical``
+    What that program writes when the plugin is pgoutput: each record as it is, and a line feed behind it. A line feed may also be part of a
+    record; but a message tells where it ends, so the first line feed up to which the bytes are a whole message is the right one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Final, Literal
+
+from subscriber.errors import ConfigurationError, ProtocolError
+
+__all__ = ["CaptureForm", "Record", "records"]
+
+CaptureForm = Literal["hex", "length", "pg_recvlogical"]
+
+_HEAD: Final = 16
+_FIELDS: Final = re.compile(rb"[|\t,]")
+_HEXADECIMAL: Final = re.compile(rb"(?:\\{1,2}x)?((?:[0-9A-Fa-f]{2})*)")
+_DECORATION: Final = re.compile(rb"\(\d+ rows?\)|[-+ ]+|(?:.*[|\t, ])?data", re.IGNORECASE)
+_INCOMPLETE: Final = ("message ends before its last field", "string without its terminating null")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One captured message, and where it stands: ``line 7``, or ``record 7 at byte 1234``."""
+
+    place: str
+    data: bytes
+
+
+class _Source:
+    """A binary file of which the first bytes were looked at."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._head = file.read(_HEAD)
+
+    def guess(self) -> CaptureForm:
+        """Text has no null characters; a length below 16 MB begins with one; and a message that comes first has one behind its tag."""
+        if b"\0" not in self._head:
+            return "hex"
+        return "length" if self._head[0] == 0 else "pg_recvlogical"
+
+    def read(self, size: int) -> bytes:
+        """As many bytes, fewer at the end of the file only."""
+        taken, self._head = self._head[:size], self._head[size:]
+        return taken if len(taken) == size else taken + self._file.read(size - len(taken))
+
+    def readline(self) -> bytes:
+        """Up to the next line feed."""
+        end = self._head.find(b"\n") + 1
+        if end:
+            return self.read(end)
+        taken, self._head = self._head, b""
+        return taken + self._file.readline()
+
+
+def records(file: BinaryIO, form: CaptureForm | None, whole: Callable[[bytes], object]) -> Iterator[Record]:
+    """Read a file's records one after the other.
+
+    Args:
+        file: opened in binary mode.
+        form: None: found out from the first bytes.
+        whole: raises ProtocolError if the bytes are not one whole record; only asked for ``pg_recvlogical``.
+
+    Raises:
+        ConfigurationError: a line is not hexadecimal.
+        ProtocolError: the file ends within a record.
+    """
+    source = _Source(file)
+    match form or source.guess():
+        case "hex":
+            return _hexadecimal(source)
+        case "length":
+            return _length_prefixed(source)
+        case "pg_recvlogical":
+            return _line_feeds(source, whole)
+
+
+def _hexadecimal(source: _Source) -> Iterator[Record]:
+    number = 0
+    while line := source.readline():
+        number += 1
+        text = line.strip()
+        if not text or text.startswith(b"#") or _DECORATION.fullmatch(text):
+            continue
+        match = _HEXADECIMAL.fullmatch(_FIELDS.split(text)[-1].strip(b' "'))
+        if match is None:
+            raise ConfigurationError(
+                f"line {number} is not hexadecimal",
+                hint="a message a line, as in 42000000… or \\x42000000…; --input names the other forms",
+            )
+        yield Record(f"line {number}", bytes.fromhex(match[1].decode("ascii")))
+
+
+def _length_prefixed(source: _Source) -> Iterator[Record]:
+    number = position = 0
+    while prefix := source.read(4):
+        number += 1
+        place = f"record {number} at byte {position}"
+        size = int.from_bytes(prefix)
+        data = source.read(size)
+        if len(prefix) < 4 or len(data) < size:
+            raise ProtocolError(f"the file ends within {place}")
+        position += 4 + size
+        yield Record(place, data)
+
+
+def _line_feeds(source: _Source, whole: Callable[[bytes], object]) -> Iterator[Record]:
+    number = position = 0
+    data = b""
+    while line := source.readline():
+        data += line
+        record = data.removesuffix(b"\n")
+        try:
+            whole(record)
+        except ProtocolError as error:
+            if str(error).startswith(_INCOMPLETE):
+                continue
+        number += 1
+        yield Record(f"record {number} at byte {position}", record)
+        position += len(data)
+        data = b""
+    if data:
+        raise ProtocolError(f"the file ends within record {number + 1} at byte {position}")

@@ -1,0 +1,42 @@
+"""``subscriber check``: everything that would go wrong, said before it does. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_argument, add_target_argument
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.subscription.problems import check
+
+__all__ = ["add_parser"]
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser(
+        "check",
+        help="say what would go wrong",
+        description="Looks at publisher and target for everything that would go wrong with such a subscription, and changes nothing."
+        " A line each: error (it will not work) or warning (it will, with a restriction). Exit status 1 if there is an error.",
+    )
+    add_publisher_arguments(parser)
+    add_target_argument(parser)
+    add_settings_argument(parser)
+    parser.set_defaults(execute=_execute)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    findings = await check(
+        args.name,
+        connection=args.connection,
+        publications=args.publication,
+        target=args.target,
+        options=SubscriptionOptions.parse(args.options),
+        settings=Settings.parse(args.settings),
+    )
+    for finding in findings:
+        print(f"{finding.severity}: {finding.message} (hint: {finding.hint})")
+    errors = sum(finding.severity == "error" for finding in findings)
+    if not findings:
+        print("nothing was found that would go wrong")
+    return 1 if errors else 0

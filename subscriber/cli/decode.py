@@ -1,0 +1,118 @@
+"""``subscriber decode FILE``: captured bytes of pgoutput to text, a line a message.
+
+Rows are shown: they are what was asked for. Errors tell the place in the file, the message's tag and the offset, and no values; everything
+before the bad record is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from subscriber.cli.captures import Record, records
+from subscriber.cli.message_lines import control_line, wire_line
+from subscriber.cli.options import Verbs
+from subscriber.cli.output import Output
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.protocol.decoder import Decoder, decode
+from subscriber.protocol.frames import XLogData, decode_frame, decode_status_update
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.jsonl import json_line
+from subscriber.sinks.lines import Line
+from subscriber.sinks.text import text_line
+
+__all__ = ["add_parser"]
+
+_STATUS_UPDATE: Final = ord("r")
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser("decode", help="captured bytes to text", description="Print captured pgoutput messages, a line each.")
+    parser.add_argument("file", metavar="FILE", help="the capture, - for standard input")
+    parser.add_argument("--format", choices=("json", "text"), default="text", help="default: %(default)s; json is one object a line")
+    parser.add_argument(
+        "--input",
+        choices=("hex", "length", "pg_recvlogical"),
+        help="hex: a message a line, psql's output too; length: binary, an Int32 length before each; pg_recvlogical: its output;"
+        " default: found out from the first bytes",
+    )
+    parser.add_argument("--frames", action="store_true", help="the records are contents of CopyData (w, k, r), not bare messages")
+    parser.set_defaults(execute=execute)
+
+
+async def execute(args: argparse.Namespace) -> int:
+    """Print until the file ends."""
+    if args.frames and args.input == "pg_recvlogical":
+        raise ConfigurationError("pg_recvlogical writes messages without their frames", hint="leave out --frames")
+    # reading a file is all that happens here: Ctrl-C need not wait for the event loop
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    output = Output()
+    try:
+        for line in _lines(args):
+            await output.write(line)
+    finally:
+        await output.flush()
+    return 0
+
+
+def _lines(args: argparse.Namespace) -> Iterator[str]:
+    written: Callable[[Line], str] = json_line if args.format == "json" else text_line
+    capture = _Capture()
+    name = "standard input" if args.file == "-" else args.file
+    with nullcontext(sys.stdin.buffer) if args.file == "-" else _open(args.file) as file:
+        place = ""
+        try:
+            for record in records(file, args.input, capture.check):
+                place = record.place
+                yield written(capture.frame(record) if args.frames else capture.message(record.data))
+                place = ""
+        except OSError as error:
+            raise _unreadable(name, error) from error
+        except SubscriberError as error:
+            error.add_note(f"in {name}" + (f", {place}" if place else ""))
+            raise
+
+
+class _Capture:
+    """What one capture has told so far."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder()
+        self._relations: dict[int, Relation] = {}
+
+    def check(self, data: bytes) -> object:
+        """Raise a ProtocolError if this is not a whole message; the state stays."""
+        return decode(data, in_stream=self._decoder.in_stream)
+
+    def message(self, payload: bytes) -> Line:
+        """The next message."""
+        message = self._decoder.decode(payload)
+        if isinstance(message, Relation):
+            self._relations[message.relation_id] = message
+        return wire_line(message, self._relations)
+
+    def frame(self, record: Record) -> Line:
+        """The next content of a CopyData."""
+        if record.data[:1] == bytes([_STATUS_UPDATE]):
+            return control_line(decode_status_update(record.data))
+        frame = decode_frame(record.data)
+        if not isinstance(frame, XLogData):
+            return control_line(frame)
+        return self.message(frame.payload) | {"wal_start": frame.start_lsn}
+
+
+def _open(name: str) -> BinaryIO:
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f'could not read "{name}": {error.strerror}', hint="give the path of a capture, or - for standard input")

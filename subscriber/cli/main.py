@@ -1,0 +1,47 @@
+"""Arguments to verbs, errors to one line and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+import subscriber
+from subscriber.cli import check, decode, demo, run, tail
+from subscriber.errors import SubscriberError
+
+__all__ = ["main"]
+
+_VERBS = (run, check, tail, decode, demo)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the entry point of ``subscriber``.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(prog="subscriber", description="The subscriber of PostgreSQL logical replication.")
+    parser.add_argument("--version", action="version", version=f"subscriber {subscriber.__version__}")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="more of what happens, on stderr; twice for debugging")
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    for verb in _VERBS:
+        verb.add_parser(verbs)
+    args = parser.parse_args(arguments)
+    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose, 2)]
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    try:
+        status: int = asyncio.run(args.execute(args))
+    except SubscriberError as error:
+        print(f"subscriber: {error.one_line()}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # the reader of our output has gone (`subscriber tail … | head`); nothing is left to be said to it
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return status

@@ -1,0 +1,49 @@
+"""SIGTERM and SIGINT end a verb cleanly; a second one ends it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import Final
+
+__all__ = ["Ending", "clean_end"]
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Ending:
+    """What came.
+
+    Attributes:
+        status: the exit status that follows from it: 0, or 130 after SIGINT.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+
+
+@contextlib.contextmanager
+def clean_end(stop: Callable[[], None]) -> Iterator[Ending]:
+    """Call ``stop`` at the first SIGTERM or SIGINT. Only in the main thread, with a running loop."""
+    loop = asyncio.get_running_loop()
+    ending = Ending()
+
+    def received(number: signal.Signals) -> None:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            ending.status = 130
+        stop()
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received, number)
+    try:
+        yield ending
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])

@@ -1,0 +1,78 @@
+"""``subscriber tail``: committed changes on standard output, as text or as JSON lines.
+
+A transaction is acknowledged once it is written and flushed: with ``--slot`` what was printed is not printed again, unless the program or
+the connection ended between the two. Without it a temporary slot is used: what is committed from now on, and nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Final
+
+from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_argument, lsn
+from subscriber.cli.output import Output
+from subscriber.cli.signals import clean_end
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.sinks.jsonl import JsonLines
+from subscriber.sinks.lines import ChangeFormat
+from subscriber.sinks.text import TextLines
+from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
+from subscriber.subscription.transactions import TransactionStream, transactions
+
+__all__ = ["add_parser"]
+
+_FORMATS: Final[Mapping[str, ChangeFormat]] = {"text": TextLines(), "json": JsonLines()}
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser("tail", help="print committed changes", description="Print committed changes of a publication as they come.")
+    add_publisher_arguments(parser)
+    parser.add_argument(
+        "--slot", metavar="NAME", help="a permanent slot, made if missing: go on from where it was; default: a temporary one"
+    )
+    parser.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: %(default)s; json is one object a line")
+    parser.add_argument("--messages", action="store_true", help="logical messages (pg_logical_emit_message) too")
+    until = parser.add_mutually_exclusive_group()
+    until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed now is printed")
+    until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is printed")
+    add_settings_argument(parser)
+    parser.set_defaults(execute=execute)
+
+
+async def execute(args: argparse.Namespace) -> int:
+    """Print until told to end, or as far as asked for."""
+    stream = transactions(
+        args.connection,
+        publications=args.publication,
+        slot_name=args.slot,
+        options=SubscriptionOptions.parse(args.options),
+        settings=Settings.parse(args.settings),
+        until_lsn=args.until_lsn,
+        until_caught_up=args.until_caught_up,
+        messages=args.messages,
+    )
+    with clean_end(stream.stop) as ending:
+        await _print(stream, _FORMATS[args.format], Output())
+    return ending.status
+
+
+async def _print(stream: TransactionStream[ReceivedTransaction | ReceivedMessage], lines: ChangeFormat, output: Output) -> None:
+    async with stream:
+        async for received in stream:
+            if isinstance(received, ReceivedMessage):
+                await output.write(lines.message(received.lsn, received.prefix, received.content))
+            else:
+                await _print_transaction(received, lines, output)
+            await output.flush()
+            await received.acknowledge()
+
+
+async def _print_transaction(transaction: ReceivedTransaction, lines: ChangeFormat, output: Output) -> None:
+    opening = lines.opening(transaction.header)
+    if opening is not None:
+        await output.write(opening)
+    async for change in transaction:
+        await output.write(lines.change(transaction.header, change))
+    await output.write(lines.closing(transaction.header))

@@ -1,0 +1,1 @@
+"""The façade and the only wiring place: it alone knows walreceiver, apply and sinks."""

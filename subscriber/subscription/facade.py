@@ -1,0 +1,225 @@
+"""The façade: one subscription, from its parameters to running workers. Here walreceiver, apply and sink are wired together.
+
+A run is a setup (``setup.py``), then two things side by side until the end: the table synchronizations, each on connections of its own,
+and one attempt after another to follow the slot (``following.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from subscriber.abc import Sink, TableName
+from subscriber.apply.launcher import SyncLauncher
+from subscriber.apply.progress import CopyProgress, Quiet
+from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.tablesync import TableSynchronization
+from subscriber.apply.tasks import task_group
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.following import Following
+from subscriber.subscription.running import Running, Stopped
+from subscriber.subscription.session import FollowedSlot
+from subscriber.subscription.setup import Prepared, Setup
+from subscriber.subscription.source import PublisherSource, copy_format
+from subscriber.subscription.status import Status, Until
+from subscriber.subscription.targets import open_target
+from subscriber.transaction.feedback import FlushTracker
+
+__all__ = ["Subscription"]
+
+
+class Subscription:
+    """A replica of the published tables, kept by :meth:`run`.
+
+    Args:
+        name: of the subscription; also the slot's unless ``options.slot_name`` says otherwise.
+        connection: the publisher: any conninfo or URL that libpq takes.
+        publications: at least one.
+        target: a URL or conninfo of the target, or a sink of your own.
+        options: the parameters of CREATE SUBSCRIPTION.
+        settings: what a server keeps in postgresql.conf.
+        progress: is told about table copies.
+
+    Raises:
+        ConfigurationError: arguments that cannot be used together, or a target that no sink serves.
+
+    Example::
+
+        subscription = Subscription("replica", connection="host=db1 dbname=app", publications=["app"], target="postgresql:///copy")
+        running = asyncio.create_task(subscription.run())
+        await subscription.wait_for(lsn)      # everything up to lsn is in the target, durably
+        subscription.stop()
+        await running
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: str,
+        publications: Sequence[str],
+        target: str | Sink,
+        options: SubscriptionOptions | None = None,
+        settings: Settings | None = None,
+        progress: CopyProgress | None = None,
+    ) -> None:
+        if isinstance(publications, str):
+            raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
+        self.name = name
+        self._conninfo = connection
+        self._publications = tuple(publications)
+        self._options = options or SubscriptionOptions()
+        self._settings = settings or Settings()
+        self._progress = progress or Quiet()
+        self._sink = open_target(target, self._options, self._settings) if isinstance(target, str) else target
+        self._setup = Setup(
+            name,
+            conninfo=connection,
+            publications=self._publications,
+            options=self._options,
+            settings=self._settings,
+            sink=self._sink,
+        )
+        self._running = Running()
+        self._is_running = self._ended = False
+
+    # --- for the caller
+
+    async def run(self, until: Until | None = None) -> None:
+        """Copy what is not copied, follow the changes; return after :meth:`stop`, or when ``until`` is reached.
+
+        What passes by itself (a server that is away) is waited for, except when the first attempt meets it. What somebody has to mend is
+        tried again every ``wal_retrieve_retry_interval``, unless ``until`` is given or ``disable_on_error`` is set.
+
+        Cancelling it loses nothing and is safe at any moment; :meth:`stop` is kinder: what was received last need not be sent again.
+
+        Raises:
+            SubscriberError: see :mod:`subscriber.errors` for what each asks of you.
+            RuntimeError: it is running already.
+        """
+        if self._is_running:
+            raise RuntimeError("the subscription is running already")
+        self._is_running, self._ended = True, False
+        self._running.begin()
+        try:
+            await self._run(until)
+        except SubscriberError as error:
+            self._running.last_error = error
+            raise
+        finally:
+            self._is_running, self._ended = False, True
+            self._running.end()
+
+    def stop(self) -> None:
+        """End :meth:`run` soon and cleanly: the batch at hand is made durable and acknowledged, the slot stays.
+
+        Before ``run`` it ends the next one at once. To be called in the loop's thread, as in a signal handler.
+        """
+        self._running.stop.set()
+        self._running.wake()
+
+    async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
+        """Return once all tables are synchronized and everything up to ``lsn`` is durable in the target.
+
+        May be called as soon as :meth:`run` was scheduled, by any number of tasks.
+
+        Args:
+            lsn: for example of ``SELECT pg_current_wal_flush_lsn()`` on the publisher, read after the commit in question.
+            timeout: seconds, None to wait for ever.
+
+        Raises:
+            TimeoutError: not reached in time.
+            SubscriberError: the run ended before; the cause is what it ended with.
+        """
+        running = self._running
+        running.awaited.append(lsn)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.sleep(0)  # a run that was scheduled just now begins
+                running.wake()
+                await running.watchers.wait(lambda: running.reached(lsn) or self._ended)
+        finally:
+            running.awaited.remove(lsn)
+        if not running.reached(lsn):
+            raise SubscriberError(f"the subscription ended before it reached {lsn}") from running.last_error
+
+    @property
+    def status(self) -> Status:
+        """How things stand now."""
+        running = self._running
+        return Status(
+            received=running.tracker.received,
+            applied=running.tracker.applied,
+            flushed=running.tracker.flushed,
+            streaming=running.session is not None,
+            tables=dict(running.states.entries()),
+            last_error=running.last_error,
+            statistics=self._sink.statistics,
+        )
+
+    # --- the workers
+
+    async def _run(self, until: Until | None) -> None:
+        running = self._running
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(contextlib.suppress(Stopped))
+            stack.push_async_callback(self._sink.close)
+            prepared = await running.unless_stopped(self._setup.prepare(running.durable))
+            if until is not None:
+                running.until = until.lsn or prepared.publisher_lsn
+            running.tracker = FlushTracker(prepared.position.lsn)
+            running.states.load(prepared.tables, prepared.position.lsn)
+            running.prepared = True
+            running.watchers.notify()
+            # until and disable_on_error want to know at once what somebody has to mend
+            patient = until is None and not self._options.disable_on_error
+            launcher = self._make_launcher(prepared, patient=patient)
+            following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient)
+            async with task_group() as group:
+                synchronizing = group.create_task(launcher.run())
+                await following.run()
+                synchronizing.cancel()
+
+    def _slot(self, prepared: Prepared) -> FollowedSlot:
+        return FollowedSlot(
+            conninfo=self._conninfo,
+            name=prepared.position.slot_name,
+            temporary=False,
+            publications=self._publications,
+            options=self._options,
+            settings=self._settings,
+            application_name=self.name,
+            spool_key=_spool_key(prepared),
+        )
+
+    def _make_launcher(self, prepared: Prepared, *, patient: bool) -> SyncLauncher:
+        state, position = prepared.state, prepared.position
+        source = PublisherSource(self._conninfo, self._publications, self._options, self._settings, position)
+
+        def make(table: TableName) -> TableSynchronization:
+            return TableSynchronization(
+                oid=state.oid,
+                target_identifier=state.target_identifier,
+                position=position,
+                table=table,
+                sink=self._sink.open_table(table),
+                source=source,
+                states=self._running.states,
+                spool=SpoolDirectory(self._settings.spool_directory, f"{_spool_key(prepared)} table {table}"),
+                settings=self._settings,
+                copy_format=copy_format(prepared.capabilities, self._options),
+                progress=self._progress,
+            )
+
+        return SyncLauncher(self._running.states, self._settings, make, self._synchronization_ended, patient=patient)
+
+    def _synchronization_ended(self, _: TableName, error: SubscriberError | None) -> None:
+        self._running.last_error = error or self._running.last_error
+        self._running.wake()
+
+
+def _spool_key(prepared: Prepared) -> str:
+    return f"target {prepared.state.target_identifier} subscription {prepared.state.oid}"

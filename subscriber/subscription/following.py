@@ -1,0 +1,160 @@
+"""Following the slot: one attempt after another, until the run is finished or an error is not to be tried again.
+
+An attempt that the publisher ended leaves the sink open: what was applied is made durable, and the next stream starts right behind it. One
+that the target ended closes the sink, and the next attempt opens it again and asks how far it is. So no stream ever brings
+what the target has already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from typing import Final
+
+from subscriber.abc import Sink, TwoPhaseState
+from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.worker import ApplyWorker
+from subscriber.config import Settings
+from subscriber.errors import DataLossError, SlotInUse, SubscriberError, TargetError
+from subscriber.subscription.running import Running
+from subscriber.subscription.session import FollowedSlot, StreamSession
+from subscriber.subscription.setup import Prepared
+
+__all__ = ["Following"]
+
+_log = logging.getLogger(__name__)
+
+_SLOT_SECONDS: Final = 10.0
+"""How long the first attempt waits for a slot in use: the walsender of a process that was killed takes a moment to notice."""
+
+
+class Following:
+    """The attempts of one run.
+
+    Args:
+        slot: what is followed; its ``options.two_phase`` is decided here.
+        prepared: where the run starts; the sink is open.
+        sink: the target.
+        settings: batches and pauses.
+        running: shared with the rest of the run.
+        patient: False makes the first error that time alone does not mend end it all.
+    """
+
+    def __init__(self, slot: FollowedSlot, prepared: Prepared, sink: Sink, settings: Settings, running: Running, *, patient: bool) -> None:
+        self._slot = slot
+        self._name = prepared.state.name
+        self._two_phase = prepared.state.two_phase
+        self._position = prepared.position
+        self._sink = sink
+        self._settings = settings
+        self._running = running
+        self._patient = patient
+        self._backoff = Backoff(settings)
+        self._sink_is_open = True
+        self._began = asyncio.get_running_loop().time()
+        self._was_streaming = False
+
+    async def run(self) -> None:
+        """Follow until the run is finished.
+
+        Raises:
+            SubscriberError: an error that is not to be tried again.
+            Stopped: the run is to stop, and nothing was under way.
+        """
+        while not self._running.finished():
+            try:
+                if not self._sink_is_open:
+                    await self._running.unless_stopped(self._open_sink())
+                await self._attempt()
+            except SubscriberError as error:
+                self._running.last_error = error
+                pause = self._judge(error)
+                _log.error("%s; next attempt in %.1f s, from %s", error.one_line(), pause, self._position.lsn)
+                if isinstance(error, TargetError):
+                    await self._close_sink()
+                await self._running.unless_stopped(asyncio.sleep(pause))
+
+    def _judge(self, error: SubscriberError) -> float:
+        """Seconds until the next attempt; raises the error if there shall be none."""
+        answer = policy(error)
+        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient):
+            raise error
+        if not self._was_streaming:
+            waited = asyncio.get_running_loop().time() - self._began
+            if not (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS):
+                raise error
+        return self._backoff.pause(answer)
+
+    async def _open_sink(self) -> None:
+        state = await self._sink.open(self._name, self._running.durable)
+        self._sink_is_open = True
+        if state.position is None:
+            raise DataLossError(
+                f'the target has no position of subscription "{self._name}" any more',
+                hint="was the subscription dropped? start over with another name",
+            )
+        self._position = state.position
+        self._two_phase = state.two_phase
+
+    async def _close_sink(self) -> None:
+        self._sink_is_open = False
+        await self._sink.close()
+
+    async def _attempt(self) -> None:
+        states = self._running.states
+        enabled = self._two_phase is TwoPhaseState.ENABLED
+        # not before every table is ready: a table's synchronization knows nothing of prepared transactions
+        enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
+        slot = replace(self._slot, options=replace(self._slot.options, two_phase=enabled or enabling))
+        session = await self._running.unless_stopped(StreamSession.open(slot, self._position))
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(session.close)
+            if session.position != self._position:
+                await self._sink.set_position(session.position)
+                self._position = session.position
+            if enabling and session.capabilities.two_phase:
+                await self._sink.set_two_phase(TwoPhaseState.ENABLED)
+                self._two_phase = TwoPhaseState.ENABLED
+                _log.info("two_phase is enabled: prepared transactions come when they are prepared")
+            await self._apply(session)
+
+    async def _apply(self, session: StreamSession) -> None:
+        running = self._running
+        running.tracker, running.session = session.tracker, session
+        self._was_streaming = True
+        worker = ApplyWorker(
+            receiver=session.receiver,
+            sink=self._sink,
+            tracker=session.tracker,
+            tables=running.states,
+            settings=self._settings,
+            two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
+            finished=running.finished,
+            awaited=running.is_awaited,
+            progressed=self._progressed,
+        )
+        try:
+            await worker.run()
+        except TargetError:
+            raise
+        except SubscriberError:
+            await self._settle(session)
+            raise
+        else:
+            await self._settle(session)
+        finally:
+            running.session = None
+
+    async def _settle(self, session: StreamSession) -> None:
+        """Make everything applied durable: the next stream starts behind it."""
+        lsn = session.tracker.applied
+        await self._sink.advance(lsn)
+        session.tracker.flush(lsn)
+        self._position = replace(self._position, lsn=lsn)
+        self._running.watchers.notify()
+
+    def _progressed(self) -> None:
+        self._backoff.reset()
+        self._running.watchers.notify()

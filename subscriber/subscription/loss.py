@@ -1,0 +1,95 @@
+"""The start-up check: can the publisher still give everything that comes after our durable position?
+
+START_REPLICATION at an LSN below the slot's confirmed_flush_lsn is silently moved forward by the server, and a slot of the same name may be
+another one by now. So the position that the target holds is compared with the slot, the system identifier and the timeline before
+every start; a gap is an error that says what happened, never a silent jump. The comparison is exact because nothing is ever
+acknowledged before the target holds a position at least as high.
+
+Source: PostgreSQL manual, Streaming Replication Protocol (IDENTIFY_SYSTEM, TIMELINE_HISTORY), pg_replication_slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from subscriber.abc import Position
+from subscriber.errors import DataLossError, PublisherError
+from subscriber.walreceiver.connection import SlotInfo, SystemIdentity, WalReceiverConnection
+
+__all__ = ["check_position"]
+
+_START_OVER = "to start over, empty the target's tables and use another --name (a new slot and a new copy)"
+
+
+async def check_position(connection: WalReceiverConnection, position: Position) -> Position:
+    """Compare what the target holds with what the publisher can give.
+
+    Returns:
+        The position, on the publisher's present timeline: the caller stores it if it differs.
+
+    Raises:
+        DataLossError: changes after the position are gone, or are not this publisher's.
+        PublisherError: the slot is not one for us.
+    """
+    identity = await connection.identify_system()
+    if identity.system_identifier != position.system_identifier:
+        raise DataLossError(
+            f"the publisher's system identifier is {identity.system_identifier}, but the target was filled from"
+            f" {position.system_identifier}",
+            hint=f"connect to the old publisher; {_START_OVER}",
+        )
+    position = await _check_timeline(connection, position, identity)
+    _check_slot(await connection.slot(position.slot_name), position, identity)
+    if position.lsn > identity.xlogpos:
+        raise DataLossError(
+            f"the publisher's WAL ends at {identity.xlogpos}, before our position {position.lsn}: it was restored to an earlier time",
+            hint=f"find out what the publisher lost; {_START_OVER}",
+        )
+    return position
+
+
+async def _check_timeline(connection: WalReceiverConnection, position: Position, identity: SystemIdentity) -> Position:
+    if identity.timeline == position.timeline:
+        return position
+    if identity.timeline < position.timeline:
+        raise DataLossError(
+            f"the publisher is on timeline {identity.timeline}, but our position {position.lsn} is of timeline {position.timeline}",
+            hint=f"connect to the server that was promoted; {_START_OVER}",
+        )
+    history = await connection.timeline_history(identity.timeline)
+    switched = next((entry.switchpoint for entry in history if entry.timeline == position.timeline), None)
+    if switched is None or switched < position.lsn:
+        where = "is not an ancestor of it" if switched is None else f"ended at {switched}"
+        raise DataLossError(
+            f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of our position {position.lsn} {where}:"
+            " the target holds changes that the promoted server never had",
+            hint=_START_OVER,
+        )
+    return replace(position, timeline=identity.timeline)
+
+
+def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdentity) -> None:
+    name = position.slot_name
+    if slot is None:
+        raise DataLossError(
+            f'replication slot "{name}" does not exist on the publisher any more: changes after {position.lsn} are lost',
+            hint=f"after a failover, make the slot a failover slot (-o failover=true, PostgreSQL 17); {_START_OVER}",
+        )
+    if slot.plugin != "pgoutput" or slot.database != identity.dbname:
+        raise PublisherError(
+            f'replication slot "{name}" is of plugin "{slot.plugin}" and database "{slot.database}",'
+            f' not of pgoutput and "{identity.dbname}"',
+            hint="name another slot (-o slot_name=…) or another database in --connection",
+        )
+    if slot.lost:
+        reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
+        raise DataLossError(
+            f'replication slot "{name}" was invalidated{reason}: changes after {position.lsn} are lost',
+            hint=f"raise max_slot_wal_keep_size on the publisher; {_START_OVER}",
+        )
+    if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn:
+        raise DataLossError(
+            f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past our position {position.lsn}:'
+            " the changes in between are lost",
+            hint=f"the slot was made anew, advanced, or used by another subscriber; {_START_OVER}",
+        )

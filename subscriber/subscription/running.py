@@ -1,0 +1,104 @@
+"""What the parts of one run share: how far it is, who waits for what, and whether it is to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from subscriber.apply.table_state import TableStates, Watchers
+from subscriber.errors import SubscriberError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.subscription.session import StreamSession
+from subscriber.transaction.feedback import FlushTracker
+
+__all__ = ["Running", "Stopped"]
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The run was asked to stop."""
+
+
+class Running:
+    """See the module.
+
+    Attributes:
+        states: of the tables.
+        tracker: of the present stream, or of the last one.
+        session: the present stream; None while there is none.
+        stop: set to end the run.
+        prepared: whether the setup is done, so that ``states`` and ``tracker`` mean something.
+        until: the LSN at which the run ends by itself.
+        awaited: LSNs that somebody waits for.
+        last_error: the latest.
+        watchers: of everything here.
+    """
+
+    def __init__(self) -> None:
+        self.states = TableStates()
+        self.tracker = FlushTracker(INVALID_LSN)
+        self.session: StreamSession | None = None
+        self.stop = asyncio.Event()
+        self.prepared = False
+        self.until: Lsn | None = None
+        self.awaited: list[Lsn] = []
+        self.last_error: SubscriberError | None = None
+        self.watchers = Watchers()
+
+    def begin(self) -> None:
+        """Forget the run before this one."""
+        self.states = TableStates()
+        self.prepared = False
+        self.last_error = None
+
+    def end(self) -> None:
+        """No run is under way."""
+        self.until = None
+        self.stop.clear()
+        self.watchers.notify()
+
+    def reached(self, lsn: Lsn) -> bool:
+        """Whether all tables are synchronized and everything up to there is durable."""
+        return self.prepared and self.tracker.flushed >= lsn and self.states.all_synchronized
+
+    def finished(self) -> bool:
+        """Whether the run is to end."""
+        return self.stop.is_set() or (self.until is not None and self.reached(self.until))
+
+    def is_awaited(self, lsn: Lsn) -> bool:
+        """Whether somebody waits for something up to there that is not durable yet."""
+        goals = [*self.awaited, *([self.until] if self.until is not None else [])]
+        return any(self.tracker.flushed < goal <= lsn for goal in goals)
+
+    def durable(self, lsn: Lsn) -> None:
+        """The sink reports: everything up to there is."""
+        self.tracker.flush(lsn)
+        if self.session is not None:
+            self.session.receiver.report()
+        self.watchers.notify()
+
+    def wake(self) -> None:
+        """Something changed: whoever waits looks again."""
+        if self.session is not None:
+            self.session.receiver.wake()
+        self.states.changed.notify()
+        self.watchers.notify()
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what may be given up at any moment.
+
+        Raises:
+            Stopped: it was, because the run is to stop.
+        """
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Stopped
+            return task.result()
+        finally:
+            task.cancel()
+            stop.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)

@@ -1,0 +1,116 @@
+"""The publisher as table synchronization sees it: :class:`subscriber.apply.tablesync.CopySource` over walreceiver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
+from subscriber.apply.tablesync import CopyPart
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.protocol.capabilities import Capabilities, negotiate
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.loss import check_position
+from subscriber.walreceiver import copying
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.snapshot import ExportedSnapshot
+from subscriber.walreceiver.stream import WalSenderStream
+
+__all__ = ["PublisherSource", "copy_format"]
+
+
+def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> CopyFormat:
+    """The format of the initial copy, as native chooses it: binary if asked for and the publisher is new enough."""
+    return CopyFormat.BINARY if options.binary and capabilities.binary_copy else CopyFormat.TEXT
+
+
+class PublishedSnapshot:
+    """A :class:`subscriber.apply.tablesync.SnapshotSource`."""
+
+    def __init__(self, snapshot: ExportedSnapshot, range_size: int) -> None:
+        self._snapshot = snapshot
+        self._range_size = range_size
+
+    @property
+    def consistent_point(self) -> Lsn:
+        """The snapshot holds exactly what was committed before."""
+        return self._snapshot.consistent_point
+
+    async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
+        """The parts that together are the table's published rows, each to be read by a session of its own."""
+        async with self._snapshot.reader() as reader:
+            found = await copying.copy_parts(reader, table, self._range_size)
+        return [partial(self._read, copying.copy_query(table, part, copy_format), copy_format, rows) for part in found]
+
+    @contextlib.asynccontextmanager
+    async def _read(self, query: str, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self._snapshot.reader() as reader:
+            yield reader.copy_out(query, copy_format, rows)
+
+
+class PublisherSource:
+    """See the module. Every call uses connections of its own, and makes sure they lead to the same publisher.
+
+    Args:
+        conninfo: of the publisher.
+        publications: subscribed to.
+        options: of the subscription.
+        settings: range size of copies.
+        main: the subscription's position: whose system it is of.
+    """
+
+    def __init__(
+        self, conninfo: str, publications: Sequence[str], options: SubscriptionOptions, settings: Settings, main: Position
+    ) -> None:
+        self._conninfo = conninfo
+        self._publications = tuple(publications)
+        self._options = options
+        self._settings = settings
+        self._main = main
+
+    @contextlib.asynccontextmanager
+    async def _connect(self, application_name: str) -> AsyncIterator[WalReceiverConnection]:
+        connection = await WalReceiverConnection.connect(self._conninfo, application_name=application_name)
+        try:
+            await connection.require_system(self._main.system_identifier)
+            yield connection
+        finally:
+            await connection.close()
+
+    async def describe(self, table: TableName) -> PublishedTable | None:
+        """The table as published now; None if it no longer is."""
+        async with self._connect(self._main.slot_name) as connection:
+            found = await published_tables(connection, self._publications, table)
+        return found[0] if found else None
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self, slot_name: str) -> AsyncIterator[PublishedSnapshot]:
+        """Create the slot, after dropping one of that name, and keep its snapshot open."""
+        await self.drop_slot(slot_name)
+        async with ExportedSnapshot.create(
+            self._conninfo,
+            slot_name,
+            application_name=slot_name,
+            failover=self._options.failover,
+            system_identifier=self._main.system_identifier,
+        ) as snapshot:
+            yield PublishedSnapshot(snapshot, self._settings.copy_range_size)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, slot_name: str, lsn: Lsn) -> AsyncIterator[WalSenderStream]:
+        """Follow the slot, without two-phase, after the check that it still gives everything behind ``lsn``."""
+        async with self._connect(slot_name) as connection:
+            await check_position(connection, Position(slot_name, self._main.system_identifier, self._main.timeline, lsn))
+            options = negotiate(connection.capabilities, self._options, publications=self._publications, two_phase=False)
+            stream = await connection.start_replication(slot_name, lsn, options)
+            try:
+                yield stream
+            finally:
+                await stream.close()
+
+    async def drop_slot(self, slot_name: str) -> None:
+        """Drop it, once whoever uses it has gone; fine if it does not exist."""
+        async with self._connect(self._main.slot_name) as connection:
+            await connection.drop_slot(slot_name, wait=True, missing_ok=True)

@@ -1,0 +1,42 @@
+"""What a subscription tells of itself, and how far it is asked to go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from subscriber.abc import ApplyStatistics, TableEntry, TableName
+from subscriber.errors import SubscriberError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+
+__all__ = ["Status", "Until"]
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When :meth:`Subscription.run` shall end by itself.
+
+    ``lsn`` None means: caught up with the publisher as it is when the run starts. In both cases all tables have to be synchronized.
+    """
+
+    lsn: Lsn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How things stand. LSNs are those of the standby status update: received >= applied >= flushed.
+
+    Attributes:
+        received, applied, flushed: from the publisher; visible in the target; durable there.
+        streaming: whether there is a connection that follows the slot.
+        tables: the subscription's tables with their states.
+        last_error: the latest that was met in this run, mended since or not.
+        statistics: counted since the subscription object was made.
+    """
+
+    received: Lsn = INVALID_LSN
+    applied: Lsn = INVALID_LSN
+    flushed: Lsn = INVALID_LSN
+    streaming: bool = False
+    tables: dict[TableName, TableEntry] = field(default_factory=dict)
+    last_error: SubscriberError | None = None
+    statistics: ApplyStatistics = field(default_factory=ApplyStatistics)

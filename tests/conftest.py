@@ -1,0 +1,111 @@
+"""What every test may use: embedded PostgreSQL servers, one set a worker process, started when first asked for.
+
+``SUBSCRIBER_TEST_DSN`` names a publisher to use instead of the embedded ones (see docker/compose.yaml); the target stays embedded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from subscriber.testing.server import EmbeddedServer
+from tests.database import Database, ServerAddress, fresh_database
+
+PUBLISHER_VERSIONS = (18, 16)
+
+
+class Servers:
+    """The embedded servers of this worker, by role and version."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, int], EmbeddedServer] = {}
+
+    def get(self, role: str, version: int) -> EmbeddedServer:
+        key = (role, version)
+        if key not in self._running:
+            self._running[key] = EmbeddedServer.create(version)
+        return self._running[key]
+
+    def remove(self) -> None:
+        for server in self._running.values():
+            server.remove()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    found = Servers()
+    yield found
+    found.remove()
+
+
+def _publisher(servers: Servers, version: int) -> ServerAddress:
+    if given := os.environ.get("SUBSCRIBER_TEST_DSN"):
+        with psycopg.connect(given) as connection:
+            actual = connection.info.server_version // 10000
+        if actual != version:
+            pytest.skip(f"SUBSCRIBER_TEST_DSN names a PostgreSQL {actual}")
+        return ServerAddress(given, actual)
+    return ServerAddress(servers.get("publisher", version).dsn(), version)
+
+
+@pytest.fixture(scope="session")
+def publisher18(servers: Servers) -> ServerAddress:
+    """A PostgreSQL 18 that publishes."""
+    return _publisher(servers, 18)
+
+
+@pytest.fixture(scope="session")
+def publisher16(servers: Servers) -> ServerAddress:
+    """A PostgreSQL 16 that publishes."""
+    return _publisher(servers, 16)
+
+
+def _versions() -> tuple[int, ...]:
+    """With a publisher from outside, its version alone."""
+    if given := os.environ.get("SUBSCRIBER_TEST_DSN"):
+        with psycopg.connect(given) as connection:
+            return (connection.info.server_version // 10000,)
+    return PUBLISHER_VERSIONS
+
+
+@pytest.fixture(scope="session", params=_versions())
+def publisher(servers: Servers, request: pytest.FixtureRequest) -> ServerAddress:
+    """A publisher, once as 18 and once as 16."""
+    return _publisher(servers, request.param)
+
+
+@pytest.fixture(scope="session")
+def target_server(servers: Servers) -> ServerAddress:
+    """The PostgreSQL 18 that holds the targets."""
+    return ServerAddress(servers.get("target", 18).dsn(), 18)
+
+
+@pytest.fixture
+def publisher_db(publisher: ServerAddress) -> Iterator[Database]:
+    """An empty database on the publisher, dropped afterwards with its slots."""
+    with fresh_database(publisher, "pub") as database:
+        yield database
+
+
+@pytest.fixture
+def publisher18_db(publisher18: ServerAddress) -> Iterator[Database]:
+    """As publisher_db, on PostgreSQL 18 only."""
+    with fresh_database(publisher18, "pub") as database:
+        yield database
+
+
+@pytest.fixture
+def publisher16_db(publisher16: ServerAddress) -> Iterator[Database]:
+    """As publisher_db, on PostgreSQL 16 only."""
+    with fresh_database(publisher16, "pub") as database:
+        yield database
+
+
+@pytest.fixture
+def target_db(target_server: ServerAddress) -> Iterator[Database]:
+    """An empty target database, dropped afterwards."""
+    with fresh_database(target_server, "tgt") as database:
+        yield database

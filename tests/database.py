@@ -1,0 +1,127 @@
+"""A database for one test, and what a test does with it from the outside (synchronous psycopg, autocommit)."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from subscriber.protocol.lsn import Lsn
+
+WAIT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A server, by the conninfo of a superuser."""
+
+    conninfo: str
+    version: int
+
+    def dsn(self, dbname: str = "postgres", **params: str) -> str:
+        return make_conninfo(self.conninfo, dbname=dbname, **params)
+
+
+class Database:
+    """One database of a server."""
+
+    def __init__(self, server: ServerAddress, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.version = server.version
+        self._connection = psycopg.connect(self.conninfo(), autocommit=True)
+
+    @property
+    def dsn(self) -> str:
+        """As a URL: psycopg and asyncpg both read it."""
+        parts = {key: str(value) for key, value in conninfo_to_dict(self.server.conninfo).items() if key != "dbname"}
+        user, password = quote(parts.pop("user"), safe=""), quote(parts.pop("password", ""), safe="")
+        address = f"{parts.pop('host', 'localhost')}:{parts.pop('port', '5432')}"
+        return f"postgresql://{user}:{password}@{address}/{self.name}" + (f"?{urlencode(parts)}" if parts else "")
+
+    def conninfo(self, **params: str) -> str:
+        """As keywords and values, with others added or replaced."""
+        return self.server.dsn(self.name, **params)
+
+    def connect(self, **params: str) -> psycopg.Connection[tuple[Any, ...]]:
+        """Another session, autocommit; the caller closes it."""
+        return psycopg.connect(self.conninfo(**params), autocommit=True)
+
+    def execute(self, query: str) -> None:
+        """Run SQL, several statements included (then in one transaction, as psql -c does)."""
+        self._connection.execute(query.encode())
+
+    def fetch(self, query: str) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return self._connection.execute(query.encode()).fetchall()
+
+    def value(self, query: str) -> Any:
+        """The first column of the first row."""
+        return self.fetch(query)[0][0]
+
+    def wait(self, query: str, expected: Any, timeout: float = WAIT_SECONDS) -> None:
+        """Poll until ``query`` gives ``expected``: rows, or one value. Fails with what it gave last."""
+        deadline = time.monotonic() + timeout
+        while True:
+            rows = self.fetch(query)
+            found: Any = rows if isinstance(expected, list) else (rows[0][0] if rows else None)
+            if found == expected:
+                return
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {timeout:g} s {query!r} gives {found!r}, not {expected!r}")
+            time.sleep(0.02)
+
+    def current_lsn(self) -> Lsn:
+        """Up to where WAL is flushed: past every commit that has returned, and no further than a walsender decodes at once."""
+        return Lsn.parse(self.value("SELECT pg_current_wal_flush_lsn()::text"))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def drop_database(server: ServerAddress, name: str) -> None:
+    """Drop a database with everything that holds it: sessions, prepared transactions, subscriptions, slots."""
+    with psycopg.connect(server.dsn(name), autocommit=True) as inside:
+        for (gid,) in inside.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
+            inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+        subscriptions = inside.execute(
+            "SELECT subname FROM pg_subscription WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        ).fetchall()
+        for (subscription,) in subscriptions:
+            inside.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(subscription)))
+            inside.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(subscription)))
+            inside.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(subscription)))
+    with psycopg.connect(server.dsn(), autocommit=True) as outside:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            outside.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                outside.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+            if not outside.execute("SELECT FROM pg_replication_slots WHERE database = %s", (name,)).fetchall():
+                break
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the slots of {name} cannot be dropped")
+            time.sleep(0.02)
+        outside.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@contextlib.contextmanager
+def fresh_database(server: ServerAddress, prefix: str) -> Iterator[Database]:
+    """An empty database with a random name."""
+    name = f"{prefix}_{secrets.token_hex(5)}"
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    database = Database(server, name)
+    try:
+        yield database
+    finally:
+        database.close()
+        drop_database(server, name)

@@ -1,0 +1,63 @@
+"""subscriber.cli.progress: bars on a terminal, silence elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from subscriber.abc import TableName
+from subscriber.apply.progress import Quiet
+from subscriber.cli.progress import Bars, Lines, copy_progress
+
+ACCOUNTS, HISTORY = TableName("public", "accounts"), TableName("public", "history")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = copy_progress()
+    assert isinstance(progress, Bars)
+    for table, rows in ((ACCOUNTS, 1000), (HISTORY, None)):
+        progress.started(table, rows)
+    progress.advanced(ACCOUNTS, 400)
+    progress.started(ACCOUNTS, 1000)  # again, after a failure
+    progress.advanced(ACCOUNTS, 1200)
+    progress.advanced(HISTORY, 5)
+    for table in (ACCOUNTS, HISTORY):
+        progress.finished(table)
+    progress.finished(ACCOUNTS)
+    progress.advanced(ACCOUNTS, 1)  # late news of a bar that is closed
+    shown = terminal.getvalue()
+    assert "public.accounts: 100%" in shown
+    assert "1.20k/1.20k " in shown
+    assert "public.history: 100%" in shown
+
+
+def test_quiet_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert isinstance(copy_progress(), Quiet)
+
+
+def test_quiet_where_there_is_no_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert isinstance(copy_progress(), Quiet)
+
+
+def test_lines_say_what_was_copied_at_last(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    lines.started(ACCOUNTS, 10)
+    lines.advanced(ACCOUNTS, 7)
+    lines.started(ACCOUNTS, 10)
+    lines.advanced(ACCOUNTS, 1000)
+    lines.advanced(ACCOUNTS, 234)
+    assert capsys.readouterr().out == ""
+    lines.finished(ACCOUNTS)
+    assert capsys.readouterr().out.split() == ["public.accounts", "1,234", "rows"]
