@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
-TEST_ARGS ?=
+TEST_ARGS ?= -n 2
 
 .PHONY: help demo test lint format clean
 
