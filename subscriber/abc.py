@@ -427,7 +427,7 @@ class Sink(Protocol):
         ...
 
     def open_table(self, table: TableName) -> TableSink:
-        """The table's synchronization. Makes its own connections when used."""
+        """The table's synchronization, on connections of its own. Once the sink was opened, also while it is closed after an error."""
         ...
 
     async def close(self) -> None:

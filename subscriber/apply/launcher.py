@@ -85,7 +85,9 @@ class SyncLauncher:
         for table in self._due(running):
             if len(running) >= self._settings.max_sync_workers_per_subscription:
                 return
-            work = self._work.setdefault(table, self._make(table))
+            work = self._work.get(table)
+            if work is None:
+                work = self._work[table] = self._make(table)
             running[table] = asyncio.create_task(work.run(), name=f"synchronization of {table}")
 
     def _pause(self, running: dict[TableName, asyncio.Task[None]]) -> float | None:

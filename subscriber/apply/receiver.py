@@ -31,12 +31,10 @@ from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
-from subscriber.transaction.reassembly import Reassembly, SpoolDiscard, SpoolTruncate
+from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, SpoolDiscard, SpoolTruncate
 
 __all__ = ["Receiver"]
 
-_RECORD_OVERHEAD = 56
-"""What Python adds to a record: the bytes object's header and its place in a list."""
 _UNREAD_STATUS_INTERVAL = 1.0
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
@@ -183,7 +181,7 @@ class Receiver:
                 self._feedback_wanted.set()
 
     def _put(self, event: Event) -> None:
-        held = _RECORD_OVERHEAD
+        held = RECORD_OVERHEAD
         match event:
             case Transaction():
                 held += self._attach(event)
@@ -201,7 +199,7 @@ class Receiver:
     def _attach(self, transaction: Transaction) -> int:
         if transaction.spilled:
             transaction.spool = self._spool.reader(transaction.spool_id)
-        return sum(map(len, transaction.records)) + _RECORD_OVERHEAD * len(transaction.records)
+        return sum(map(len, transaction.records)) + RECORD_OVERHEAD * len(transaction.records)
 
     # --- feedback
 

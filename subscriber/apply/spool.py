@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -93,6 +94,16 @@ class SpoolDirectory:
         self._directory = self._base / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self._files: dict[int, SpoolFile] = {}
         self._numbers = count(1)
+
+    @classmethod
+    async def probe(cls, base: str | None) -> None:
+        """See whether a directory can be made there, and remove it again; ``base`` itself stays.
+
+        Raises:
+            SpoolError: it cannot.
+        """
+        async with cls(base, secrets.token_hex(16)):
+            pass
 
     @property
     def directory(self) -> Path:

@@ -71,7 +71,13 @@ class Following:
             except SubscriberError as error:
                 self._running.last_error = error
                 pause = self._judge(error)
-                _log.error("%s; next attempt in %.1f s, from %s", error.one_line(), pause, self._position.lsn)
+                _log.log(
+                    logging.WARNING if policy(error).policy is Policy.SOON else logging.ERROR,
+                    "%s; next attempt in %.1f s, from %s",
+                    error.one_line(),
+                    pause,
+                    self._position.lsn,
+                )
                 if isinstance(error, TargetError):
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))

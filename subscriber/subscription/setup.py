@@ -14,7 +14,6 @@ The order makes every crash in between harmless, and every refusal one that chan
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,7 @@ from subscriber.errors import ConfigurationError, PublisherError, RelationError,
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.loss import check_position
-from subscriber.subscription.problems import find_problems
+from subscriber.subscription.problems import check_options, find_problems
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, published_tables
 
@@ -33,7 +32,6 @@ __all__ = ["Prepared", "Setup"]
 
 _log = logging.getLogger(__name__)
 
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 _DUPLICATE_OBJECT = "42710"
 
 
@@ -80,21 +78,7 @@ class Setup:
         self._settings = settings
         self._sink = sink
         self._slot_name = options.slot_name or name
-        self._check_options()
-
-    def _check_options(self) -> None:
-        if not self._publications:
-            raise ConfigurationError("no publication to subscribe to", hint="name at least one publication")
-        if not self._options.connect or not self._options.enabled:
-            word = "enabled" if self._options.connect else "connect"
-            raise ConfigurationError(f"{word} = false leaves nothing to run", hint="leave the parameter out")
-        if not _SLOT_NAME.fullmatch(self._slot_name):
-            raise ConfigurationError(
-                f'replication slot name "{self._slot_name}" contains an invalid character or is empty or too long',
-                hint="up to 63 lower case letters, digits and underscores: choose another name, or set slot_name",
-            )
-        if self._options.two_phase and not self._sink.capabilities.two_phase:
-            raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
+        check_options(publications, self._slot_name, options, sink)
 
     async def prepare(self, on_durable: Callable[[Lsn], None]) -> Prepared:
         """Do all of it; the sink is open afterwards. May be cancelled anywhere, and done again.
@@ -108,12 +92,13 @@ class Setup:
             known = await self._sink.exists(self._name)
             await (self._check_publications(connection) if known else self._check_everything(connection))
             state = await self._sink.open(self._name, on_durable)
+            first = state.position is None
             if state.position is None:
                 state = await self._begin(connection, state)
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
-            tables = await self._refresh_tables(connection, state, first=not known)
+            tables = await self._refresh_tables(connection, state, first=first)
             await self._drop_leftover_slots(connection, state)
             return Prepared(
                 state=state,
@@ -144,6 +129,7 @@ class Setup:
         publisher, target = await find_problems(
             connection,
             self._sink,
+            known=False,
             publications=self._publications,
             slot_name=self._slot_name,
             options=self._options,
@@ -153,23 +139,6 @@ class Setup:
             if finding.severity == "warning":
                 _log.warning("%s (hint: %s)", finding.message, finding.hint)
         _raise_first([(PublisherError, finding) for finding in publisher] + [(TargetError, finding) for finding in target])
-        slot = await connection.slot(self._slot_name)
-        if slot is not None and self._options.create_slot:
-            raise PublisherError(
-                f'replication slot "{self._slot_name}" already exists on the publisher, and the target knows nothing of it',
-                hint="use another name; or pg_drop_replication_slot() if nobody needs it; or create_slot = false to go on from where it is",
-                sqlstate=_DUPLICATE_OBJECT,
-            )
-        if slot is None and not self._options.create_slot:
-            raise PublisherError(
-                f'replication slot "{self._slot_name}" does not exist on the publisher', hint="create it, or leave out create_slot = false"
-            )
-        if slot is not None and slot.two_phase and self._options.copy_data:
-            # a transaction prepared before a table's copy and committed behind its handover would be seen by neither
-            raise ConfigurationError(
-                f'replication slot "{self._slot_name}" sends prepared transactions: tables cannot be copied under it',
-                hint="use copy_data = false with it, or leave out create_slot = false",
-            )
 
     # --- slot and position
 
@@ -204,8 +173,9 @@ class Setup:
 
     async def _create_slot(self, connection: WalReceiverConnection, state: SubscriptionState, two_phase: TwoPhaseState) -> Lsn:
         if state.slot_name is not None:
-            # an earlier process ended between its note and its first position: nothing was read from that slot
-            await connection.drop_slot(state.slot_name, missing_ok=True)
+            # an earlier process ended between its note and its first position: nothing was read from that slot. Its walsender may
+            # still be creating it: that it lost its client it notices only at the end
+            await connection.drop_slot(state.slot_name, wait=True, missing_ok=True)
         await self._sink.begin_slot(self._slot_name, self._publications, two_phase)
         try:
             slot = await connection.create_slot(

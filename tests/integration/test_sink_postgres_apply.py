@@ -438,3 +438,14 @@ async def test_asynchronous_commits_are_reported_when_flushed(target_db: Databas
             while not feed.durable:
                 await asyncio.sleep(0.01)
         assert feed.durable == [done.end_lsn]
+
+
+async def test_what_is_passed_over_still_describes_its_relations(target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        first = await feed.apply(remote.relation, remote.insert(1))
+        await feed.reopen()
+        await feed.sink.apply(feed.batch(first))
+        await feed.apply(remote.insert(2))
+    assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1,), (2,)]

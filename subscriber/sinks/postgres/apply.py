@@ -109,7 +109,7 @@ class Applier:
         pending = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
         for transaction in batch.transactions:
             if transaction.end_lsn <= self.position:
-                await transaction.discard()
+                await self.skip(transaction)
         if not pending:
             return
         known = self._relations.has_targets
@@ -125,6 +125,15 @@ class Applier:
         self._relations.forget_targets()
         for transaction in pending:
             await self._attempt([transaction], batch.gate)
+
+    async def skip(self, transaction: Transaction) -> None:
+        """Pass over a transaction that the target has already; what it describes counts nevertheless.
+
+        Raises:
+            ProtocolError, SpoolError
+        """
+        await self._relations.learn(transaction)
+        await transaction.discard()
 
     async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
         """Apply a transaction up to PREPARE TRANSACTION, with a row that proves it once it is committed. The position does not move.

@@ -25,6 +25,7 @@ from subscriber.transaction.model import Transaction
 __all__ = ["RelationMap", "TransactionSender"]
 
 _ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
+_RELATION: Final = bytes([Tag.RELATION])
 _RELATION_ID: Final = Struct(">I")
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
@@ -69,6 +70,18 @@ class RelationMap:
         """A Relation message came."""
         self._remote[relation.relation_id] = relation
         self._mappings.pop(relation.relation_id, None)
+
+    async def learn(self, transaction: Transaction) -> None:
+        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
+
+        Raises:
+            ProtocolError: a Relation message that is none.
+            SpoolError: its spilled part cannot be read.
+        """
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
+                    self.define(message)
 
     def remote(self, relation_id: int) -> Relation:
         """What the publisher said of a relation.

@@ -87,6 +87,7 @@ class PostgresSink:
         self._settings = settings
         self._statistics = ApplyStatistics()
         self._opened: _Open | None = None
+        self._identity: tuple[int, str] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -143,6 +144,7 @@ class PostgresSink:
                 await reader.close()
             await session.close()
             raise
+        self._identity = state.oid, state.name
         self._opened = _Open(session, reader, state, as_owner=self._as_owner, statistics=self._statistics, on_durable=on_durable)
         return state
 
@@ -289,12 +291,15 @@ class PostgresSink:
         return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
-        """The table's synchronization."""
+        """The table's synchronization; also while the sink is closed, once it has been open."""
+        if self._identity is None:
+            raise TargetUnavailable("the sink was never opened", hint="open it first")
+        oid, name = self._identity
         return PostgresTableSink(
             self._target,
             table,
-            oid=self._open.oid,
-            application_name=self._open.name,
+            oid=oid,
+            application_name=name,
             synchronous_commit=self._options.synchronous_commit,
             as_owner=self._as_owner,
             statistics=self._statistics,

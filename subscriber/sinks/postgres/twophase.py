@@ -54,12 +54,14 @@ class TwoPhase:
             TargetError: the target has no room for prepared transactions; or as :meth:`Applier.prepare`.
         """
         gid = self.gid(transaction.xid)
-        if not await self._is_prepared(gid) and not await self._was_committed(gid):
+        if await self._is_prepared(gid) or await self._was_committed(gid):
+            await self._applier.skip(transaction)
+        else:
             await self._require_prepared_transactions()
             await self._applier.prepare(transaction, gate, gid)
+            await transaction.discard()
         if transaction.end_lsn > self._applier.position:
             await self._move(transaction.end_lsn)
-        await transaction.discard()
 
     async def commit(self, message: CommitPrepared) -> None:
         """COMMIT PREPARED, unless that is done.
