@@ -373,7 +373,11 @@ class Sink(Protocol):
         ...
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables. Entries whose target table was dropped are removed by this."""
+        """The subscription's tables. Entries whose target table was dropped are removed by this.
+
+        For the start of a run: a table's synchronization of an earlier process, killed or cancelled, is waited for until it can store
+        nothing any more. Not to be called while tables of this process are open.
+        """
         ...
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:

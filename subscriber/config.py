@@ -70,9 +70,9 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
         name, equals, value = item.partition("=")
         name = name.strip().lower()
         if not equals or not name:
-            raise ConfigurationError(f'"{item}" is not of the form parameter=value')
+            raise ConfigurationError(f'"{item}" is not of the form parameter=value', hint="as in copy_data=false")
         if name in found:
-            raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice')
+            raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice', hint="say it once")
         found[name] = value.strip()
     return found
 
@@ -134,14 +134,18 @@ class SubscriptionOptions:
                 values[name] = parse_bool(name, text)
         for conflicting in ("enabled", "create_slot", "copy_data"):
             if values.get("connect") is False and values.get(conflicting) is True:
-                raise ConfigurationError(f"connect = false and {conflicting} = true are mutually exclusive options")
-        if given.get("slot_name", "").lower() == "none":
-            for conflicting in ("enabled", "create_slot"):
-                if values.get(conflicting, True):
-                    raise ConfigurationError(f"slot_name = NONE and {conflicting} = true are mutually exclusive options")
+                raise ConfigurationError(
+                    f"connect = false and {conflicting} = true are mutually exclusive options", hint="leave one of them out"
+                )
         options = cls(**values)
         if not options.connect:
             options = replace(options, enabled=False, create_slot=False, copy_data=False)
+        if "slot_name" in values and values["slot_name"] is None:
+            for name, conflicts in (("enabled", options.enabled), ("create_slot", options.create_slot)):
+                if conflicts and name in values:
+                    raise ConfigurationError(f"slot_name = NONE and {name} = true are mutually exclusive options", hint="name a slot")
+                if conflicts:
+                    raise ConfigurationError(f"subscription with slot_name = NONE must also set {name} = false", hint="name a slot")
         return options
 
 
@@ -162,7 +166,7 @@ def _streaming(text: str) -> str:
     try:
         return "on" if parse_bool("streaming", text) else "off"
     except ConfigurationError:
-        raise ConfigurationError("streaming requires a Boolean value or “parallel”".replace("“", '"').replace("”", '"')) from None
+        raise ConfigurationError('streaming requires a Boolean value or "parallel"', hint="one of off, on, parallel") from None
 
 
 def _synchronous_commit(text: str) -> str:

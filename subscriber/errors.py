@@ -57,7 +57,7 @@ class SubscriberError(Exception):
         """Message, notes and hint on one line, as the command line prints them."""
         parts = [str(self), *getattr(self, "__notes__", ())]
         text = "; ".join(" ".join(part.split()) for part in parts)
-        return f"{text} (hint: {self.hint})" if self.hint else text
+        return f"{text} (hint: {' '.join(self.hint.split())})" if self.hint else text
 
 
 class ConfigurationError(SubscriberError):

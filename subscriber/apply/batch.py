@@ -12,6 +12,7 @@ import asyncio
 from subscriber.abc import Batch, RelationGate
 from subscriber.apply.receiver import Receiver
 from subscriber.config import Settings
+from subscriber.errors import SubscriberError
 from subscriber.transaction.model import Transaction
 
 __all__ = ["collect"]
@@ -32,7 +33,10 @@ async def collect(receiver: Receiver, settings: Settings, gate: RelationGate) ->
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
                 break
-            await receiver.wait(remaining)
+            try:
+                await receiver.wait(remaining)
+            except SubscriberError:
+                break  # raised again by the next wait, once what came before it is applied
             continue
         if not isinstance(event, Transaction):
             break

@@ -27,7 +27,7 @@ class SyncLauncher:
 
     Args:
         make: gives a table's synchronization; called once per table, the object is run again after a failure.
-        patient: False makes the first error that time alone does not mend end it all (one-shot runs).
+        patient: asked when an attempt failed: False lets an error that time alone does not mend end it all.
         ended: told of the end of every attempt: with its error, or None when the table is synchronized.
     """
 
@@ -38,7 +38,7 @@ class SyncLauncher:
         make: Callable[[TableName], TableSynchronization],
         ended: Callable[[TableName, SubscriberError | None], None],
         *,
-        patient: bool,
+        patient: Callable[[], bool],
     ) -> None:
         self._states = states
         self._settings = settings
@@ -48,6 +48,7 @@ class SyncLauncher:
         self._work: dict[TableName, TableSynchronization] = {}
         self._backoff: dict[TableName, Backoff] = {}
         self._not_before: dict[TableName, float] = {}
+        self._running: dict[TableName, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Serve the tables.
@@ -55,7 +56,7 @@ class SyncLauncher:
         Raises:
             SubscriberError: an attempt failed with an error that is not to be tried again.
         """
-        running: dict[TableName, asyncio.Task[None]] = {}
+        running = self._running
         try:
             while True:
                 self._start_due(running)
@@ -72,6 +73,17 @@ class SyncLauncher:
             for task in running.values():
                 task.cancel()
             await asyncio.gather(*running.values(), return_exceptions=True)
+            running.clear()
+
+    async def leave(self, timeout: float) -> None:
+        """Before a cancellation that is not urgent: give synchronized tables the time to drop their slots.
+
+        A slot left behind would keep the publisher's WAL until the next start, which drops it.
+        """
+        unsynchronized = set(self._states.unsynchronized)
+        leaving = [task for table, task in self._running.items() if table not in unsynchronized]
+        if leaving:
+            await asyncio.wait(leaving, timeout=timeout)
 
     def _due(self, running: dict[TableName, asyncio.Task[None]]) -> list[TableName]:
         now = asyncio.get_running_loop().time()
@@ -102,7 +114,7 @@ class SyncLauncher:
             task.result()
         except SubscriberError as error:
             answer = policy(error)
-            if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient):
+            if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient()):
                 raise
             pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
             self._not_before[table] = asyncio.get_running_loop().time() + pause

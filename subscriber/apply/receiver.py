@@ -7,7 +7,8 @@ Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :m
   stays bounded, and a slow sink slows the socket.
 * *feedback* sends standby status updates: when the status changed, when the server asked for one, at
   ``wal_receiver_status_interval`` otherwise. It never waits for the sink, so a slow apply does not let ``wal_sender_timeout``
-  strike. While nothing is read (the queue is full) a request of the server is not seen either: then updates go out every second.
+  strike. While nothing is read (the queue is full) a request of the server is not seen either: then updates go out four times a
+  second, often enough for a ``wal_sender_timeout`` of one.
 
 ``wal_receiver_timeout`` works as native's: silence for half of it asks the server for a reply, silence for all of it ends the
 connection. Time during which we did not read is not silence.
@@ -35,7 +36,7 @@ from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, Spool
 
 __all__ = ["Receiver"]
 
-_UNREAD_STATUS_INTERVAL = 1.0
+_UNREAD_STATUS_INTERVAL = 0.25
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
@@ -57,6 +58,7 @@ class Receiver:
         self._feedback_wanted = asyncio.Event()
         self._forced = False
         self._asked = False
+        self._reading = False
         self._last_heard = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -147,8 +149,10 @@ class Receiver:
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            frames = await self._stream.receive()
             self._last_heard = loop.time()
+            self._reading = True
+            frames = await self._stream.receive()
+            self._reading = False
             await self._take_frames(frames)
             while self._reassembly.memory > self._budget and (spill := self._reassembly.spill()) is not None:
                 await self._spool.append(*spill)
@@ -156,7 +160,6 @@ class Receiver:
             if self._held >= self._budget:
                 self._room.clear()
                 await self._room.wait()
-                self._last_heard = loop.time()
 
     async def _take_frames(self, frames: Sequence[bytes]) -> None:
         feed = self._reassembly.feed
@@ -212,7 +215,7 @@ class Receiver:
         asked = False
         while True:
             now = loop.time()
-            reading = self._room.is_set()
+            reading = self._reading
             silence = now - self._last_heard if reading and timeout else 0.0
             if timeout and silence >= timeout:
                 raise PublisherUnavailable(

@@ -108,6 +108,11 @@ class TableStates:
         return not self.unsynchronized
 
     @property
+    def any_synchronized(self) -> bool:
+        """Whether some table's synchronization is done."""
+        return any(entry.state not in _OWN_SYNC for entry in self._entries.values())
+
+    @property
     def all_ready(self) -> bool:
         """Whether all tables are in the apply worker's hands."""
         return all(entry.state is TableState.READY for entry in self._entries.values())
@@ -137,9 +142,11 @@ class TableStates:
         def clear() -> bool:
             return not self._requested and all(lsn >= end_lsn for lsn in self._handover.values())
 
-        await self.changed.wait(lambda: clear() or give_up())
-        if not clear():
-            return False
+        while not clear():
+            if give_up():
+                return False
+            # again, because between a notification and this task's turn another table may have come in the way
+            await self.changed.wait(lambda: clear() or give_up())
         self._handed = max(self._handed, end_lsn)
         return True
 

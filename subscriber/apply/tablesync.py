@@ -41,6 +41,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
+from subscriber.errors import RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.feedback import FlushTracker
@@ -147,7 +148,7 @@ class TableSynchronization:
             SubscriberError: of the publisher, the target or the spool.
         """
         try:
-            entry = await self._sink.begin()
+            entry = await self._begin()
             slot = sync_slot_name(self._oid, self._sink.relation_id, self._target_identifier)
             # what an earlier attempt could not tell (whether SYNCDONE was stored) is known now
             self._uncertain = False
@@ -164,6 +165,14 @@ class TableSynchronization:
             if not self._uncertain:
                 self._states.abandon_handover(self._table)
             await self._sink.close()
+
+    async def _begin(self) -> TableEntry:
+        try:
+            return await self._sink.begin()
+        except RelationError:
+            # the table is gone, or not of the subscription any more: no handover of it can be half done
+            self._uncertain = False
+            raise
 
     def _settle(self, entry: TableEntry) -> None:
         self._states.set(self._table, entry)

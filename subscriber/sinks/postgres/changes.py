@@ -18,7 +18,7 @@ from subscriber.sinks.postgres.pipeline import Pipeline
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import RelationMapping, map_relation
 from subscriber.sinks.postgres.report import ChangeContext, describe
-from subscriber.sinks.postgres.statements import delete, insert, set_role, truncate, update
+from subscriber.sinks.postgres.statements import delete, delete_all, insert, restart_sequences, set_role, truncate, update
 from subscriber.sinks.postgres.table_reader import read_table
 from subscriber.transaction.model import Transaction
 
@@ -230,14 +230,27 @@ class TransactionSender:
 
     async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
         relations = [self._relations.remote(relation_id) for relation_id in message.relation_ids]
-        mappings = [await self._mapping(relation, Tag.TRUNCATE, context) for relation in relations if self._wanted(relation, transaction)]
+        wanted = [relation for relation in relations if self._wanted(relation, transaction)]
+        mappings = [await self._mapping(relation, Tag.TRUNCATE, context) for relation in wanted]
         if not mappings:
+            return
+        restart = TruncateOption.RESTART_IDENTITY in message.options
+        others = {TableName(relation.namespace, relation.name) for relation in relations if relation not in wanted}
+        if any(not mapping.table.referenced_by.isdisjoint(others) for mapping in mappings):
+            # while tables are synchronized each has its share of the message at another time; TRUNCATE would refuse to empty one alone
+            self._empty(mappings, context, restart_identity=restart)
             return
         # one statement needs one role: the owner if it is the same for all, else ourselves
         roles = {mapping.table.role for mapping in mappings}
         self._become(roles.pop() if len(roles) == 1 else None)
-        restart = TruncateOption.RESTART_IDENTITY in message.options
         self._pipeline.send(truncate(mappings, restart_identity=restart), context)
+
+    def _empty(self, mappings: list[RelationMapping], context: ChangeContext, *, restart_identity: bool) -> None:
+        for mapping in mappings:
+            self._become(mapping.table.role)
+            self._pipeline.send(delete_all(mapping), context)
+            if restart_identity:
+                self._pipeline.send(restart_sequences(mapping), context)
 
 
 def _require_width(mapping: RelationMapping, row: TupleData) -> None:

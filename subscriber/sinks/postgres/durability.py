@@ -69,6 +69,5 @@ class Durability:
         """Stop watching."""
         if self._watching is not None:
             self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+            await asyncio.gather(self._watching, return_exceptions=True)  # unlike suppress(), it lets a cancellation of ours through
             self._watching = None

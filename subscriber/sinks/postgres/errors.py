@@ -33,6 +33,11 @@ _SAFE_CLASSES: Final = frozenset({"08", "0A", "25", "26", "28", "34", "3D", "3F"
 _APPLY_CLASSES: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
 _READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writing"
+_LOG_HINT: Final = "the target's log tells more"
+_APPLY_HINTS: Final = {
+    "22": "compare the column's type in the target with the publisher's",
+    "23": "mend the target's rows, or change its constraint",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,9 @@ def _text(diagnostics: Diagnostics) -> str:
 def target_error(diagnostics: Diagnostics) -> TargetError:
     """The error of this package for a report: its class says what the caller must do (see :mod:`subscriber.errors`)."""
     sqlstate, text = diagnostics.sqlstate, _text(diagnostics)
+    if sqlstate == "08P01" and diagnostics.context:
+        # a type's receive function ran out of bytes; a connection that is out of step has no context
+        return ApplyError(f"incorrect binary data format (SQLSTATE {sqlstate})", sqlstate=sqlstate, hint=_APPLY_HINTS["22"])
     if sqlstate is None or sqlstate in _UNAVAILABLE or sqlstate[:2] in {"08", "40"}:
         return TargetUnavailable(text, sqlstate=sqlstate, hint=_unavailable_hint(sqlstate))
     if sqlstate == "42501":
@@ -166,14 +174,14 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
     if sqlstate[:2] == "42" or sqlstate == "3F000":
         return RelationError(text, sqlstate=sqlstate, hint="compare the target's table with the publisher's")
     if sqlstate[:2] in _APPLY_CLASSES:
-        return ApplyError(text, sqlstate=sqlstate)
-    return TargetError(text, sqlstate=sqlstate)
+        return ApplyError(text, sqlstate=sqlstate, hint=_APPLY_HINTS.get(sqlstate[:2], _LOG_HINT))
+    return TargetError(text, sqlstate=sqlstate, hint=_LOG_HINT)
 
 
-def _unavailable_hint(sqlstate: str | None) -> str | None:
+def _unavailable_hint(sqlstate: str | None) -> str:
     if sqlstate == "53300":
         return "raise max_connections of the target, or end other sessions"
-    return None
+    return "it passes by itself, unless the target is down"
 
 
 @contextlib.contextmanager

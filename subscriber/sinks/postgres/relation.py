@@ -68,6 +68,7 @@ class TargetTable:
         rls_user: the role for which row-level security would be in force, or None.
         key: column names of the replica identity index or primary key, with the equality operators of that index; empty: neither.
         key_unique: the key names one row of the whole table (not only of one partition).
+        referenced_by: other tables whose foreign keys reference it.
     """
 
     name: TableName
@@ -78,6 +79,7 @@ class TargetTable:
     columns: tuple[TargetColumn, ...]
     key: tuple[tuple[str, str | None], ...]
     key_unique: bool = True
+    referenced_by: frozenset[TableName] = frozenset()
 
     @property
     def scanned(self) -> str:

@@ -28,7 +28,7 @@ from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscriptio
 from subscriber.sinks.postgres.changes import RelationMap
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
-from subscriber.sinks.postgres.locks import take, writer_key
+from subscriber.sinks.postgres.locks import table_key, take, writer_key
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
@@ -204,8 +204,14 @@ class PostgresSink:
         await self._open.rows.update_subscription('subtwophasestate = %s::text::"char"', state.value)
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables."""
-        return await self._open.rows.tables()
+        """The subscription's tables, once no synchronization of a dead process can change them any more."""
+        opened = self._open
+        for relid in await opened.rows.in_state(TableState.FINISHEDCOPY):
+            # its COMMIT of SYNCDONE may still be under way: read as FINISHEDCOPY, the apply worker would pass over what comes behind it
+            key = table_key(opened.oid, relid)
+            await take(opened.session.fetch, key, f"synchronization of table with oid {relid}")
+            await opened.session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s)", key)
+        return await opened.rows.tables()
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
         """Add a table with its first state.

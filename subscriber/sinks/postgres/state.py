@@ -140,6 +140,15 @@ class SubscriptionRows:
             await self.remove(relid)
         return found
 
+    async def in_state(self, state: TableState) -> list[int]:
+        """Oids of the tables in a state."""
+        rows = await self._session.fetch(
+            "SELECT srrelid::int8 FROM subscriber.pg_subscription_rel WHERE srsubid = %s::int8::oid AND srsubstate::text = %s",
+            self.oid,
+            state.value,
+        )
+        return [relid for (relid,) in rows]
+
     async def find_table(self, table: TableName) -> int:
         """The oid of a table of the target that may be subscribed to.
 

@@ -190,3 +190,20 @@ def truncate(mappings: Iterable[RelationMapping], *, restart_identity: bool) -> 
     tables = ", ".join(dict.fromkeys(mapping.table.scanned for mapping in mappings))
     identity = "RESTART" if restart_identity else "CONTINUE"
     return Statement(f"TRUNCATE {tables} {identity} IDENTITY RESTRICT".encode("utf-8", "surrogateescape"), message_type="TRUNCATE")
+
+
+def delete_all(mapping: RelationMapping) -> Statement:
+    """A table's share of a TRUNCATE whose other tables are not to be emptied now. Foreign keys do not stop it, as no DELETE of ours."""
+    sql = f"DELETE FROM {mapping.table.scanned}"
+    return Statement(sql.encode("utf-8", "surrogateescape"), message_type="TRUNCATE", table=mapping.table.name)
+
+
+def restart_sequences(mapping: RelationMapping) -> Statement:
+    """What RESTART IDENTITY does to the table."""
+    return Statement(
+        b"SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, s.seqstart, false) FROM pg_catalog.pg_sequence AS s"
+        b" JOIN pg_catalog.pg_depend AS d ON d.objid = s.seqrelid AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass"
+        b" WHERE d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = %d AND d.deptype IN ('a', 'i')"
+        % mapping.table.oid,
+        table=mapping.table.name,
+    )

@@ -5,6 +5,7 @@ Read through a session of its own: it takes no locks on the tables, so an open t
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from subscriber.abc import TableName
@@ -20,7 +21,12 @@ SELECT c.oid::int8 AS oid, c.relkind::text AS kind,
        CASE WHEN $3 AND o.rolname <> current_user THEN o.rolname::text END AS role,
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
                  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
-            THEN r.rolname::text END AS rls_user
+            THEN r.rolname::text END AS rls_user,
+       ARRAY(SELECT pg_catalog.json_build_array(fn.nspname, f.relname)::text
+             FROM pg_catalog.pg_constraint x
+             JOIN pg_catalog.pg_class f ON f.oid = x.conrelid
+             JOIN pg_catalog.pg_namespace fn ON fn.oid = f.relnamespace
+             WHERE x.contype = 'f' AND x.confrelid = c.oid AND x.conrelid <> c.oid) AS referenced_by
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
@@ -136,7 +142,8 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
     oid, kind = found[0]["oid"], found[0]["kind"]
     columns = tuple(TargetColumn(**row) for row in await reader.fetch(_COLUMNS, oid))
     key, key_unique = _key(await reader.fetch(_KEYS, oid), columns) if kind in {"r", "p"} else ((), True)
-    return TargetTable(name, oid, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique)
+    referenced_by = frozenset(TableName(*json.loads(table)) for table in found[0]["referenced_by"])
+    return TargetTable(name, oid, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by)
 
 
 def _key(rows: list[dict[str, Any]], columns: tuple[TargetColumn, ...]) -> tuple[tuple[tuple[str, str | None], ...], bool]:

@@ -324,10 +324,13 @@ class PostgresTableSink:
         """Disconnect. Idempotent; :meth:`begin` connects again."""
         session, reader = self._session, self._reader
         self._session = self._reader = self._applier = None
-        if reader is not None:
-            await reader.close()
-        if session is not None:
-            await session.close()
+        try:
+            if reader is not None:
+                await reader.close()
+        finally:
+            # also when cancelled in between
+            if session is not None:
+                await session.close()
 
 
 def _durable_already(_lsn: Lsn, _wal: Lsn | None) -> None:

@@ -103,11 +103,16 @@ class Target:
         except psycopg.Error as error:
             text = " ".join(str(error).split())
             if _MISTAKEN.search(text):
-                raise ConfigurationError(f"the target's connection string cannot be used: {text}") from None
+                raise ConfigurationError(
+                    f"the target's connection string cannot be used: {text}", hint="mend the parameter that it names"
+                ) from None
             if _PERMANENT.search(text) and not _PASSING.search(text):
                 hint = "mend the target's connection string, or the server's pg_hba.conf"
                 raise TargetError(f"target refuses the connection: {text}", hint=hint) from None
-            raise TargetUnavailable(f"target cannot be reached: {text}") from None
+            hint = (
+                "end other sessions, or raise max_connections" if _PASSING.search(text) else "check that the target runs, and host and port"
+            )
+            raise TargetUnavailable(f"target cannot be reached: {text}", hint=hint) from None
 
     async def connect_asyncpg(
         self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
@@ -146,7 +151,10 @@ def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> d
     for name, harmless in _PROTECTING.items():
         value = parameters.get(name, "")
         if (harmless is None and value == "system") or (harmless is not None and value not in harmless):
-            raise ConfigurationError(f"asyncpg does not know the connection parameter {name}={value if harmless is None else '...'}")
+            raise ConfigurationError(
+                f"asyncpg does not know the connection parameter {name}={value if harmless is None else '...'}",
+                hint="leave it out, if the target can be trusted without it",
+            )
     hostaddr = parameters.get("hostaddr", "")
     if hostaddr and parameters.get("sslmode") != "verify-full":
         host = hostaddr

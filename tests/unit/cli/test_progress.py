@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from subscriber.abc import TableName
 from subscriber.apply.progress import Quiet
 from subscriber.cli.progress import Bars, Lines, copy_progress
+from tests.terminal import Terminal, terminal
 
 ACCOUNTS, HISTORY = TableName("public", "accounts"), TableName("public", "history")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+@contextlib.contextmanager
+def screen() -> Iterator[Terminal]:
+    """stderr is a terminal. Not a fixture: pytest sets stderr anew when the test itself begins."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        terminal() as found,
+        os.fdopen(os.dup(found.descriptor), "w", encoding="utf-8") as stream,
+    ):
+        patch.setattr(sys, "stderr", stream)
+        yield found
 
 
-def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    progress = copy_progress()
-    assert isinstance(progress, Bars)
-    for table, rows in ((ACCOUNTS, 1000), (HISTORY, None)):
-        progress.started(table, rows)
-    progress.advanced(ACCOUNTS, 400)
-    progress.started(ACCOUNTS, 1000)  # again, after a failure
-    progress.advanced(ACCOUNTS, 1200)
-    progress.advanced(HISTORY, 5)
-    for table in (ACCOUNTS, HISTORY):
-        progress.finished(table)
-    progress.finished(ACCOUNTS)
-    progress.advanced(ACCOUNTS, 1)  # late news of a bar that is closed
-    shown = terminal.getvalue()
+def test_bars_on_a_terminal() -> None:
+    with screen() as found:
+        progress = copy_progress()
+        assert isinstance(progress, Bars)
+        for table, rows in ((ACCOUNTS, 1000), (HISTORY, None)):
+            progress.started(table, rows)
+        progress.advanced(ACCOUNTS, 400)
+        progress.started(ACCOUNTS, 1000)  # again, after a failure
+        progress.advanced(ACCOUNTS, 1200)
+        progress.advanced(HISTORY, 5)
+        for table in (ACCOUNTS, HISTORY):
+            progress.finished(table)
+        progress.finished(ACCOUNTS)
+        progress.advanced(ACCOUNTS, 1)  # late news of a bar that is closed
+    shown = found.shown()
     assert "public.accounts: 100%" in shown
     assert "1.20k/1.20k " in shown
     assert "public.history: 100%" in shown
+
+
+def test_bars_that_did_not_finish_leave_what_is_said_next_a_line_of_its_own() -> None:
+    with screen() as found:
+        progress = copy_progress()
+        assert isinstance(progress, Bars)
+        progress.started(ACCOUNTS, 1000)
+        progress.started(HISTORY, 1000)
+        progress.advanced(ACCOUNTS, 400)
+        progress.close()
+        progress.advanced(ACCOUNTS, 1)
+        print("an error", file=sys.stderr)
+    *_, last, end = found.shown().split("\n")
+    assert (last.strip("\r"), end) == ("an error", "")
 
 
 def test_quiet_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +70,10 @@ def test_quiet_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_quiet_where_there_is_no_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert isinstance(copy_progress(), Quiet)
+    with screen():
+        assert sys.stderr.isatty()
+        assert isinstance(copy_progress(), Quiet)
 
 
 def test_lines_say_what_was_copied_at_last(capsys: pytest.CaptureFixture[str]) -> None:

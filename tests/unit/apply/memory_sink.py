@@ -1,0 +1,353 @@
+"""A target in memory that keeps the sink's contract, and can fail at any step as a real one does.
+
+The target's *server* outlives the processes that use it. What was committed is in its ``visible`` state; what is on disk too is in
+``flushed``, and a crash of the server goes back to that. Whatever happens to be flushed takes along everything committed before it, as
+a write-ahead log does. A table holds the values of its rows in the order in which they came, so that a row that is missing, there twice or
+in a wrong place is seen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    Capabilities,
+    CopyFormat,
+    Finding,
+    Position,
+    PublishedTable,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+)
+from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.transaction.changes import ChangeReader, InsertChange
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["MemorySink", "MemoryTableSink", "State", "TargetServer", "never_fails"]
+
+Step = Callable[[str], Awaitable[None]]
+"""Awaited with the name of a call before and after it takes effect: lets others go on, or raises what a lost connection would."""
+
+COLUMN: Final = "id"
+
+
+async def never_fails(_: str) -> None:
+    """The step of a target that is always there."""
+
+
+@dataclass
+class State:
+    """What the target holds."""
+
+    position: Position | None = None
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED
+    entries: dict[TableName, TableEntry] = field(default_factory=dict)
+    table_positions: dict[TableName, Position] = field(default_factory=dict)
+    rows: dict[TableName, list[str]] = field(default_factory=dict)
+    prepared: dict[str, list[tuple[TableName, str]]] = field(default_factory=dict)
+
+
+class TargetServer:
+    """See the module.
+
+    Attributes:
+        visible: committed.
+        flushed: on disk.
+        writer: the open sink, or None.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.visible = state
+        self.flushed = copy.deepcopy(state)
+        self.writer: MemorySink | None = None
+
+    def flush(self) -> None:
+        """Everything committed gets on disk."""
+        self.flushed = copy.deepcopy(self.visible)
+
+    def sever(self) -> None:
+        """All sessions end, as when their process is killed."""
+        self.visible = copy.deepcopy(self.visible)
+        self.writer = None
+
+    def crash(self) -> None:
+        """The server loses what was not on disk, and all its sessions."""
+        self.visible = copy.deepcopy(self.flushed)
+        self.writer = None
+
+
+class MemorySink:
+    """A :class:`subscriber.abc.Sink`.
+
+    Args:
+        server: the target.
+        step: see :data:`Step`.
+        lazy: commits of batches are not on disk when they return; :meth:`settle` reports them.
+    """
+
+    def __init__(self, server: TargetServer, *, step: Step = never_fails, lazy: bool = False, two_phase: bool = False) -> None:
+        self.server = server
+        self.batches: list[Batch] = []
+        self.advanced: list[Lsn] = []
+        self._step = step
+        self._lazy = lazy
+        self._capabilities = Capabilities(two_phase=two_phase)
+        self._statistics = ApplyStatistics()
+        self._relations: dict[int, Relation] = {}
+        self._on_durable: Callable[[Lsn], None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def statistics(self) -> ApplyStatistics:
+        return self._statistics
+
+    @property
+    def _state(self) -> State:
+        if self.server.writer is not self:
+            raise TargetUnavailable("connection to the target was lost")
+        return self.server.visible
+
+    @property
+    def _position(self) -> Position:
+        found = self._state.position
+        if found is None:
+            raise TargetError("no position")
+        return found
+
+    def settle(self) -> None:
+        """Everything committed gets on disk, and is reported."""
+        position = self._position
+        self.server.flush()
+        if self._on_durable is not None:
+            self._on_durable(position.lsn)
+
+    async def exists(self, name: str) -> bool:
+        await self._step("exists")
+        return self.server.visible.position is not None
+
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        await self._step("open")
+        if self.server.writer not in {None, self}:
+            raise SubscriptionInUse("the subscription is in use")
+        self.server.writer = self
+        self._on_durable = on_durable
+        self._relations.clear()
+        self.server.flush()  # what is returned will be acknowledged
+        state = self.server.visible
+        return SubscriptionState(
+            oid=1,
+            name=name,
+            target_identifier="target",
+            slot_name=None if state.position is None else state.position.slot_name,
+            publications=("pub",),
+            two_phase=state.two_phase,
+            position=state.position,
+        )
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        self._state.two_phase = two_phase
+
+    async def slot_names(self) -> frozenset[str]:
+        return frozenset(position.slot_name for position in self._state.table_positions.values()) | {self._position.slot_name}
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        await self._step("set_publications")
+
+    async def set_position(self, position: Position) -> None:
+        self._state.position = position
+        self.server.flush()
+
+    async def advance(self, lsn: Lsn) -> None:
+        await self._step("advance")
+        self._move(lsn)
+        self.advanced.append(lsn)
+        self.settle()
+        await self._step("advance")
+
+    def _move(self, lsn: Lsn) -> None:
+        old = self._position
+        self._state.position = Position(old.slot_name, old.system_identifier, old.timeline, max(old.lsn, lsn))
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        self._state.two_phase = state
+        self.server.flush()
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        await self._step("tables")
+        return dict(self._state.entries)
+
+    async def add_table(self, table: TableName, entry: TableEntry) -> None:
+        self._state.entries[table] = entry
+        self.server.flush()
+
+    async def remove_table(self, table: TableName) -> None:
+        del self._state.entries[table]
+        self.server.flush()
+
+    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+        await self._step("set_ready")
+        if self._state.entries[table].state is TableState.SYNCDONE:
+            self._state.entries[table] = TableEntry(TableState.READY, lsn)
+        self.server.flush()
+        await self._step("set_ready")
+
+    async def apply(self, batch: Batch) -> None:
+        await self._step("apply")
+        position = self._position.lsn
+        relations = dict(self._relations)
+        changed: list[tuple[TableName, str]] = []
+        for transaction in batch.transactions:
+            if transaction.end_lsn > position:
+                # asked step by step: the gate must not change its mind meanwhile
+                changed += await _changes(transaction, batch.gate, relations)
+                await self._step("apply")
+        self._commit(changed)
+        self._relations = relations
+        self._move(batch.end_lsn)
+        self.batches.append(batch)
+        if not self._lazy:
+            self.settle()
+        await self._step("apply")
+
+    def _commit(self, changed: list[tuple[TableName, str]]) -> None:
+        for table, value in changed:
+            self._state.rows.setdefault(table, []).append(value)
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        await self._step("prepare")
+        changed = await _changes(prepared.transaction, gate, self._relations)
+        self._state.prepared[prepared.gid] = changed
+        self._move(prepared.transaction.end_lsn)
+        self.settle()
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        await self._step("commit_prepared")
+        self._commit(self._state.prepared.pop(message.gid, []))
+        self._move(message.end_lsn)
+        self.settle()
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        await self._step("rollback_prepared")
+        self._state.prepared.pop(message.gid, None)
+        self._move(message.rollback_end_lsn)
+        self.settle()
+
+    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
+        return []
+
+    def open_table(self, table: TableName) -> MemoryTableSink:
+        return MemoryTableSink(self.server, table, self._step)
+
+    async def close(self) -> None:
+        if self.server.writer is self:
+            self.settle()
+            self.server.writer = None
+
+
+class MemoryTableSink:
+    """A :class:`subscriber.abc.TableSink`."""
+
+    def __init__(self, server: TargetServer, table: TableName, step: Step) -> None:
+        self._server = server
+        self._table = table
+        self._step = step
+        self._seen = server.visible
+        self._copied: list[str] = []
+        self._relations: dict[int, Relation] = {}
+
+    @property
+    def relation_id(self) -> int:
+        return 1000 + int(self._table.name.removeprefix("t"))
+
+    @property
+    def _state(self) -> State:
+        if self._seen is not self._server.visible:
+            raise TargetUnavailable("connection to the target was lost")
+        return self._seen
+
+    async def begin(self) -> TableEntry:
+        await self._step("begin")
+        self._seen = self._server.visible
+        self._relations.clear()
+        entry = self._state.entries[self._table]
+        if entry.state is TableState.DATASYNC:
+            entry = self._set(TableEntry(TableState.INIT))
+        return entry
+
+    def _set(self, entry: TableEntry) -> TableEntry:
+        self._state.entries[self._table] = entry
+        self._server.flush()
+        return entry
+
+    async def start_copy(self) -> None:
+        await self._step("start_copy")
+        self._copied = []
+        self._set(TableEntry(TableState.DATASYNC))
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        async for line in data:
+            self._copied.append(line.decode())
+
+    async def finish_copy(self, position: Position) -> None:
+        await self._step("finish_copy")
+        self._state.rows[self._table] = list(self._copied)
+        self._state.table_positions[self._table] = position
+        self._set(TableEntry(TableState.FINISHEDCOPY))
+        await self._step("finish_copy")
+
+    async def position(self) -> Position:
+        await self._step("position")
+        return self._state.table_positions[self._table]
+
+    async def apply(self, batch: Batch) -> None:
+        await self._step("table apply")
+        stored = self._state.table_positions[self._table]
+        relations = dict(self._relations)
+        changed: list[tuple[TableName, str]] = []
+        for transaction in batch.transactions:
+            if transaction.end_lsn > stored.lsn:
+                changed += await _changes(transaction, batch.gate, relations)
+        await self._step("table apply")
+        self._state.rows[self._table] += [value for _, value in changed]
+        lsn = max(stored.lsn, batch.end_lsn)
+        self._state.table_positions[self._table] = Position(stored.slot_name, stored.system_identifier, stored.timeline, lsn)
+        self._relations = relations
+        self._server.flush()
+        await self._step("table apply")
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        await self._step("finish_sync")
+        assert self._state.entries[self._table].state is TableState.FINISHEDCOPY
+        del self._state.table_positions[self._table]
+        self._set(TableEntry(TableState.SYNCDONE, lsn))
+        await self._step("finish_sync")
+
+    async def close(self) -> None:
+        return
+
+
+async def _changes(transaction: Transaction, gate: RelationGate, relations: dict[int, Relation]) -> list[tuple[TableName, str]]:
+    """The rows that the gate lets through."""
+    reader = ChangeReader(relations, prefixed=transaction.prefixed)
+    found: list[tuple[TableName, str]] = []
+    async for chunk in transaction.chunks():
+        for record in chunk:
+            change = reader.read(record)
+            if isinstance(change, InsertChange) and gate(change.relation, transaction.final_lsn):
+                found.append((TableName(change.relation.namespace, change.relation.name), str(change.new[COLUMN])))
+    relations.update(reader.described)
+    return found

@@ -1,0 +1,274 @@
+"""Exactly once, under everything that can go wrong: the real workers in a simulated world.
+
+Apply worker, table synchronizations, launcher, receiver and the loop of attempts are the product's; publisher, target and clock are in
+memory. Every call to the outside may let others go on, take its time, fail before it took effect or after; the target's server may
+lose what is not on disk; the process may be killed at any moment. Then all is calm, and every table must hold each of its transactions
+once, in order, as the apply worker's. A hang is a failure as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
+from subscriber.apply.launcher import SyncLauncher
+from subscriber.apply.progress import Quiet
+from subscriber.apply.receiver import Receiver
+from subscriber.apply.tablesync import TableSynchronization
+from subscriber.apply.tasks import task_group
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.protocol.capabilities import capabilities
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription import following
+from subscriber.subscription.following import Following
+from subscriber.subscription.running import Running
+from subscriber.subscription.session import FollowedSlot
+from subscriber.subscription.setup import Prepared
+from subscriber.transaction.feedback import FlushTracker
+from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
+from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
+from tests.unit.apply.memory_spool import MemorySpool
+from tests.unit.apply.virtual_time import run
+
+CALM_SECONDS = 300.0
+PUBLISHER_CALLS = frozenset({"receive", "describe", "snapshot", "stream", "copy", "drop_slot", "connect"})
+
+
+class World:
+    """Everything outside the process under test, and the dice."""
+
+    def __init__(self, seed: int) -> None:
+        dice = self.dice = random.Random(seed)
+        self.settings = Settings(
+            wal_retrieve_retry_interval=dice.choice([0.05, 0.5, 5.0]),
+            max_sync_workers_per_subscription=dice.choice([1, 2, 4]),
+            batch_rows=dice.choice([1, 3, 1000]),
+            batch_delay=dice.choice([0.0, 0.0, 0.3]),
+        )
+        self.tables = dice.randint(1, 4)
+        self.lazy = dice.random() < 0.4
+        self.fault_rate = dice.choice([0.0, 0.01, 0.05])
+        self.slow_rate = dice.choice([0.0, 0.05, 0.3])
+        self.history = History()
+        self.confirmed = self.history.end
+        self.source = MemorySource(self.history, self.step)
+        position = Position("main", "system", 1, self.history.end)
+        entries = {table(number): TableEntry(TableState.INIT) for number in range(self.tables)}
+        self.server = TargetServer(State(position=position, entries=entries))
+        self.calm = False
+
+    async def step(self, name: str) -> None:
+        dice = self.dice
+        for _ in range(dice.choice([0, 0, 0, 1, 1, 2, 5])):
+            await asyncio.sleep(0)
+        if dice.random() < self.slow_rate:
+            await asyncio.sleep(dice.random() * dice.choice([0.01, 0.3, 2.0]))
+        if self.calm or dice.random() >= self.fault_rate:
+            return
+        if name in PUBLISHER_CALLS:
+            raise PublisherUnavailable("connection to the publisher was lost")
+        if dice.random() < 0.2:
+            self.server.crash()
+        raise TargetUnavailable("connection to the target was lost")
+
+    async def write(self, count: int) -> None:
+        """The publisher's load."""
+        dice = self.dice
+        for _ in range(count):
+            await asyncio.sleep(dice.choice([0.0, 0.0, 0.01, 0.2, 1.5]))
+            if dice.random() < 0.25:
+                await self.history.grow(dice.randint(1, 40))
+            else:
+                await self.history.commit(dice.sample(range(self.tables), dice.randint(1, self.tables)))
+
+
+class Stream(MemoryStream):
+    """The main stream: durable before acknowledged."""
+
+    def __init__(self, world: World, lsn: Lsn) -> None:
+        super().__init__(world.history, lsn, world.step)
+        self._world = world
+
+    async def send(self, message: bytes) -> None:
+        await super().send(message)
+        stored = self._world.server.flushed.position
+        flush = self.statuses[-1].flush
+        assert stored is not None
+        assert flush <= stored.lsn, "acknowledged what the target may still lose"
+        self._world.confirmed = max(self._world.confirmed, flush)
+
+
+class Session:
+    """Stands for StreamSession."""
+
+    capabilities = capabilities(180000)
+
+    def __init__(self, world: World, position: Position) -> None:
+        assert position.lsn >= world.confirmed, "the slot is ahead of the target: changes are lost"
+        self.position = position
+        self.tracker = FlushTracker(position.lsn)
+        self.receiver = Receiver(Stream(world, position.lsn), self.tracker, MemorySpool(), world.settings)
+
+    async def close(self) -> None:
+        with contextlib.suppress(SubscriberError):
+            await self.receiver.report_now()
+        await self.receiver.close()
+
+
+class Process:
+    """One run of a subscription, wired as the façade does it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.running = Running()
+        self.sink = MemorySink(world.server, step=world.step, lazy=world.lazy)
+
+    async def run(self) -> None:
+        world, running, sink = self.world, self.running, self.sink
+        running.begin()
+        try:
+            state = await sink.open("sub", running.durable)
+            tables = await sink.tables()
+            # what Setup does: a crash right behind SYNCDONE leaves the slot
+            for slot_name in world.source.slots.keys() - await sink.slot_names():
+                await world.source.drop_slot(slot_name)
+        except (TargetUnavailable, PublisherUnavailable):
+            return
+        assert state.position is not None
+        running.tracker = FlushTracker(state.position.lsn)
+        running.states.load(tables, state.position.lsn)
+        running.prepared = True
+        prepared = Prepared(
+            state=state,
+            position=state.position,
+            tables=tables,
+            publisher_lsn=world.history.end,
+            capabilities=Session.capabilities,
+            first=False,
+        )
+        launcher = SyncLauncher(running.states, world.settings, self.synchronization, self.ended, patient=lambda: True)
+        slot = FollowedSlot(
+            conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
+        )
+        attempts = Following(slot, prepared, sink, world.settings, running, patient=True)
+        attempts._was_streaming = True  # what fails at first is waited for as well
+        async with task_group() as group:
+            synchronizing = group.create_task(launcher.run())
+            flushing = group.create_task(self.flush())
+            await attempts.run()
+            synchronizing.cancel()
+            flushing.cancel()
+
+    def synchronization(self, found: TableName) -> TableSynchronization:
+        position = self.world.server.visible.position
+        assert position is not None
+        return TableSynchronization(
+            oid=1,
+            target_identifier="target",
+            position=position,
+            table=found,
+            sink=self.sink.open_table(found),
+            source=self.world.source,
+            states=self.running.states,
+            spool=MemorySpool(),
+            settings=self.world.settings,
+            copy_format=CopyFormat.TEXT,
+            progress=Quiet(),
+        )
+
+    def ended(self, _: TableName, error: SubscriberError | None) -> None:
+        self.running.wake()
+
+    async def flush(self) -> None:
+        """The target's WAL writer."""
+        while True:
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(TargetUnavailable):
+                self.sink.settle()
+
+    async def open_session(self, _: FollowedSlot, position: Position) -> Session:
+        await self.world.step("connect")
+        session = Session(self.world, position)
+        await session.receiver.start()
+        return session
+
+
+async def killed(process: Process, task: asyncio.Task[None]) -> None:
+    process.world.server.sever()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def live(seed: int) -> None:
+    world = World(seed)
+    dice = world.dice
+    await world.write(dice.randint(0, 5))
+    writing = asyncio.create_task(world.write(dice.randint(0, 40)))
+    for _ in range(dice.choice([0, 0, 1, 3])):
+        process = Process(world)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(following, "StreamSession", _Opener(process))
+            task = asyncio.create_task(process.run())
+            await asyncio.wait({task}, timeout=dice.random() * dice.choice([0.001, 0.1, 5.0]))
+            if task.done():
+                task.result()
+            await killed(process, task)
+            if dice.random() < 0.3:
+                world.server.crash()
+    await calm_down(world, writing)
+    for number in range(world.tables):
+        assert world.server.visible.rows.get(table(number), []) == world.history.rows(number)
+    assert world.source.slots == {}, "a table's slot was left behind"
+
+
+async def calm_down(world: World, writing: asyncio.Task[None]) -> None:
+    """Run to the end."""
+    process = Process(world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(following, "StreamSession", _Opener(process))
+        task = asyncio.create_task(restarting(process))
+        await writing
+        world.calm = True
+        async with asyncio.timeout(CALM_SECONDS):
+            while not done(world):
+                assert not task.done(), task.exception()
+                await asyncio.sleep(0.5)
+            while world.source.slots:
+                await asyncio.sleep(0.5)
+        process.running.stop.set()
+        process.running.wake()
+        await asyncio.wait_for(task, CALM_SECONDS)
+
+
+async def restarting(process: Process) -> None:
+    while not process.running.stop.is_set():
+        await process.run()
+
+
+def done(world: World) -> bool:
+    state = world.server.visible
+    assert state.position is not None
+    return state.position.lsn >= world.history.end and all(entry.state is TableState.READY for entry in state.entries.values())
+
+
+class _Opener:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def open(self, slot: FollowedSlot, position: Position) -> Any:
+        return cast("Any", await self._process.open_session(slot, position))
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_transaction_is_applied_exactly_once(seed: int) -> None:
+    run(live(seed))

@@ -1,0 +1,192 @@
+"""How table synchronizations are started, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import cast
+
+import pytest
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.apply.launcher import SyncLauncher
+from subscriber.apply.table_state import TableStates
+from subscriber.apply.tablesync import TableSynchronization
+from subscriber.config import Settings
+from subscriber.errors import ApplyError, DataLossError, SubscriberError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from tests.unit.apply.memory_publisher import table
+from tests.unit.apply.virtual_time import run
+
+INIT = TableEntry(TableState.INIT)
+DONE = TableEntry(TableState.SYNCDONE, Lsn(200))
+
+
+class Office:
+    """Stands for the tables' synchronizations: each takes a second, after as many errors as are laid out for it."""
+
+    def __init__(self, tables: int, *, workers: int = 2, patient: bool = True) -> None:
+        self.states = TableStates()
+        self.states.load({table(number): INIT for number in range(tables)}, Lsn(100))
+        self.errors: dict[TableName, list[SubscriberError]] = {}
+        self.made: list[TableName] = []
+        self.begun: list[tuple[float, TableName]] = []
+        self.told: list[tuple[TableName, SubscriberError | None]] = []
+        self.running: set[TableName] = set()
+        self.most = 0
+        settings = Settings(max_sync_workers_per_subscription=workers, wal_retrieve_retry_interval=5)
+        self.launcher = SyncLauncher(self.states, settings, self.make, lambda *told: self.told.append(told), patient=lambda: patient)
+
+    def make(self, name: TableName) -> TableSynchronization:
+        self.made.append(name)
+        return cast("TableSynchronization", _Work(self, name))
+
+    def moments(self, name: TableName) -> list[float]:
+        return [moment for moment, found in self.begun if found == name]
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.launcher.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert self.running == set(), "whoever ends the launcher ends its work"
+
+
+class _Work:
+    def __init__(self, office: Office, name: TableName) -> None:
+        self.office, self.name = office, name
+
+    async def run(self) -> None:
+        office = self.office
+        office.begun.append((asyncio.get_running_loop().time(), self.name))
+        office.running.add(self.name)
+        office.most = max(office.most, len(office.running))
+        try:
+            await asyncio.sleep(1)
+            if office.errors.get(self.name):
+                raise office.errors[self.name].pop(0)
+            office.states.set(self.name, DONE)
+        finally:
+            office.running.discard(self.name)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_few_at_a_time_and_each_once(workers: int) -> None:
+    async def work() -> None:
+        office = Office(5, workers=workers)
+        async with office.open() as task:
+            await asyncio.sleep(100)
+            assert not task.done(), "tables may be added"
+        assert [name for _, name in office.begun] == [table(number) for number in range(5)]
+        assert office.most == workers
+        assert office.begun[-1][0] == pytest.approx((5 - 1) // workers)
+        assert office.told == [(table(number), None) for number in range(5)]
+        assert office.states.all_synchronized
+
+    run(work())
+
+
+def test_a_table_that_is_added_later() -> None:
+    async def work() -> None:
+        office = Office(1)
+        async with office.open():
+            await asyncio.sleep(10)
+            office.states.set(table(7), INIT)
+            await asyncio.sleep(10)
+        assert office.begun == [(0, table(0)), (pytest.approx(10), table(7))]
+
+    run(work())
+
+
+def test_tried_again_with_growing_pauses_while_others_go_on() -> None:
+    async def work() -> None:
+        office = Office(4, workers=1)
+        away = [TargetUnavailable("away") for _ in range(8)]
+        office.errors = {table(0): [*away]}
+        async with office.open():
+            await asyncio.sleep(200)
+        moments = office.moments(table(0))
+        pauses = [later - earlier - 1 for earlier, later in pairwise(moments)]
+        # the first two wait for their turn: the only worker is at another table
+        assert pauses == pytest.approx([1, 1, 1, 0.8, 1.6, 3.2, 5, 5], abs=0.01)
+        assert office.made.count(table(0)) == 1, "it remembers what it could not tell"
+        assert [office.moments(table(number)) for number in (1, 2, 3)] == [[pytest.approx(second, abs=0.3)] for second in (1, 3, 5)]
+        assert [error for name, error in office.told if name == table(0)] == [*away, None]
+        assert office.states.all_synchronized
+
+    run(work())
+
+
+def test_pauses_are_per_table_and_forgotten_with_success() -> None:
+    async def work() -> None:
+        office = Office(2)
+        office.errors = {table(0): [TargetUnavailable("away") for _ in range(3)], table(1): [TargetUnavailable("away")]}
+        async with office.open():
+            await asyncio.sleep(50)
+            assert office.moments(table(0)) == pytest.approx([0, 1.1, 2.3, 3.7], abs=0.01)
+            assert office.moments(table(1)) == pytest.approx([0, 1.1], abs=0.01)
+            office.errors = {table(0): [TargetUnavailable("away")]}
+            office.states.set(table(0), INIT)
+            await asyncio.sleep(50)
+            assert office.moments(table(0))[4:] == pytest.approx([50, 51.1], abs=0.01)
+
+    run(work())
+
+
+def test_an_error_behind_the_handover_is_mended_too() -> None:
+    async def work() -> None:
+        office = Office(1)
+        office.errors = {table(0): [TargetUnavailable("away")]}
+        async with office.open():
+            await asyncio.sleep(0.5)
+            office.states.set(table(0), DONE)  # stored, but its slot could not be dropped
+            await asyncio.sleep(50)
+        assert len(office.begun) == 2
+        assert office.told[-1] == (table(0), None)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "patient", "ends"),
+    [
+        (TargetUnavailable("away"), True, False),
+        (TargetUnavailable("away"), False, False),
+        (ApplyError("refused"), True, False),
+        (ApplyError("refused"), False, True),
+        (DataLossError("gone"), True, True),
+        (DataLossError("gone"), False, True),
+    ],
+)
+def test_what_ends_it_all(error: SubscriberError, patient: bool, ends: bool) -> None:
+    async def work() -> None:
+        office = Office(3, patient=patient)
+        office.errors = {table(0): [error]}
+        async with office.open() as task:
+            await asyncio.wait({task}, timeout=100)
+            if ends:
+                assert task.exception() is error
+                assert not office.states.all_synchronized
+            else:
+                assert not task.done()
+                assert office.states.all_synchronized
+                expected = 5 if isinstance(error, ApplyError) else 0.1
+                assert office.moments(table(0))[1] >= 1 + expected
+
+    run(work())
+
+
+def test_a_fault_of_ours_is_not_tried_again() -> None:
+    async def work() -> None:
+        office = Office(1)
+        office.errors = {table(0): [cast("SubscriberError", KeyError("ours"))]}
+        async with office.open() as task:
+            await asyncio.wait({task}, timeout=100)
+            assert isinstance(task.exception(), KeyError)
+
+    run(work())

@@ -1,0 +1,427 @@
+"""From scripted frames to events, status updates and the spool. Time is simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from itertools import pairwise
+
+import pytest
+
+from subscriber.apply.receiver import Receiver
+from subscriber.config import Settings
+from subscriber.errors import ProtocolError, PublisherUnavailable, SpoolError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import LogicalMessage, StreamAbort
+from subscriber.transaction.feedback import FlushTracker
+from subscriber.transaction.model import Event, Transaction
+from tests.unit.apply.memory_publisher import keepalive, xlog
+from tests.unit.apply.memory_spool import MemorySpool
+from tests.unit.apply.scripted_stream import ScriptedStream, chunk, stream_commit, transaction
+from tests.unit.apply.virtual_time import run
+
+SMALL = 64 * 1024
+"""The least logical_decoding_work_mem: half of it for open transactions, half for those that wait."""
+
+
+def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    @wraps(test)
+    def runs() -> None:
+        async def work() -> None:
+            await test()
+
+        run(work())
+
+    return runs
+
+
+class Session:
+    """A receiver at work."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.stream = ScriptedStream()
+        self.tracker = FlushTracker(Lsn(50))
+        self.spool = MemorySpool()
+        self.receiver = Receiver(self.stream, self.tracker, self.spool, settings)
+
+    async def event(self) -> Event:
+        """The next one, kept in memory."""
+        async with asyncio.timeout(1000):
+            while (found := self.receiver.peek()) is None:
+                await self.receiver.wait(100)
+        self.held = self.receiver.pop()[1]
+        return found
+
+    async def xid(self) -> int:
+        found = await self.event()
+        assert isinstance(found, Transaction)
+        return found.xid
+
+
+@contextlib.asynccontextmanager
+async def session(*, status_interval: float = 10.0, timeout: float = 60.0, memory: int = 64 * 1024**2) -> AsyncIterator[Session]:
+    found = Session(Settings(wal_receiver_status_interval=status_interval, wal_receiver_timeout=timeout, logical_decoding_work_mem=memory))
+    await found.receiver.start()
+    try:
+        yield found
+    finally:
+        await found.receiver.close()
+
+
+# --- events
+
+
+@simulated
+async def test_events_in_order_and_what_they_hold() -> None:
+    async with session() as s:
+        s.stream.give([*transaction(1), *transaction(2, rows=3, size=1000)])
+        s.stream.give([xlog(LogicalMessage(False, Lsn(250), "prefix", b"x" * 500))])
+        assert await s.xid() == 1
+        small = s.held
+        assert await s.xid() == 2
+        assert 3000 + small < s.held < 3000 + 2 * small + 500
+        message = await s.event()
+        assert isinstance(message, LogicalMessage)
+        assert s.held > 500
+        assert s.receiver.peek() is None
+
+
+@simulated
+async def test_wait_ends_with_its_timeout_and_when_woken() -> None:
+    loop = asyncio.get_running_loop()
+    async with session() as s:
+        started = loop.time()
+        await s.receiver.wait(3)
+        assert loop.time() - started == pytest.approx(3)
+        loop.call_later(1, s.receiver.wake)
+        await s.receiver.wait(100)
+        assert loop.time() - started == pytest.approx(4)
+        loop.call_later(1, s.stream.give, [keepalive(60)])
+        await s.receiver.wait(100)
+        assert loop.time() - started == pytest.approx(5)
+
+
+@pytest.mark.parametrize("kind", ["lost", "garbage", "spool"])
+def test_events_before_an_error_come_before_it(kind: str) -> None:
+    async def work() -> None:
+        async with session(memory=SMALL) as s:
+            s.stream.give([*transaction(1), *transaction(2)])
+            expected: type[Exception]
+            if kind == "lost":
+                expected = PublisherUnavailable
+                s.stream.fail(PublisherUnavailable("connection to the publisher was lost"))
+            elif kind == "garbage":
+                expected = ProtocolError
+                s.stream.give([*transaction(3), b"?"])
+            else:
+                expected = SpoolError
+
+                async def full(*_: object) -> None:
+                    raise SpoolError("no space")
+
+                s.spool.append = full  # type: ignore[assignment,method-assign]
+                s.stream.give(chunk(9, first=True, rows=1, size=SMALL))
+            await asyncio.sleep(1)
+            found = [await s.xid() for _ in range(3 if kind == "garbage" else 2)]
+            assert found == [1, 2, 3][: len(found)]
+            for _ in range(2):
+                with pytest.raises(expected):
+                    await s.event()
+
+    run(work())
+
+
+# --- feedback
+
+
+@simulated
+async def test_reports_when_asked_and_when_the_status_changes() -> None:
+    async with session(status_interval=10, timeout=0) as s:
+        await asyncio.sleep(0.5)
+        before = len(s.stream.sent)
+        s.stream.give([keepalive(50)])
+        await asyncio.sleep(0.1)
+        assert len(s.stream.sent) == before, "nothing new, nobody asked"
+        s.stream.give([keepalive(50, reply_requested=True)])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        assert len(s.stream.sent) == before + 1
+        assert [s.receiver.reply_requested for _ in range(2)] == [True, False]
+        s.stream.give([keepalive(70)])
+        await asyncio.sleep(0.001)
+        assert len(s.stream.sent) == before + 2
+        assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (70, 50, 70)
+        s.tracker.flush(Lsn(70))
+        s.receiver.report()
+        await asyncio.sleep(0.001)
+        assert s.stream.last.flush == 70
+        before = len(s.stream.sent)
+        s.receiver.report()
+        await asyncio.sleep(0.001)
+        assert len(s.stream.sent) == before, "report() is about changes"
+        await s.receiver.report_now()
+        assert len(s.stream.sent) == before + 1
+
+
+@pytest.mark.parametrize("interval", [0.5, 2.0, 10.0])
+def test_reports_at_the_interval(interval: float) -> None:
+    async def work() -> None:
+        async with session(status_interval=interval, timeout=0) as s:
+            await asyncio.sleep(100 * interval)
+            moments = [moment for moment, _ in s.stream.sent]
+            assert 99 <= len(moments) <= 101
+            gaps = [later - earlier for earlier, later in pairwise(moments)]
+            assert gaps[1:] == pytest.approx([interval] * (len(gaps) - 1), abs=0.01)
+
+    run(work())
+
+
+@simulated
+async def test_interval_zero_reports_only_when_asked() -> None:
+    async with session(status_interval=0, timeout=0) as s:
+        s.stream.give([keepalive(70)])
+        await asyncio.sleep(1000)
+        assert s.stream.sent == []
+        s.stream.give([keepalive(80, reply_requested=True)])
+        await asyncio.sleep(0.001)
+        assert len(s.stream.sent) == 1
+
+
+@simulated
+async def test_flush_never_passes_what_is_pending() -> None:
+    async with session(timeout=0) as s:
+        s.stream.give([*transaction(1), keepalive(200, reply_requested=True)])
+        assert await s.xid() == 1
+        await asyncio.sleep(1)
+        assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (200, 50, 50)
+        assert s.tracker.idle_lsn() is None
+        s.stream.give([*transaction(3)])
+        s.tracker.applied_to(Lsn(108))
+        s.tracker.flush(Lsn(108))
+        s.receiver.report()
+        await asyncio.sleep(1)
+        assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (308, 108, 108)
+        assert await s.xid() == 3
+        s.tracker.flush(Lsn(308))
+        s.stream.give([keepalive(400)])
+        await asyncio.sleep(1)
+        assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (400, 308, 400)
+        assert s.tracker.idle_lsn() == 400
+
+
+# --- silence
+
+
+@simulated
+async def test_silence_asks_at_half_and_ends_at_full() -> None:
+    async with session(timeout=20, status_interval=100) as s:
+        await asyncio.sleep(9.9)
+        assert not any(status.reply_requested for _, status in s.stream.sent)
+        await asyncio.sleep(0.2)
+        assert [moment for moment, status in s.stream.sent if status.reply_requested] == pytest.approx([10], abs=0.01)
+        await asyncio.sleep(9)
+        assert sum(status.reply_requested for _, status in s.stream.sent) == 1, "once is enough"
+        with pytest.raises(PublisherUnavailable, match=r"^terminating logical replication worker due to timeout$"):
+            await s.event()
+        assert asyncio.get_running_loop().time() == pytest.approx(20, abs=0.1)
+
+
+@simulated
+async def test_an_answer_begins_it_anew() -> None:
+    async with session(timeout=20, status_interval=100) as s:
+        for expected in (10, 22, 34):
+            await asyncio.sleep(expected + 1 - asyncio.get_running_loop().time())
+            asked = [moment for moment, status in s.stream.sent if status.reply_requested]
+            assert asked[-1] == pytest.approx(expected, abs=0.01)
+            await asyncio.sleep(1)
+            s.stream.give([keepalive(60)])
+        await asyncio.sleep(1)
+        assert s.stream.unread == 0
+
+
+@simulated
+async def test_no_timeout() -> None:
+    async with session(timeout=0, status_interval=0) as s:
+        await asyncio.sleep(10_000)
+        s.stream.give(transaction(1))
+        assert await s.xid() == 1
+        assert s.stream.sent == []
+
+
+# --- bounded memory
+
+
+@simulated
+async def test_reading_stops_at_half_of_the_budget_and_goes_on() -> None:
+    async with session(memory=SMALL, timeout=20) as s:
+        for xid in range(1, 11):
+            s.stream.give(transaction(xid, size=10_000))
+        await asyncio.sleep(1)
+        assert s.stream.reads == 4, "three are below 32 kB, the fourth is not"
+        before = len(s.stream.sent)
+        await asyncio.sleep(200)
+        assert s.stream.reads == 4
+        assert len(s.stream.sent) - before >= 190, "the server's requests cannot be seen: it hears of us all the same"
+        assert not any(status.reply_requested for _, status in s.stream.sent), "we do not listen: that is not its silence"
+        for expected in range(1, 11):
+            assert await s.xid() == expected
+            s.receiver.release(s.held)
+        assert s.stream.reads == 10
+        await asyncio.sleep(9)
+        assert not any(status.reply_requested for _, status in s.stream.sent)
+
+
+@simulated
+async def test_what_is_taken_and_not_released_still_counts() -> None:
+    async with session(memory=SMALL, timeout=0) as s:
+        for xid in range(1, 6):
+            s.stream.give(transaction(xid, size=20_000))
+        assert await s.xid() == 1
+        assert await s.xid() == 2
+        held = s.held
+        await asyncio.sleep(10)
+        assert s.stream.reads == 2
+        s.receiver.release(held)
+        await asyncio.sleep(10)
+        assert s.stream.reads == 3
+
+
+@pytest.mark.parametrize("directly", [True, False])
+def test_time_in_which_nothing_was_read_is_not_silence_even_at_its_end(directly: bool) -> None:
+    # between release() and the next read the whole pause must not look like the publisher's silence
+    async def work(offset: float) -> None:
+        loop = asyncio.get_running_loop()
+        async with session(memory=SMALL, timeout=5) as s:
+            s.stream.give(transaction(1, size=SMALL))
+            assert await s.xid() == 1
+            # released in the very turn of the loop in which the feedback's timer strikes, or in the next one
+            if directly:
+                loop.call_at(100 + offset, s.receiver.release, s.held)
+            await asyncio.sleep(100 + offset - loop.time())
+            if not directly:
+                s.receiver.release(s.held)
+            s.stream.give(transaction(2))
+            assert await s.xid() == 2
+
+    for step in range(9):
+        run(work(step / 8))
+
+
+@simulated
+async def test_a_slow_spool_is_not_silence() -> None:
+    async with session(memory=SMALL, timeout=5, status_interval=100) as s:
+        append = s.spool.append
+
+        async def slow(spool_id: int, records: list[bytes]) -> None:
+            await asyncio.sleep(60)
+            await append(spool_id, records)
+
+        s.spool.append = slow  # type: ignore[assignment,method-assign]
+        s.stream.give(chunk(9, first=True, rows=1, size=SMALL))
+        s.stream.give(stream_commit(9))
+        assert await s.xid() == 9
+
+
+@simulated
+async def test_spills_the_largest_open_transaction() -> None:
+    async with session(memory=SMALL, timeout=0) as s:
+        s.stream.give(chunk(7, first=True, rows=1, size=10_000))
+        s.stream.give(chunk(8, first=True, rows=2, size=8_000))
+        await asyncio.sleep(1)
+        assert s.spool.appended == []
+        s.stream.give(chunk(7, first=False, rows=1, size=9_000))
+        await asyncio.sleep(1)
+        assert [count for _, count in s.spool.appended] == [2]
+        s.stream.give(stream_commit(8))
+        s.stream.give(chunk(7, first=False, rows=1, size=100))
+        s.stream.give(stream_commit(7))
+        first = await s.event()
+        assert isinstance(first, Transaction)
+        assert (first.xid, first.spilled, first.count) == (8, 0, 2)
+        second = await s.event()
+        assert isinstance(second, Transaction)
+        assert (second.xid, second.spilled, second.count) == (7, 2, 3)
+        assert s.held < 1000, "what is in the spool is not in memory"
+        sizes = [len(record) async for part in second.chunks() for record in part]
+        assert [size // 1000 for size in sizes] == [10, 9, 0]
+        await second.discard()
+        assert s.spool.readers == []
+
+
+@simulated
+async def test_one_large_transaction_stays_within_the_budget() -> None:
+    async with session(memory=SMALL, timeout=0) as s:
+        s.stream.give(chunk(7, first=True, rows=10, size=1000))
+        for _ in range(50):
+            s.stream.give(chunk(7, first=False, rows=10, size=1000))
+            await asyncio.sleep(0.1)
+            assert s.receiver._reassembly.memory <= SMALL // 2
+        s.stream.give(stream_commit(7))
+        found = await s.event()
+        assert isinstance(found, Transaction)
+        assert found.count == 510
+        assert sum([len(part) async for part in found.chunks()]) == 510
+
+
+@simulated
+async def test_orders_for_the_spool_are_carried_out() -> None:
+    async with session(memory=SMALL, timeout=0) as s:
+        s.stream.give(chunk(7, first=True, rows=5, size=10_000))
+        s.stream.give(chunk(8, first=True, rows=5, size=10_000))
+        await asyncio.sleep(1)
+        assert len(s.spool.parts) == 2
+        s.stream.give([xlog(StreamAbort(7, 7))])
+        await asyncio.sleep(1)
+        assert len(s.spool.parts) == 1
+
+
+# --- the end
+
+
+@simulated
+async def test_close_frees_the_spool() -> None:
+    async with session(memory=SMALL, timeout=0) as s:
+        s.stream.give([*chunk(7, first=True, rows=1, size=10_000), *stream_commit(7)])
+        s.stream.give([*chunk(8, first=True, rows=5, size=10_000)])
+        s.stream.give([*stream_commit(8), *chunk(9, first=True, rows=5, size=10_000)])
+        await asyncio.sleep(1)
+        assert (len(s.spool.parts), len(s.spool.readers)) == (1, 1), "one is open, one waits; a third was small enough"
+    assert s.spool.parts == {}
+    assert s.spool.readers == []
+    await s.receiver.close()
+
+
+@simulated
+async def test_close_after_an_error_is_quiet() -> None:
+    async with session() as s:
+        s.stream.fail(PublisherUnavailable("connection to the publisher was lost"))
+        await asyncio.sleep(1)
+
+
+@simulated
+async def test_cancellation_during_close_is_not_swallowed() -> None:
+    s = Session(Settings())
+    await s.receiver.start()
+    await asyncio.sleep(1)
+    release = asyncio.Event()
+
+    async def stubborn(_: bytes) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await release.wait()
+
+    s.stream.send = stubborn  # type: ignore[assignment,method-assign]
+    s.stream.give([keepalive(60, reply_requested=True)])
+    await asyncio.sleep(1)
+    closing = asyncio.create_task(s.receiver.close())
+    await asyncio.sleep(1)
+    assert not closing.done()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert closing.cancelled()
+    release.set()
+    await s.receiver.close()

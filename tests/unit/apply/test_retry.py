@@ -1,0 +1,54 @@
+"""The table of answers to errors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from subscriber import errors
+from subscriber.apply.retry import _TABLE, Backoff, Policy, policy
+from subscriber.config import Settings
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+EXPECTED = {
+    Policy.SOON: {"PublisherUnavailable", "SlotInUse", "TargetUnavailable"},
+    Policy.INTERVAL: {"ApplyError", "PublisherError", "RelationError", "SpoolError", "TargetError"},
+    Policy.NEVER: {"ConfigurationError", "DataLossError", "ProtocolError", "SubscriberError", "SubscriptionInUse"},
+}
+
+
+@pytest.mark.parametrize("found", CLASSES)
+def test_every_error_has_its_answer(found: type[errors.SubscriberError]) -> None:
+    answer = policy(found("it broke"))
+    assert found.__name__ in EXPECTED[answer.policy]
+    assert answer.hint
+
+
+def test_no_row_hides_another_one() -> None:
+    rows = [row[0] for row in _TABLE]
+    assert len(set(rows)) == len(rows) == len(CLASSES)
+    for index, found in enumerate(rows):
+        assert not any(issubclass(found, earlier) for earlier in rows[:index])
+
+
+def test_pauses_grow_to_the_interval() -> None:
+    backoff = Backoff(Settings(wal_retrieve_retry_interval=5))
+    soon = policy(errors.PublisherUnavailable("away"))
+    pauses = [backoff.pause(soon) for _ in range(10)]
+    assert pauses[0] == pytest.approx(0.1)
+    assert all(later == pytest.approx(min(2 * earlier, 5)) for earlier, later in pairwise(pauses))
+    assert pauses[-1] == 5
+    backoff.reset()
+    assert backoff.pause(soon) == pytest.approx(0.1)
+
+
+def test_what_somebody_must_mend_is_tried_at_the_interval() -> None:
+    backoff = Backoff(Settings(wal_retrieve_retry_interval=5))
+    assert [backoff.pause(policy(errors.ApplyError("refused"))) for _ in range(3)] == [5, 5, 5]
+    assert backoff.pause(policy(errors.TargetUnavailable("away"))) == pytest.approx(0.1)
+
+
+def test_a_short_interval_bounds_the_first_pause_too() -> None:
+    backoff = Backoff(Settings(wal_retrieve_retry_interval=0.02))
+    assert [backoff.pause(policy(errors.SlotInUse("busy"))) for _ in range(2)] == [0.02, 0.02]

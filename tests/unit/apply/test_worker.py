@@ -1,0 +1,329 @@
+"""The apply worker between a scripted stream and a target in memory. Time is simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import NoReturn
+
+import pytest
+
+from subscriber.abc import Batch, Position, TableEntry, TableState, TwoPhaseState
+from subscriber.apply.receiver import Receiver
+from subscriber.apply.table_state import TableStates
+from subscriber.apply.worker import ApplyWorker
+from subscriber.config import Settings
+from subscriber.errors import ApplyError, PublisherUnavailable, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
+from subscriber.transaction.feedback import FlushTracker
+from tests.unit.apply.memory_publisher import keepalive, relation, table, xlog
+from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
+from tests.unit.apply.memory_spool import MemorySpool
+from tests.unit.apply.scripted_stream import ScriptedStream, transaction
+from tests.unit.apply.virtual_time import run
+
+READY = TableEntry(TableState.READY)
+COPIED = TableEntry(TableState.FINISHEDCOPY)
+QUIET = Settings(wal_receiver_timeout=0)
+
+
+class Shop:
+    """One worker and all around it."""
+
+    def __init__(self, *, settings: Settings, entry: TableEntry, lazy: bool, two_phase: TwoPhaseState) -> None:
+        entries = {table(0): entry}
+        self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
+        self.sink = MemorySink(self.server, lazy=lazy, two_phase=True)
+        self.stream = ScriptedStream()
+        self.tracker = FlushTracker(Lsn(50))
+        self.states = TableStates()
+        self.states.load(entries, Lsn(50))
+        self.receiver = Receiver(self.stream, self.tracker, MemorySpool(), settings)
+        self.stopped = False
+        self.goal: Lsn | None = None
+        self.progress = 0
+        self.worker = ApplyWorker(
+            receiver=self.receiver,
+            sink=self.sink,
+            tracker=self.tracker,
+            tables=self.states,
+            settings=settings,
+            two_phase=two_phase,
+            finished=lambda: self.stopped,
+            awaited=lambda lsn: self.goal is not None and lsn >= self.goal,
+            progressed=self._progressed,
+        )
+
+    def _progressed(self) -> None:
+        self.progress += 1
+
+    def stop(self) -> None:
+        """As Running.wake() does it."""
+        self.stopped = True
+        self.receiver.wake()
+        self.states.changed.notify()
+
+    @property
+    def rows(self) -> list[str]:
+        return [value.strip() for value in self.server.visible.rows.get(table(0), [])]
+
+    @property
+    def held(self) -> int:
+        return self.receiver._held
+
+
+@contextlib.asynccontextmanager
+async def shop(
+    *,
+    settings: Settings | None = None,
+    entry: TableEntry = READY,
+    lazy: bool = False,
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED,
+) -> AsyncIterator[tuple[Shop, asyncio.Task[None]]]:
+    found = Shop(settings=settings or QUIET, entry=entry, lazy=lazy, two_phase=two_phase)
+    await found.sink.open("sub", found.tracker.flush)
+    await found.receiver.start()
+    task = asyncio.create_task(found.worker.run())
+    try:
+        yield found, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await found.receiver.close()
+
+
+def test_applies_what_waits_as_one_batch_and_acknowledges_it() -> None:
+    async def work() -> None:
+        async with shop() as (s, _):
+            s.stream.give([frame for xid in (1, 2, 3) for frame in transaction(xid)])
+            await asyncio.sleep(1)
+            assert s.rows == ["1", "2", "3"]
+            assert [batch.end_lsn for batch in s.sink.batches] == [308]
+            assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (308, 308, 308)
+            assert s.held == 0
+            assert s.progress
+
+    run(work())
+
+
+def test_applied_is_not_flushed() -> None:
+    async def work() -> None:
+        async with shop(lazy=True) as (s, _):
+            s.stream.give([*transaction(1), keepalive(200)])
+            await asyncio.sleep(5.5)
+            assert s.rows == ["1"]
+            assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (200, 50, 108)
+            assert s.sink.advanced == [], "nothing is idle while a commit may still be lost"
+            s.sink.settle()
+            s.receiver.report()
+            await asyncio.sleep(0.01)
+            assert s.stream.last.flush == 108
+            await asyncio.sleep(2)
+            assert s.sink.advanced == [200]
+            assert s.stream.last.flush == 200
+
+    run(work())
+
+
+def test_the_idle_position_is_stored_before_it_is_acknowledged() -> None:
+    async def work() -> None:
+        async with shop() as (s, _):
+            stored = asyncio.Event()
+            advance = s.sink.advance
+
+            async def slow(lsn: Lsn) -> None:
+                await stored.wait()
+                await advance(lsn)
+
+            s.sink.advance = slow  # type: ignore[method-assign]
+            s.stream.give([keepalive(200, reply_requested=True)])
+            await asyncio.sleep(20)
+            assert s.stream.last.write == 200
+            assert all(status.flush == 50 for _, status in s.stream.sent)
+            stored.set()
+            await asyncio.sleep(0.01)
+            assert s.server.flushed.position == Position("slot", "system", 1, Lsn(200))
+            assert s.stream.last.flush == 200
+
+    run(work())
+
+
+def test_the_idle_position_is_stored_once_a_second_unless_somebody_waits() -> None:
+    async def work() -> None:
+        async with shop() as (s, _):
+            await asyncio.sleep(5.5)
+            s.stream.give([keepalive(60)])
+            await asyncio.sleep(0.01)
+            assert s.sink.advanced == [60]
+            for lsn in range(61, 70):
+                s.stream.give([keepalive(lsn)])
+                await asyncio.sleep(0.05)
+            assert s.sink.advanced == [60]
+            s.stream.give([keepalive(70, reply_requested=True)])
+            await asyncio.sleep(0.01)
+            assert s.sink.advanced == [60, 70], "the publisher waits, it may want to shut down"
+            s.goal = Lsn(80)
+            s.stream.give([keepalive(79)])
+            await asyncio.sleep(0.01)
+            s.stream.give([keepalive(80)])
+            await asyncio.sleep(0.01)
+            assert s.sink.advanced == [60, 70, 80]
+            await asyncio.sleep(100)
+            assert s.sink.advanced == [60, 70, 80], "nothing new, nothing stored"
+
+    run(work())
+
+
+def test_stops_while_a_handover_bars_the_way() -> None:
+    async def work() -> None:
+        async with shop(entry=COPIED) as (s, task):
+            s.states.request_handover(table(0))
+            s.stream.give(transaction(1))
+            await asyncio.sleep(100)
+            assert s.sink.batches == []
+            s.stop()
+            await asyncio.wait_for(task, 1)
+            assert s.sink.batches == []
+            assert s.stream.last.flush == 50
+            assert s.tracker.applied < 108
+            assert s.held == 0
+
+    run(work())
+
+
+def test_waits_for_a_handover_and_applies_what_is_behind_it() -> None:
+    async def work() -> None:
+        async with shop(entry=COPIED, settings=Settings(batch_rows=1)) as (s, _):
+            s.stream.give(transaction(1))
+            await asyncio.sleep(1)
+            assert s.rows == [], "the table's own synchronization does that"
+            s.states.request_handover(table(0))
+            s.stream.give([*transaction(2), *transaction(3)])
+            await asyncio.sleep(1)
+            assert s.states.try_handover(table(0), Lsn(208))
+            await asyncio.sleep(1)
+            assert s.tracker.flushed == 208
+            s.server.visible.entries[table(0)] = TableEntry(TableState.SYNCDONE, Lsn(208))
+            s.states.complete_handover(table(0))
+            await asyncio.sleep(1)
+            assert s.rows == ["3"]
+            assert s.server.visible.entries == s.states.entries() == {table(0): TableEntry(TableState.READY, Lsn(208))}
+
+    run(work())
+
+
+def test_a_table_becomes_ready_when_the_durable_position_passed_it() -> None:
+    async def work() -> None:
+        async with shop(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), lazy=True) as (s, _):
+            s.stream.give([*transaction(1), *transaction(2)])
+            await asyncio.sleep(5)
+            assert s.rows == ["2"]
+            assert s.states.entries()[table(0)].state is TableState.SYNCDONE, "it could still be lost"
+            s.sink.settle()
+            await asyncio.sleep(2)
+            assert s.states.entries()[table(0)] == TableEntry(TableState.READY, Lsn(150))
+
+    run(work())
+
+
+@pytest.mark.parametrize("error", [ApplyError("refused"), TargetUnavailable("away")])
+def test_an_error_leaves_nothing_counted_as_held(error: Exception) -> None:
+    async def work() -> None:
+        async with shop() as (s, task):
+
+            async def refuse(_: Batch) -> NoReturn:
+                raise error
+
+            s.sink.apply = refuse  # type: ignore[assignment,method-assign]
+            s.stream.give(transaction(1, size=5000))
+            await asyncio.wait({task}, timeout=10)
+            assert task.exception() is error
+            assert s.held == 0
+            assert s.tracker.applied == s.tracker.flushed == 50
+            assert s.stream.last.flush == 50
+
+    run(work())
+
+
+def test_what_came_before_the_stream_broke_is_applied() -> None:
+    async def work() -> None:
+        async with shop(settings=Settings(batch_delay=30)) as (s, task):
+            s.stream.give([*transaction(1), *transaction(2)])
+            await asyncio.sleep(1)
+            s.stream.fail(PublisherUnavailable("lost"))
+            await asyncio.wait({task}, timeout=100)
+            assert isinstance(task.exception(), PublisherUnavailable)
+            assert s.rows == ["1", "2"]
+            assert s.tracker.flushed == 208
+
+    run(work())
+
+
+def test_stop_ends_it_soon_and_reports() -> None:
+    async def work() -> None:
+        async with shop() as (s, task):
+            s.stream.give([*transaction(1), keepalive(200)])
+            await asyncio.sleep(5)
+            before = len(s.stream.sent)
+            s.stop()
+            await asyncio.wait_for(task, 0.01)
+            assert len(s.stream.sent) == before + 1
+
+    run(work())
+
+
+def prepared(xid: int) -> list[bytes]:
+    final, end = Lsn(100 * xid), Lsn(100 * xid + 8)
+    row = TupleData(b"t", [str(xid).encode()])
+    messages: list[Message] = [
+        BeginPrepare(final, end, 0, xid, f"gid{xid}"),
+        relation(0),
+        Insert(1, row),
+        Prepare(0, final, end, 0, xid, f"gid{xid}"),
+    ]
+    return [xlog(message, end if index == 3 else 0) for index, message in enumerate(messages)]
+
+
+def test_prepared_transactions_in_their_place() -> None:
+    async def work() -> None:
+        async with shop(two_phase=TwoPhaseState.ENABLED) as (s, _):
+            frames = [*prepared(1), *transaction(2), *prepared(3)]
+            frames.append(xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408))
+            frames.append(xlog(LogicalMessage(False, Lsn(420), "prefix", b"nobody asked"), 420))
+            frames.append(xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508))
+            frames += transaction(6)
+            s.stream.give(frames)
+            await asyncio.sleep(1)
+            assert s.rows == ["2", "1", "6"]
+            assert s.server.visible.prepared == {}
+            assert [batch.end_lsn for batch in s.sink.batches] == [208, 608]
+            assert s.stream.last.flush == 608
+            assert s.held == 0
+
+    run(work())
+
+
+def test_ends_to_enable_two_phase_once_all_tables_are_ready() -> None:
+    async def work() -> None:
+        async with shop(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), two_phase=TwoPhaseState.PENDING) as (s, task):
+            s.stream.give(transaction(1))
+            await asyncio.sleep(10)
+            assert not task.done()
+            s.stream.give([keepalive(200)])
+            await asyncio.wait_for(task, 3)
+            assert s.states.all_ready
+
+    run(work())
+
+
+def test_two_phase_stays_pending_without_tables() -> None:
+    async def work() -> None:
+        async with shop(two_phase=TwoPhaseState.PENDING, entry=COPIED) as (s, task):
+            s.states.remove(table(0))
+            s.stream.give([keepalive(200)])
+            await asyncio.sleep(100)
+            assert not task.done()
+
+    run(work())

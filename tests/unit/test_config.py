@@ -1,0 +1,248 @@
+"""Parameters as CREATE SUBSCRIPTION and postgresql.conf read them."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subscriber.config import Settings, SubscriptionOptions, parse_assignments, parse_bool, parse_bytes, parse_seconds
+from subscriber.errors import ConfigurationError
+
+DEFAULT = SubscriptionOptions()
+TRUE = ["true", "tru", "t", "TRUE", "yes", "y", "on", "1", " on "]
+FALSE = ["false", "f", "FALSE", "no", "n", "off", "of", "0"]
+
+
+def refused(*items: str) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        SubscriptionOptions.parse(items)
+    return caught.value
+
+
+# --- the parameters of CREATE SUBSCRIPTION
+
+
+def test_defaults_are_natives() -> None:
+    assert SubscriptionOptions.parse([]) == DEFAULT
+    # CREATE SUBSCRIPTION of PostgreSQL 18; password_required says in its docstring why it differs
+    assert {field.name: getattr(DEFAULT, field.name) for field in fields(DEFAULT)} == {
+        "connect": True,
+        "create_slot": True,
+        "enabled": True,
+        "slot_name": None,
+        "binary": False,
+        "copy_data": True,
+        "streaming": "parallel",
+        "synchronous_commit": "off",
+        "two_phase": False,
+        "disable_on_error": False,
+        "password_required": False,
+        "run_as_owner": False,
+        "origin": "any",
+        "failover": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["create_slot", "enabled", "binary", "copy_data", "two_phase", "disable_on_error", "password_required", "run_as_owner", "failover"],
+)
+def test_boolean_parameters(name: str) -> None:
+    assert getattr(SubscriptionOptions.parse([f"{name}=on"]), name) is True
+    assert getattr(SubscriptionOptions.parse([f" {name.upper()} = off "]), name) is False
+    assert str(refused(f"{name}=maybe")) == f"{name} requires a Boolean value"
+
+
+@pytest.mark.parametrize("text", TRUE)
+def test_true(text: str) -> None:
+    assert parse_bool("binary", text) is True
+
+
+@pytest.mark.parametrize("text", FALSE)
+def test_false(text: str) -> None:
+    assert parse_bool("binary", text) is False
+
+
+@pytest.mark.parametrize("text", ["", " ", "o", "2", "truer", "offf", "none", "null", "01"])
+def test_no_boolean(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^binary requires a Boolean value$"):
+        parse_bool("binary", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("on", "on"), ("off", "off"), ("parallel", "parallel"), ("Parallel", "parallel"), ("0", "off")]
+)
+def test_streaming(text: str, expected: str) -> None:
+    assert SubscriptionOptions.parse([f"streaming={text}"]).streaming == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("on", "on"), ("off", "off"), ("local", "local"), ("REMOTE_WRITE", "remote_write"), ("remote_apply", "remote_apply"), ("yes", "on")],
+)
+def test_synchronous_commit(text: str, expected: str) -> None:
+    assert SubscriptionOptions.parse([f"synchronous_commit={text}"]).synchronous_commit == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("streaming=serial", 'streaming requires a Boolean value or "parallel"'),
+        ("synchronous_commit=later", 'invalid value for parameter "synchronous_commit": "later"'),
+        ("origin=local", 'unrecognized origin value: "local"'),
+        ("colour=red", 'unrecognized subscription parameter: "colour"'),
+        ("binary", '"binary" is not of the form parameter=value'),
+        ("=on", '"=on" is not of the form parameter=value'),
+    ],
+)
+def test_native_words(item: str, message: str) -> None:
+    assert str(refused(item)) == message
+
+
+def test_twice_is_an_error() -> None:
+    assert str(refused("binary=on", "Binary=on")).startswith("conflicting or redundant options")
+
+
+@pytest.mark.parametrize("text", ["a", "slot_1", "x" * 63, "0"])
+def test_slot_names(text: str) -> None:
+    assert SubscriptionOptions.parse([f"slot_name={text}"]).slot_name == text
+
+
+@pytest.mark.parametrize("text", ["", "Slot", "my-slot", "x" * 64, "slöt", "a b"])
+def test_no_slot_names(text: str) -> None:
+    error = refused(f"slot_name={text}")
+    assert f'replication slot name "{text}"' in str(error)
+    assert error.hint == "Replication slot names may only contain lower case letters, numbers, and the underscore character."
+
+
+@pytest.mark.parametrize("conflicting", ["enabled", "create_slot", "copy_data"])
+def test_connect_false(conflicting: str) -> None:
+    assert (
+        str(refused("connect=false", f"{conflicting}=true")) == f"connect = false and {conflicting} = true are mutually exclusive options"
+    )
+    options = SubscriptionOptions.parse(["connect=false", f"{conflicting}=false"])
+    assert (options.enabled, options.create_slot, options.copy_data) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["slot_name=NONE"], "subscription with slot_name = NONE must also set enabled = false"),
+        (["slot_name=none", "enabled=true"], "slot_name = NONE and enabled = true are mutually exclusive options"),
+        (["slot_name=none", "enabled=false"], "subscription with slot_name = NONE must also set create_slot = false"),
+        (["slot_name=none", "enabled=off", "create_slot=on"], "slot_name = NONE and create_slot = true are mutually exclusive options"),
+    ],
+)
+def test_slot_name_none(items: list[str], message: str) -> None:
+    assert str(refused(*items)) == message
+
+
+def test_slot_name_none_where_it_is_allowed() -> None:
+    for items in (["slot_name=NONE", "enabled=false", "create_slot=false"], ["slot_name=NONE", "connect=false"]):
+        options = SubscriptionOptions.parse(items)
+        assert options.slot_name is None
+        assert not options.enabled
+        assert not options.create_slot
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        DEFAULT.binary = True  # type: ignore[misc]
+
+
+@given(st.lists(st.text(max_size=20), max_size=4))
+def test_any_text_is_understood_or_refused(items: list[str]) -> None:
+    for parse in (SubscriptionOptions.parse, Settings.parse, parse_assignments):
+        try:
+            parse(items)
+        except ConfigurationError as error:
+            lines = error.one_line().splitlines()
+        else:
+            lines = ["understood"]
+        assert len(lines) == 1
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10", 0.01), ("10s", 10), (" 500 ms ", 0.5), ("1min", 60), ("2h", 7200), ("1d", 86400), ("1.5s", 1.5), ("250us", 0.00025)],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_seconds("wal_receiver_timeout", text) == pytest.approx(seconds)
+
+
+def test_a_time_with_another_base_unit() -> None:
+    assert parse_seconds("wal_receiver_status_interval", "10", "s") == 10
+    assert Settings.parse(["wal_receiver_status_interval=10"]).wal_receiver_status_interval == 10
+    assert Settings.parse(["wal_receiver_timeout=10"]).wal_receiver_timeout == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("text", "size"), [("64", 65536), ("64kB", 65536), ("1MB", 1048576), ("8192B", 8192), ("1.5 GB", 1610612736)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes("batch_size", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "10 parsecs", "1e3", "10MB", "0x10", "10 s s", "١٠"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r'^invalid value for parameter "wal_receiver_timeout": '):
+        Settings.parse([f"wal_receiver_timeout={text}"])
+
+
+@pytest.mark.parametrize("text", ["64mb", "64 KB", "10s", "many", "-5kB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r'^invalid value for parameter "batch_size": '):
+        Settings.parse([f"batch_size={text}"])
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "-1", "two", "1k"])
+def test_no_numbers(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r'^invalid value for parameter "batch_rows": '):
+        Settings.parse([f"batch_rows={text}"])
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ("wal_retrieve_retry_interval=0", "wal_retrieve_retry_interval"),
+        ("max_sync_workers_per_subscription=0", "max_sync_workers_per_subscription"),
+        ("max_copy_workers_per_table=0", "max_copy_workers_per_table"),
+        ("copy_range_size=1kB", "copy_range_size"),
+        ("logical_decoding_work_mem=63kB", "logical_decoding_work_mem"),
+        ("batch_rows=0", "batch_rows"),
+        ("batch_size=1B", "batch_size"),
+    ],
+)
+def test_out_of_range(item: str, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'is outside the valid range for parameter "{name}"$') as caught:
+        Settings.parse([item])
+    assert caught.value.hint
+    assert caught.value.hint.startswith("at least ")
+
+
+def test_the_range_holds_for_the_library_too() -> None:
+    with pytest.raises(ConfigurationError, match='for parameter "batch_delay"'):
+        Settings(batch_delay=-1)
+    assert Settings(wal_receiver_timeout=0, wal_receiver_status_interval=0).wal_receiver_timeout == 0
+
+
+def test_settings_by_name() -> None:
+    assert Settings.parse(["spool_directory=/var/tmp/Spool", "batch_delay=20ms", "batch_rows=5"]) == Settings(
+        spool_directory="/var/tmp/Spool", batch_delay=0.02, batch_rows=5
+    )
+    with pytest.raises(ConfigurationError, match=r'^unrecognized configuration parameter "work_mem"$'):
+        Settings.parse(["work_mem=1MB"])
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Settings)])
+def test_every_setting_can_be_given_as_text(field: str) -> None:
+    value = getattr(Settings(), field)
+    text = {"spool_directory": "/tmp/x"}.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
+    if text is None:
+        text = str(value) if isinstance(value, int) else f"{value}s"
+    expected = text if field == "spool_directory" else value
+    assert getattr(Settings.parse([f"{field}={text}"]), field) == expected
