@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(metavar="verb", required=True)
     for verb in _VERBS:
         verb.add_parser(verbs)
+    for each in verbs.choices.values():
+        # before the verb or behind it
+        each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="more of what happens, on stderr")
     args = parser.parse_args(arguments)
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose, 2)]
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)

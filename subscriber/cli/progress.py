@@ -51,6 +51,11 @@ class Bars:
             bar.refresh()
             bar.close()
 
+    def close(self) -> None:
+        """Leave those that are not full as they are; what is said next begins on a line of its own. Idempotent."""
+        while self._bars:
+            self._bars.popitem()[1].close()
+
 
 class Lines:
     """A line on stdout for each table that is copied, for where there is no terminal."""

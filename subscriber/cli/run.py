@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_argument, add_target_argument, lsn
-from subscriber.cli.progress import copy_progress
+from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.facade import Subscription
@@ -35,6 +35,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    progress = copy_progress()
     subscription = Subscription(
         args.name,
         connection=args.connection,
@@ -42,9 +43,13 @@ async def _execute(args: argparse.Namespace) -> int:
         target=args.target,
         options=SubscriptionOptions.parse(args.options),
         settings=Settings.parse(args.settings),
-        progress=copy_progress(),
+        progress=progress,
     )
     until = Until(args.until_lsn) if args.until_caught_up or args.until_lsn is not None else None
     with clean_end(subscription.stop) as ending:
-        await subscription.run(until)
+        try:
+            await subscription.run(until)
+        finally:
+            if isinstance(progress, Bars):
+                progress.close()
     return ending.status

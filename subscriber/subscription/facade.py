@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from subscriber.abc import Sink, TableName
 from subscriber.apply.launcher import SyncLauncher
@@ -29,6 +31,13 @@ from subscriber.subscription.targets import open_target
 from subscriber.transaction.feedback import FlushTracker
 
 __all__ = ["Subscription"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS: Final = 5.0
+"""How long a target may take for the batch at hand when the run is to stop: a lock of somebody else's could hold it up for ever."""
+_LEAVE_SECONDS: Final = 3.0
+"""How long the end of a run waits for slots of synchronized tables to be dropped."""
 
 
 class Subscription:
@@ -92,7 +101,8 @@ class Subscription:
         """Copy what is not copied, follow the changes; return after :meth:`stop`, or when ``until`` is reached.
 
         What passes by itself (a server that is away) is waited for, except when the first attempt meets it. What somebody has to mend is
-        tried again every ``wal_retrieve_retry_interval``, unless ``until`` is given or ``disable_on_error`` is set.
+        tried again every ``wal_retrieve_retry_interval``, unless ``until`` is given or ``disable_on_error`` is set. Of a subscription that
+        was made just now, a table that cannot be copied ends the run too, as long as no other table was synchronized.
 
         Cancelling it loses nothing and is safe at any moment; :meth:`stop` is kinder: what was received last need not be sent again.
 
@@ -105,7 +115,9 @@ class Subscription:
         self._is_running, self._ended = True, False
         self._running.begin()
         try:
-            await self._run(until)
+            await self._running.unless_stopped(self._run(until), grace=_STOP_SECONDS)
+        except Stopped:
+            _log.warning("the target did not take the changes at hand within %.0f s: they come again at the next start", _STOP_SECONDS)
         except SubscriberError as error:
             self._running.last_error = error
             raise
@@ -116,6 +128,7 @@ class Subscription:
     def stop(self) -> None:
         """End :meth:`run` soon and cleanly: the batch at hand is made durable and acknowledged, the slot stays.
 
+        A target that does not take that batch within five seconds is not waited for: the publisher sends it again at the next start.
         Before ``run`` it ends the next one at once. To be called in the loop's thread, as in a signal handler.
         """
         self._running.stop.set()
@@ -176,11 +189,13 @@ class Subscription:
             running.watchers.notify()
             # until and disable_on_error want to know at once what somebody has to mend
             patient = until is None and not self._options.disable_on_error
-            launcher = self._make_launcher(prepared, patient=patient)
+            # so does whoever starts a subscription for the first time, as long as no table came through
+            launcher = self._make_launcher(prepared, lambda: patient and (not prepared.first or running.states.any_synchronized))
             following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient)
             async with task_group() as group:
                 synchronizing = group.create_task(launcher.run())
                 await following.run()
+                await launcher.leave(_LEAVE_SECONDS)
                 synchronizing.cancel()
 
     def _slot(self, prepared: Prepared) -> FollowedSlot:
@@ -195,7 +210,7 @@ class Subscription:
             spool_key=_spool_key(prepared),
         )
 
-    def _make_launcher(self, prepared: Prepared, *, patient: bool) -> SyncLauncher:
+    def _make_launcher(self, prepared: Prepared, patient: Callable[[], bool]) -> SyncLauncher:
         state, position = prepared.state, prepared.position
         source = PublisherSource(self._conninfo, self._publications, self._options, self._settings, position)
 

@@ -72,7 +72,7 @@ class Following:
                 self._running.last_error = error
                 pause = self._judge(error)
                 _log.log(
-                    logging.WARNING if policy(error).policy is Policy.SOON else logging.ERROR,
+                    self._level(error),
                     "%s; next attempt in %.1f s, from %s",
                     error.one_line(),
                     pause,
@@ -92,6 +92,12 @@ class Following:
             if not (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS):
                 raise error
         return self._backoff.pause(answer)
+
+    def _level(self, error: SubscriberError) -> int:
+        if policy(error).policy is not Policy.SOON:
+            return logging.ERROR
+        # before the first stream there is only the wait for the slot, and an error when that was in vain
+        return logging.WARNING if self._was_streaming else logging.INFO
 
     async def _open_sink(self) -> None:
         state = await self._sink.open(self._name, self._running.durable)

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from subscriber.abc import Finding, Sink
+from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["check", "find_problems"]
+__all__ = ["check", "check_options", "find_problems"]
+
+_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
+
+
+def check_options(publications: Sequence[str], slot_name: str, options: SubscriptionOptions, sink: Sink) -> None:
+    """See whether they make sense together, before anything is looked at.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if not publications:
+        raise ConfigurationError("no publication to subscribe to", hint="name at least one publication")
+    if not options.connect or not options.enabled:
+        word = "enabled" if options.connect else "connect"
+        raise ConfigurationError(f"{word} = false leaves nothing to run", hint="leave the parameter out")
+    if not _SLOT_NAME.fullmatch(slot_name):
+        raise ConfigurationError(
+            f'replication slot name "{slot_name}" contains an invalid character or is empty or too long',
+            hint="up to 63 lower case letters, digits and underscores: choose another name, or set slot_name",
+        )
+    if options.two_phase and not sink.capabilities.two_phase:
+        raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 
 
 async def find_problems(
     connection: WalReceiverConnection,
     sink: Sink,
     *,
+    known: bool,
     publications: Sequence[str],
     slot_name: str,
     options: SubscriptionOptions,
@@ -25,14 +52,45 @@ async def find_problems(
 ) -> tuple[list[Finding], list[Finding]]:
     """Look at the publisher, and at the target.
 
+    Args:
+        connection: to the publisher.
+        sink: the target.
+        known: whether the target knows the subscription already, so that the slot is its own.
+        publications: to be subscribed to.
+        slot_name: the subscription's.
+        options: of the subscription.
+        settings: how many tables are synchronized at once.
+
     Raises:
         PublisherError, TargetError: one of the two cannot be looked at.
+        SpoolError: there is no place for large transactions.
     """
+    await SpoolDirectory.probe(settings.spool_directory)
     publisher = await check_publisher(
         connection, publications, slot_name, copy_data=options.copy_data, sync_workers=settings.max_sync_workers_per_subscription
     )
+    if not known:
+        publisher += await _first_slot(connection, slot_name, options)
     tables = await published_tables(connection, publications)
     return publisher, await sink.check(tables, two_phase=options.two_phase)
+
+
+async def _first_slot(connection: WalReceiverConnection, name: str, options: SubscriptionOptions) -> list[Finding]:
+    slot = await connection.slot(name)
+    if slot is None:
+        if options.create_slot:
+            return []
+        message = f'replication slot "{name}" does not exist on the publisher'
+        return [Finding("error", message, "create it, or leave out create_slot = false")]
+    if options.create_slot:
+        message = f'replication slot "{name}" already exists on the publisher, and the target knows nothing of it'
+        hint = "use another name; or pg_drop_replication_slot() if nobody needs it; or create_slot = false to go on from where it is"
+        return [Finding("error", message, hint)]
+    if slot.two_phase and options.copy_data:
+        # a transaction prepared before a table's copy and committed behind its handover would be seen by neither
+        message = f'replication slot "{name}" sends prepared transactions: tables cannot be copied under it'
+        return [Finding("error", message, "use copy_data = false with it, or leave out create_slot = false")]
+    return []
 
 
 async def check(
@@ -50,14 +108,23 @@ async def check(
         Errors and warnings, those of the publisher first; empty if nothing was found.
 
     Raises:
-        ConfigurationError, PublisherError, TargetError: one of the two cannot be looked at.
+        ConfigurationError: arguments that cannot be used together.
+        PublisherError, TargetError: one of the two cannot be looked at.
+        SpoolError: there is no place for large transactions.
     """
     options, settings = options or SubscriptionOptions(), settings or Settings()
     sink = open_target(target, options, settings) if isinstance(target, str) else target
+    check_options(publications, options.slot_name or name, options, sink)
     session = await WalReceiverConnection.connect(connection, application_name=name)
     try:
         publisher, found = await find_problems(
-            session, sink, publications=publications, slot_name=options.slot_name or name, options=options, settings=settings
+            session,
+            sink,
+            known=await sink.exists(name),
+            publications=publications,
+            slot_name=options.slot_name or name,
+            options=options,
+            settings=settings,
         )
     finally:
         await session.close()

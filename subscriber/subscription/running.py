@@ -86,15 +86,21 @@ class Running:
         self.states.changed.notify()
         self.watchers.notify()
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+    async def unless_stopped(self, work: Coroutine[Any, Any, T], *, grace: float = 0.0) -> T:
         """Await what may be given up at any moment.
 
+        Args:
+            work: is cancelled when the run is to stop.
+            grace: seconds that it has from then on to end by itself.
+
         Raises:
-            Stopped: it was, because the run is to stop.
+            Stopped: it was given up, because the run is to stop.
         """
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if grace and not task.done():
+                await asyncio.wait({task}, timeout=grace)
             if not task.done():
                 raise Stopped
             return task.result()

@@ -45,6 +45,7 @@ class Prepared:
         tables: states of the subscription's tables.
         publisher_lsn: where the publisher's WAL ended when the setup was done.
         capabilities: the publisher's.
+        first: whether the subscription was made just now.
     """
 
     state: SubscriptionState
@@ -52,6 +53,7 @@ class Prepared:
     tables: Mapping[TableName, TableEntry]
     publisher_lsn: Lsn
     capabilities: Capabilities
+    first: bool
 
 
 class Setup:
@@ -106,6 +108,7 @@ class Setup:
                 tables=tables,
                 publisher_lsn=await connection.current_wal_lsn(),
                 capabilities=connection.capabilities,
+                first=first,
             )
         finally:
             await connection.close()

@@ -268,6 +268,10 @@ class EmbeddedServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._process.wait()
+        # the next postmaster refuses to start while one of them still holds the shared memory
+        deadline = time.monotonic() + _START_SECONDS
+        while any(map(_lives, children)) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._reap()
 
     def restart(self, mode: StopMode = "fast", *, timeout: float = 60.0) -> None:
@@ -330,6 +334,15 @@ def _free_port() -> int:
                 continue
         return port
     raise EmbeddedServerError("no free port between 20000 and 32000 on 127.0.0.1")
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process that has not ended; a zombie has."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 def _children(pid: int) -> list[int]:

@@ -45,6 +45,8 @@ _LOST: Final = re.compile(
     r"can no longer (get changes from|access) replication slot|cannot read from logical replication slot"
     r"|requested WAL segment .* has already been removed"
 )
+# decoding a streamed transaction whose ALTER TABLE is being rolled back; the next attempt finds it rolled back
+_RACES: Final = re.compile(r"could not map filen(umber|ode) .* to relation OID")
 _ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
 _HINTS: Final = {
     "53300": "raise max_wal_senders (or max_connections) on the publisher",
@@ -100,7 +102,7 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
         )
     if sqlstate == "55006" and "is active" in text:
         return SlotInUse(text, sqlstate=sqlstate, hint="another subscriber uses this slot; stop it, or wait for its end to be noticed")
-    if sqlstate in _UNAVAILABLE or sqlstate.startswith("08"):
+    if sqlstate in _UNAVAILABLE or _RACES.search(text) or sqlstate.startswith("08"):
         return PublisherUnavailable(text, sqlstate=sqlstate, hint=hint)
     return PublisherError(text, sqlstate=sqlstate, hint=_one_line(hint) if hint else None)
 
