@@ -1,0 +1,331 @@
+"""Prepared transactions, by a whole subscription on live servers, in all the orders in which they can come.
+
+Message letters in the names: b P (prepare), S p (streamed prepare), K (COMMIT PREPARED), r (ROLLBACK PREPARED).
+Native's tests of the same topics: t/021 to t/023 of src/test/subscription.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from subscriber.protocol.lsn import Lsn
+from tests.database import WAIT_SECONDS, Database
+from tests.integration.observed import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid
+from tests.integration.replica import QUICK, Replica, replica
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
+COUNT = "SELECT count(*) FROM t"
+TWO_PHASE = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"
+
+
+def make_tables(publisher: Database, target: Database) -> None:
+    for database in (publisher, target):
+        database.execute(TABLE)
+    publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+
+
+def prepare(publisher: Database, gid: str, *statements: str) -> int:
+    """Prepare a transaction under a name of this database's own; return its xid."""
+    with publisher.connect() as session:
+        session.execute("BEGIN")
+        for statement in statements:
+            session.execute(statement.encode())
+        row = session.execute("SELECT pg_current_xact_id()::text::int8 % 4294967296").fetchone()
+        assert row is not None
+        session.execute(f"PREPARE TRANSACTION '{name(publisher, gid)}'".encode())
+    return int(row[0])
+
+
+def name(publisher: Database, gid: str) -> str:
+    return f"{publisher.name} {gid}"
+
+
+def finish(publisher: Database, gid: str, how: str) -> None:
+    publisher.execute(f"{how} PREPARED '{name(publisher, gid)}'")
+
+
+def large(first: int) -> str:
+    """More than the publisher's logical_decoding_work_mem of 64 kB."""
+    return f"INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series({first}, {first + 399}) AS g"
+
+
+async def enabled(found: Replica) -> None:
+    await all_ready(found)
+    await eventually(found.target, TWO_PHASE, "e")
+    await found.caught_up()
+
+
+async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
+    make_tables(publisher_db, target_db)
+    settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
+    async with replica(publisher_db, target_db, two_phase=True, streaming="on", settings=settings) as found:
+        await enabled(found)
+        slot = f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+        assert publisher_db.value(slot) is True
+        # b..P..K
+        small = prepare(publisher_db, "bPK", "INSERT INTO t VALUES (1, 'a')", "SAVEPOINT s", "INSERT INTO t VALUES (2)", "ROLLBACK TO s")
+        await found.caught_up()
+        assert target_db.fetch(PREPARED) == [(target_gid(target_db, small),)]
+        assert target_db.value(COUNT) == 0
+        finish(publisher_db, "bPK", "COMMIT")
+        assert len(await found.same(ROWS)) == 1
+        assert target_db.fetch(PREPARED) == []
+        # b..P..r
+        prepare(publisher_db, "bPr", "INSERT INTO t VALUES (10, 'gone')", "UPDATE t SET v = 'gone'")
+        await found.caught_up()
+        assert len(target_db.fetch(PREPARED)) == 1
+        finish(publisher_db, "bPr", "ROLLBACK")
+        assert len(await found.same(ROWS)) == 1
+        assert target_db.fetch(PREPARED) == []
+        # S..p..K and S..p..r, with a rollback to a savepoint and interleaved; what comes later is not held up by open ones
+        one = prepare(publisher_db, "SpK", large(1000), "SAVEPOINT s", large(2000), "ROLLBACK TO s", large(3000))
+        two = prepare(publisher_db, "Spr", large(5000))
+        publisher_db.execute("INSERT INTO t VALUES (20, 'while two are open')")
+        publisher_db.execute("UPDATE t SET v = 'changed' WHERE id = 1")
+        publisher_db.execute(large(7000))
+        await found.caught_up()
+        gids = sorted(target_gid(target_db, xid) for xid in (one, two))
+        assert target_db.fetch(PREPARED) == [(gid,) for gid in gids]
+        assert target_db.value(COUNT) == 402
+        streamed = f"SELECT stream_txns >= 2 FROM pg_stat_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+        assert publisher_db.value(streamed) is True
+        finish(publisher_db, "Spr", "ROLLBACK")
+        finish(publisher_db, "SpK", "COMMIT")
+        assert len(await found.same(ROWS)) == 402 + 800
+        assert target_db.fetch(PREPARED) == []
+        # the same name again; and one without changes of published tables
+        publisher_db.execute("CREATE TABLE elsewhere (id int)")
+        prepare(publisher_db, "bPK", "INSERT INTO elsewhere VALUES (1)")
+        prepare(publisher_db, "empty", "SELECT pg_current_xact_id()")
+        prepare(publisher_db, "truncate", "TRUNCATE t", "INSERT INTO t VALUES (1, 'only')")
+        for gid in ("bPK", "empty", "truncate"):
+            finish(publisher_db, gid, "COMMIT")
+        assert len(await found.same(ROWS)) == 1
+        assert target_db.fetch(PREPARED) == []
+        assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
+        assert found.subscription.status.last_error is None
+        await acknowledged(publisher_db, publisher_db.current_lsn())
+
+
+async def test_prepared_before_two_phase_was_enabled(publisher_db: Database, target_db: Database) -> None:
+    make_tables(publisher_db, target_db)
+    async with replica(publisher_db, target_db) as found:
+        await all_ready(found)
+        assert target_db.value(TWO_PHASE) == "d"
+        late = prepare(publisher_db, "late", "INSERT INTO t VALUES (1, 'late')")
+        prepare(publisher_db, "late and large", large(1000))
+        prepare(publisher_db, "lone r", "INSERT INTO t VALUES (2, 'gone')")
+        publisher_db.execute("INSERT INTO t VALUES (3, 'between')")
+        assert len(await found.same(ROWS)) == 1
+        assert target_db.fetch(PREPARED) == []
+    # as ALTER SUBSCRIPTION … SET (two_phase = true)
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        later = prepare(publisher_db, "later", "INSERT INTO t VALUES (4, 'later')")
+        finish(publisher_db, "lone r", "ROLLBACK")
+        await found.caught_up()
+        assert target_db.fetch(PREPARED) == [(target_gid(target_db, later),)]
+        finish(publisher_db, "late", "COMMIT")
+        assert [row[0] for row in await found.same(ROWS)] == [1, 3]
+        finish(publisher_db, "late and large", "COMMIT")
+        finish(publisher_db, "later", "COMMIT")
+        assert len(await found.same(ROWS)) == 3 + 400
+        assert late != later
+        assert target_db.fetch(PREPARED) == []
+        assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
+        assert found.subscription.status.last_error is None
+
+
+async def test_pending_while_there_are_no_tables(publisher_db: Database, target_db: Database) -> None:
+    publisher_db.execute("CREATE PUBLICATION pub")
+    slot = f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await found.caught_up()
+        assert target_db.value(TWO_PHASE) == "p"
+        assert publisher_db.value(slot) is False
+    for database in (publisher_db, target_db):
+        database.execute(TABLE)
+    publisher_db.execute("INSERT INTO t VALUES (1, 'copied'); ALTER PUBLICATION pub ADD TABLE t")
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        assert publisher_db.value(slot) is True
+        xid = prepare(publisher_db, "first", "INSERT INTO t VALUES (2, 'prepared')")
+        await found.caught_up()
+        assert target_db.fetch(PREPARED) == [(target_gid(target_db, xid),)]
+        finish(publisher_db, "first", "COMMIT")
+        assert len(await found.same(ROWS)) == 2
+
+
+async def test_without_two_phase_it_comes_with_commit_prepared(publisher_db: Database, target_db: Database) -> None:
+    make_tables(publisher_db, target_db)
+    async with replica(publisher_db, target_db, two_phase=False, streaming="on") as found:
+        await all_ready(found)
+        prepare(publisher_db, "small", "INSERT INTO t VALUES (1, 'a')")
+        prepare(publisher_db, "large", large(1000))
+        prepare(publisher_db, "gone", large(2000))
+        publisher_db.execute("INSERT INTO t VALUES (2, 'between')")
+        assert len(await found.same(ROWS)) == 1
+        assert target_db.fetch(PREPARED) == []
+        for gid, how in (("small", "COMMIT"), ("gone", "ROLLBACK"), ("large", "COMMIT")):
+            finish(publisher_db, gid, how)
+        assert len(await found.same(ROWS)) == 402
+
+
+async def test_rolled_back_before_it_was_decoded(publisher_db: Database, target_db: Database) -> None:
+    # a publisher that finds the transaction aborted while decoding it sends what it has, or nothing, then PREPARE all the same
+    # (reorderbuffer.c: ReorderBufferPrepare, concurrent_abort): legal, because its rollback follows
+    make_tables(publisher_db, target_db)
+    async with replica(publisher_db, target_db, two_phase=True, streaming="off") as found:
+        await enabled(found)
+    publisher_db.execute(
+        f"SELECT pg_create_logical_replication_slot('look_{publisher_db.name}', 'pgoutput', twophase => true);"
+        "CREATE TABLE other (id int PRIMARY KEY, v text)"
+    )
+    prepare(
+        publisher_db, "partial", "INSERT INTO t VALUES (1, 'x')", large(1000), "INSERT INTO other VALUES (1, 'described in the middle')"
+    )
+    finish(publisher_db, "partial", "ROLLBACK")
+    publisher_db.execute("INSERT INTO t VALUES (2, 'after')")
+    tags = [
+        row[0]
+        for row in publisher_db.fetch(
+            f"SELECT chr(get_byte(data, 0)) FROM pg_logical_slot_get_binary_changes('look_{publisher_db.name}', NULL, NULL,"
+            " 'proto_version', '3', 'publication_names', 'pub', 'two_phase', 'true')"
+        )
+    ]
+    partial = tags[: tags.index("r")]
+    assert (partial[0], partial[-1]) == ("b", "P")
+    assert partial.count("I") < 402, "this publisher sent it whole: the test shows nothing"
+    async with replica(publisher_db, target_db, two_phase=True, streaming="off") as found:
+        assert [row[0] for row in await found.same(ROWS)] == [2]
+        assert target_db.fetch(PREPARED) == []
+        assert found.subscription.status.last_error is None
+
+
+async def test_rolled_back_while_it_is_sent(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
+    # as before, but a part of it is on its way already: that part is prepared, and rolled back
+    for database in (publisher_db, target_db):
+        database.execute(f"{TABLE}; CREATE TABLE other (id int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
+    async with replica(publisher_db, target_db, two_phase=True, streaming="off", settings=settings) as found:
+        await enabled(found)
+        with target_db.connect() as blocker:
+            blocker.execute("BEGIN; LOCK TABLE t")
+            # waits for the lock, and fills our memory: nothing more is read
+            publisher_db.execute(large(1))
+            await eventually(target_db, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 't'::regclass", True)
+            rows = 20_000
+            await asyncio.to_thread(
+                prepare,
+                publisher_db,
+                "partial",
+                f"INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(10001, {10_000 + rows}) AS g",
+                "INSERT INTO other VALUES (1)",  # looking this one up the publisher notices
+            )
+            stuck = (
+                "SELECT wait_event FROM pg_stat_activity WHERE pid ="
+                f" (SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}')"
+            )
+            await eventually(publisher_db, stuck, "WalSenderWriteData")
+            finish(publisher_db, "partial", "ROLLBACK")
+            blocker.execute("COMMIT")
+        publisher_db.execute("INSERT INTO t VALUES (0, 'after')")
+        assert len(await found.same(ROWS)) == 401
+        assert await found.same("SELECT id FROM other") == []
+        assert target_db.fetch(PREPARED) == []
+        prepared = found.subscription.status.statistics.inserts - 401
+        assert 0 < prepared <= rows, "neither nothing of it nor all of it was prepared"
+        assert found.subscription.status.last_error is None
+
+
+@contextlib.asynccontextmanager
+async def process(publisher: Database, target: Database) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``subscriber run`` with two_phase; the one thing that is killed here."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "subscriber",
+        "run",
+        "--connection",
+        publisher.conninfo(),
+        "--publication",
+        "pub",
+        "--target",
+        target.dsn,
+        "--name",
+        slot_of(publisher),
+        "-o",
+        "two_phase=true",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={key: value for key, value in os.environ.items() if not key.startswith("PG")},
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+async def test_killed_between_prepare_and_commit(publisher_db: Database, target_db: Database) -> None:
+    make_tables(publisher_db, target_db)
+    prepared = f"SELECT count(*) FROM pg_prepared_xacts WHERE database = '{target_db.name}'"
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        stopped = prepare(publisher_db, "stopped", "INSERT INTO t VALUES (1, 'over a stop')")
+        await found.caught_up()
+    assert target_db.fetch(PREPARED) == [(target_gid(target_db, stopped),)]
+    publisher_db.execute("INSERT INTO t VALUES (100, 'while away')")
+    async with process(publisher_db, target_db) as running:
+        await eventually(target_db, COUNT, 1)
+        xid = prepare(publisher_db, "killed", "INSERT INTO t VALUES (2, 'over a kill')")
+        prepare(publisher_db, "killed too", "INSERT INTO t VALUES (3, 'gone')")
+        await eventually(target_db, prepared, 3)
+        running.send_signal(signal.SIGKILL)
+        assert await running.wait() == -signal.SIGKILL
+    finish(publisher_db, "stopped", "COMMIT")
+    finish(publisher_db, "killed too", "ROLLBACK")
+    publisher_db.execute("INSERT INTO t VALUES (101, 'while away')")
+    async with process(publisher_db, target_db) as running:
+        await eventually(target_db, COUNT, 3)
+        assert target_db.fetch(PREPARED) == [(target_gid(target_db, xid),)]
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), WAIT_SECONDS) == 0
+    finish(publisher_db, "killed", "COMMIT")
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        assert [row[0] for row in await found.same(ROWS)] == [1, 2, 100, 101]
+        assert target_db.fetch(PREPARED) == []
+        assert found.subscription.status.last_error is None
+
+
+async def test_repeated_after_a_crash_before_the_position_moved(publisher_db: Database, target_db: Database) -> None:
+    """A crash between a target's COMMIT and our feedback makes the publisher send everything behind the old position again."""
+    make_tables(publisher_db, target_db)
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        xid = prepare(publisher_db, "again", "INSERT INTO t VALUES (1, 'once')")
+        await found.caught_up()
+        position = target_db.value('SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0')
+    gid = target_gid(target_db, xid)
+    # as a process does that is killed right behind COMMIT PREPARED: the position stays
+    finish(publisher_db, "again", "COMMIT")
+    target_db.execute(f"COMMIT PREPARED '{gid}'")
+    assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 1
+    now = Lsn.parse(target_db.value('SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'))
+    assert now < publisher_db.current_lsn()
+    assert now >= Lsn.parse(position)
+    publisher_db.execute("INSERT INTO t VALUES (2, 'after')")
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        assert [row[0] for row in await found.same(ROWS)] == [1, 2]
+        assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
+        assert found.subscription.status.last_error is None
