@@ -118,6 +118,20 @@ class SpoolDirectory:
         """
         await _in_thread(self._prepare)
 
+    async def sweep(self) -> None:
+        """Remove what an earlier process of the same key left, where nobody will open it again.
+
+        Raises:
+            SpoolError: as :meth:`open`.
+        """
+
+        def work() -> None:
+            if self._directory.exists():
+                self._prepare()
+                self._remove()
+
+        await _in_thread(work)
+
     async def close(self) -> None:
         """Remove the directory with all that is in it. Idempotent."""
         self._files.clear()

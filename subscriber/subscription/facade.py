@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from subscriber.abc import Sink, TableName
+from subscriber.abc import Sink, TableName, TableState
 from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.apply.spool import SpoolDirectory
@@ -187,6 +187,7 @@ class Subscription:
             running.states.load(prepared.tables, prepared.position.lsn)
             running.prepared = True
             running.watchers.notify()
+            await self._sweep_spools(prepared)
             # until and disable_on_error want to know at once what somebody has to mend
             patient = until is None and not self._options.disable_on_error
             # so does whoever starts a subscription for the first time, as long as no table came through
@@ -210,6 +211,15 @@ class Subscription:
             spool_key=_spool_key(prepared),
         )
 
+    def _table_spool(self, prepared: Prepared, table: TableName) -> SpoolDirectory:
+        return SpoolDirectory(self._settings.spool_directory, f"{_spool_key(prepared)} table {table}")
+
+    async def _sweep_spools(self, prepared: Prepared) -> None:
+        """A process that was killed right after it had synchronized a table left that table's rows in a spool that is not used again."""
+        for table, entry in prepared.tables.items():
+            if entry.state in {TableState.SYNCDONE, TableState.READY}:
+                await self._table_spool(prepared, table).sweep()
+
     def _make_launcher(self, prepared: Prepared, patient: Callable[[], bool]) -> SyncLauncher:
         state, position = prepared.state, prepared.position
         source = PublisherSource(self._conninfo, self._publications, self._options, self._settings, position)
@@ -223,7 +233,7 @@ class Subscription:
                 sink=self._sink.open_table(table),
                 source=source,
                 states=self._running.states,
-                spool=SpoolDirectory(self._settings.spool_directory, f"{_spool_key(prepared)} table {table}"),
+                spool=self._table_spool(prepared, table),
                 settings=self._settings,
                 copy_format=copy_format(prepared.capabilities, self._options),
                 progress=self._progress,

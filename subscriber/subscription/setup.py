@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from subscriber.abc import Finding, Position, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.tablesync import sync_slot_prefix
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, PublisherError, RelationError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, PublisherError, RelationError, SlotInUse, SubscriberError, TargetError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.loss import check_position
@@ -101,7 +101,7 @@ class Setup:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
             tables = await self._refresh_tables(connection, state, first=first)
-            await self._drop_leftover_slots(connection, state)
+            await self._drop_leftover_slots(connection, state, tables)
             return Prepared(
                 state=state,
                 position=state.position,
@@ -251,12 +251,20 @@ class Setup:
         if not first:
             _log.info('table "%s" is published now: added', table.name)
 
-    async def _drop_leftover_slots(self, connection: WalReceiverConnection, state: SubscriptionState) -> None:
+    async def _drop_leftover_slots(
+        self, connection: WalReceiverConnection, state: SubscriptionState, tables: Mapping[TableName, TableEntry]
+    ) -> None:
+        # the slot of a copy that was cut off may still be in the making, behind a long transaction of the publisher: that table's own
+        # synchronization waits for it, and nothing else does
+        copying = any(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in tables.values())
         needed = await self._sink.slot_names()
         for slot in await connection.slots(sync_slot_prefix(state.oid)):
             if slot.slot_name.endswith(f"_{state.target_identifier}") and slot.slot_name not in needed:
                 _log.info('dropping replication slot "%s", left behind by a table synchronization', slot.slot_name)
-                await connection.drop_slot(slot.slot_name, wait=True, missing_ok=True)
+                try:
+                    await connection.drop_slot(slot.slot_name, wait=not copying, missing_ok=True)
+                except SlotInUse:
+                    _log.info('replication slot "%s" is still in use', slot.slot_name)
 
 
 def _raise_first(found: Sequence[tuple[type[SubscriberError], Finding]]) -> None:

@@ -205,6 +205,32 @@ async def test_truncate_several_tables(any_target_db: Database) -> None:
         assert feed.sink.statistics.truncates == 2
 
 
+async def test_share_of_a_truncate_while_a_referencing_table_is_not_ours(any_target_db: Database) -> None:
+    """The bug was that both workers, each with its own table of the two, were refused for ever."""
+    any_target_db.execute("""
+        CREATE TABLE parent (id serial PRIMARY KEY, born int GENERATED ALWAYS AS IDENTITY);
+        CREATE TABLE child (parent int REFERENCES parent);
+        CREATE TABLE heir () INHERITS (parent);
+        INSERT INTO parent DEFAULT VALUES; INSERT INTO parent DEFAULT VALUES; INSERT INTO child VALUES (1); INSERT INTO heir VALUES (77, 77)
+    """)
+    parent, child = Remote("parent", "*id", "born", relation_id=1), Remote("child", "parent", relation_id=2)
+    async with opened(any_target_db) as feed:
+        feed.closed = {"public.child"}
+        await feed.apply(parent.relation, child.relation, truncate(parent, child))
+        assert any_target_db.fetch("SELECT id FROM parent") == [(77,)]
+        any_target_db.execute("INSERT INTO parent DEFAULT VALUES")
+        assert any_target_db.fetch("SELECT id, born FROM ONLY parent") == [(3, 3)]
+        await feed.apply(truncate(child, parent, restart=True))
+        any_target_db.execute("INSERT INTO parent DEFAULT VALUES")
+        assert any_target_db.fetch("SELECT id, born FROM ONLY parent") == [(1, 1)]
+        assert any_target_db.fetch("SELECT parent FROM child") == [(1,)]
+        assert feed.sink.statistics.truncates == 2
+        feed.closed = {"public.parent"}
+        await feed.apply(truncate(child, parent))
+        assert any_target_db.value("SELECT count(*) FROM child") == 0
+        assert any_target_db.value("SELECT count(*) FROM ONLY parent") == 1
+
+
 async def test_truncate_of_partitions_with_their_root(target_db: Database) -> None:
     target_db.execute("""
         CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);

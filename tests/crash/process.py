@@ -1,0 +1,83 @@
+"""``python -m subscriber run`` as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.database import Database
+
+QUICK = ("wal_retrieve_retry_interval=200ms", "wal_receiver_status_interval=1s")
+
+
+@dataclass
+class SubscriberProcess:
+    """One subscription, served by one process after another.
+
+    Attributes:
+        publisher, target: its databases; the publication is ``pub``.
+        directory: for the spool and the log.
+        options: of ``-o``.
+        settings: of ``-c``.
+    """
+
+    publisher: Database
+    target: Database
+    directory: Path
+    options: Sequence[str] = ("two_phase=true",)
+    settings: Sequence[str] = QUICK
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        """Of the subscription and its slot: no other database of the server has it."""
+        return f"crash_{self.publisher.name}"
+
+    @property
+    def spool(self) -> Path:
+        return self.directory / "spool"
+
+    def arguments(self, *more: str) -> list[str]:
+        found = ["--connection", self.publisher.conninfo(), "--publication", "pub", "--target", self.target.dsn, "--name", self.name]
+        for option in self.options:
+            found += ["-o", option]
+        for setting in (*self.settings, f"spool_directory={self.spool}"):
+            found += ["-c", setting]
+        return [sys.executable, "-m", "subscriber", "-v", "run", *found, *more]
+
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start it; what it writes goes to the log."""
+        assert self.process is None or self.process.poll() is not None
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(self.arguments(*more), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return self.process
+
+    def assert_runs(self) -> None:
+        """It did not end by itself."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"ended by itself with status {self.process.returncode}\n{self.log()}"
+
+    def kill(self) -> None:
+        """SIGKILL: no handler, no cleaning up. Fails if it had ended by itself."""
+        self.assert_runs()
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """At the end of the test, whatever state it is in."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def catch_up(self, timeout: float) -> None:
+        """A run to the end of the publisher's WAL, which has to end well."""
+        status = self.start("--until-caught-up").wait(timeout)
+        assert status == 0, f"status {status}\n{self.log()}"
+
+    def log(self, lines: int = 40) -> str:
+        text = (self.directory / "log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
