@@ -88,7 +88,9 @@ class SyncLauncher:
     def _due(self, running: dict[TableName, asyncio.Task[None]]) -> list[TableName]:
         now = asyncio.get_running_loop().time()
         waiting = {*self._states.unsynchronized, *self._backoff}
-        return sorted(table for table in waiting if table not in running and self._not_before.get(table, 0.0) <= now)
+        due = (table for table in waiting if table not in running and self._not_before.get(table, 0.0) <= now)
+        # those that failed come last: they must not keep the others from their first turn
+        return sorted(due, key=lambda table: (table in self._not_before, table))
 
     def _has_due(self, running: dict[TableName, asyncio.Task[None]]) -> bool:
         return len(running) < self._settings.max_sync_workers_per_subscription and bool(self._due(running))

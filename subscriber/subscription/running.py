@@ -102,7 +102,11 @@ class Running:
             if grace and not task.done():
                 await asyncio.wait({task}, timeout=grace)
             if not task.done():
-                raise Stopped
+                task.cancel()
+                await asyncio.wait({task})
+                if task.cancelled() or task.exception() is not None:
+                    raise Stopped
+                # the cancellation came too late, or was swallowed (wait_for of Python 3.11 does): what was opened must not be lost
             return task.result()
         finally:
             task.cancel()

@@ -228,6 +228,8 @@ class Setup:
         for table in published.keys() - entries.keys():
             await self._add_table(published[table], state, first=first)
         for table in entries.keys() - published.keys():
+            if entries[table].state is TableState.DATASYNC:
+                await self._undo_copy(table)
             _log.warning('table "%s" is no longer published: its rows stay as they are', table)
             await self._sink.remove_table(table)
         return await self._sink.tables()
@@ -250,6 +252,14 @@ class Setup:
             return
         if not first:
             _log.info('table "%s" is published now: added', table.name)
+
+    async def _undo_copy(self, table: TableName) -> None:
+        """Remove the rows of a copy that was cut off: published again, the table is copied from zero."""
+        sink = self._sink.open_table(table)
+        try:
+            await sink.begin()
+        finally:
+            await sink.close()
 
     async def _drop_leftover_slots(
         self, connection: WalReceiverConnection, state: SubscriptionState, tables: Mapping[TableName, TableEntry]

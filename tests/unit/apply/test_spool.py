@@ -457,6 +457,18 @@ async def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         assert await read(spool.reader(1)) == RECORDS
 
 
+async def test_sweep_removes_what_nobody_will_open(tmp_path: Path) -> None:
+    spool = SpoolDirectory(str(tmp_path / "base"), KEY)
+    await spool.sweep()
+    assert not (tmp_path / "base").exists(), "there was nothing to remove"
+    await spool.open()
+    await spool.append(1, RECORDS)
+    await SpoolDirectory(str(tmp_path / "base"), "another").sweep()
+    assert len(files(spool.directory)) == 1
+    await SpoolDirectory(str(tmp_path / "base"), KEY).sweep()
+    assert files(tmp_path / "base") == []
+
+
 # --- threads
 
 
