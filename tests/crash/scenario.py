@@ -73,13 +73,17 @@ async def eventually(condition: Callable[[], bool], timeout: float, process: Sub
     return True
 
 
-def is_ready(process: SubscriberProcess) -> bool:
-    """All tables are in the apply worker's hands, and prepared transactions come when they are prepared."""
+def are_tables_ready(process: SubscriberProcess) -> bool:
+    """All tables are in the apply worker's hands: no slot will be created any more."""
     return bool(
         process.target.value("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL")
         and process.target.value("SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM subscriber.pg_subscription_rel")
-        and process.target.value("SELECT subtwophasestate = 'e' FROM subscriber.pg_subscription")
     )
+
+
+def is_ready(process: SubscriberProcess) -> bool:
+    """All tables are ready, and prepared transactions come when they are prepared."""
+    return are_tables_ready(process) and bool(process.target.value("SELECT subtwophasestate = 'e' FROM subscriber.pg_subscription"))
 
 
 def prepare_one(publisher: Database, gid: str, rng: random.Random) -> None:

@@ -16,6 +16,7 @@ from subscriber.testing.load import MixedLoad
 from subscriber.testing.server import EmbeddedServer
 from tests.crash.process import SubscriberProcess
 from tests.crash.scenario import (
+    are_tables_ready,
     assert_all_arrives,
     assert_same,
     eventually,
@@ -91,6 +92,7 @@ async def test_target_crashes(tmp_path: Path) -> None:
                 await _starts(process)
                 for number in range(6):
                     if number == 2:
+                        assert await eventually(lambda: are_tables_ready(process), 60, process), process.log()
                         let_small_transactions_stream(process.publisher)
                     if number:
                         await _progress(process, load)

@@ -281,6 +281,30 @@ async def test_tables_come_and_go(publisher_db: Database, target_db: Database, c
     assert only_the_main_slot(publisher_db)
 
 
+async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, target_db: Database) -> None:
+    """What was copied is undone with it: published again, no row is there twice. Rows of others stay."""
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE big (id int, v text); CREATE TABLE other (id int PRIMARY KEY)")
+    publisher_db.execute(
+        "INSERT INTO big SELECT i, repeat('v', 100) FROM generate_series(1, 3000) AS i; CREATE PUBLICATION pub FOR ALL TABLES"
+    )
+    target_db.execute("INSERT INTO big VALUES (-1, 'mine')")
+    make_gate(target_db, "big", "NEW.id = 3000", 1)
+    with closed(target_db, 1):
+        async with replica(publisher_db, target_db, settings=IN_PARTS):
+            await until(target_db, waiting_at(1), 1)
+            await until(target_db, "SELECT count(*) > 0 FROM subscriber.copy_part", True)
+    assert ("big", "d") in target_db.fetch(STATES)
+    publisher_db.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE other")
+    await subscription_of(publisher_db, target_db).run(Until())
+    assert target_db.fetch("SELECT id FROM big") == [(-1,)]
+    assert target_db.fetch(STATES) == [("other", "r")] or target_db.fetch(STATES) == [("other", "s")]
+    assert only_the_main_slot(publisher_db)
+    publisher_db.execute("ALTER PUBLICATION pub ADD TABLE big")
+    await subscription_of(publisher_db, target_db).run(Until())
+    assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM big") == [(3001, 3001)]
+
+
 async def test_without_copy_data(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)")
