@@ -27,6 +27,7 @@ while one is being copied, or keep all their changes in a spool.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 from subscriber.abc import TableEntry, TableName, TableState
@@ -34,6 +35,8 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 
 __all__ = ["TableStates", "Watchers"]
+
+_log = logging.getLogger(__name__)
 
 _OWN_SYNC = frozenset({TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY})
 
@@ -70,6 +73,7 @@ class TableStates:
         self._handed = handed
         self._handover: dict[TableName, Lsn] = {}
         self._requested: set[TableName] = set()
+        self._unknown: set[TableName] = set()
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -126,8 +130,15 @@ class TableStates:
 
     def gate(self, relation: Relation, final_lsn: Lsn) -> bool:
         """Whether the apply worker applies the relation's changes of a transaction (native: should_apply_changes_for_rel)."""
-        entry = self._entries.get(TableName(relation.namespace, relation.name))
+        table = TableName(relation.namespace, relation.name)
+        entry = self._entries.get(table)
         if entry is None:
+            if table not in self._unknown:
+                self._unknown.add(table)
+                _log.warning(
+                    'table "%s" is published, but not of the subscription: its changes are left out (hint: start the run again to add it)',
+                    table,
+                )
             return False
         if entry.state is TableState.SYNCDONE:
             return entry.lsn is None or final_lsn >= entry.lsn

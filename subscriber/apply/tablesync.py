@@ -41,7 +41,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
-from subscriber.errors import RelationError
+from subscriber.errors import PublisherUnavailable, RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.feedback import FlushTracker
@@ -80,6 +80,14 @@ class SnapshotSource(Protocol):
         """The parts that together are the table's published rows. ``rows`` is told how many were read."""
         ...
 
+    async def verify(self, table: PublishedTable) -> None:
+        """See, after the last part, that all parts were of one and the same table.
+
+        Raises:
+            PublisherUnavailable: it was rewritten meanwhile, so that rows may be missing or double: copy it anew.
+        """
+        ...
+
 
 class CopySource(Protocol):
     """The publisher, as table synchronization sees it. The wiring gives it; each call uses connections of its own."""
@@ -92,8 +100,8 @@ class CopySource(Protocol):
         """Create the slot, after dropping one of that name, and keep its snapshot open."""
         ...
 
-    def stream(self, slot_name: str, lsn: Lsn) -> AbstractAsyncContextManager[ReplicationStream]:
-        """Follow the slot, without two-phase."""
+    def stream(self, position: Position) -> AbstractAsyncContextManager[ReplicationStream]:
+        """Follow the position's slot from there, without two-phase."""
         ...
 
     async def drop_slot(self, slot_name: str) -> None:
@@ -159,7 +167,7 @@ class TableSynchronization:
                 self._states.abandon_handover(self._table)
                 if entry.state is not TableState.FINISHEDCOPY and not await self._copy(slot):
                     return
-                await self._catch_up(slot)
+                await self._catch_up()
             await self._source.drop_slot(slot)
         finally:
             if not self._uncertain:
@@ -179,20 +187,27 @@ class TableSynchronization:
         self._states.abandon_handover(self._table)
 
     async def _copy(self, slot: str) -> bool:
-        table = await self._source.describe(self._table)
-        if table is None:
+        if await self._source.describe(self._table) is None:
             _log.warning('table "%s" is no longer published; it is not copied', self._table)
             self._states.remove(self._table)
+            await self._source.drop_slot(slot)
             return False
         await self._sink.start_copy()
         self._states.set(self._table, TableEntry(TableState.DATASYNC))
-        self._progress.started(self._table, table.estimated_rows)
         async with self._source.snapshot(slot) as snapshot:
+            # not before: the slot waited for the transactions that were writing, and they may have altered the table
+            table = await self._source.describe(self._table)
+            if table is None:
+                raise PublisherUnavailable(
+                    f'table "{self._table}" was taken out of the publications just now', hint="it is looked at again"
+                )
+            self._progress.started(self._table, table.estimated_rows)
             parts = await snapshot.parts(table, self._copy_format, lambda rows: self._progress.advanced(self._table, rows))
             limit = asyncio.Semaphore(self._settings.max_copy_workers_per_table)
             async with task_group() as group:
                 for part in parts:
                     group.create_task(self._copy_part(part, table, limit))
+            await snapshot.verify(table)
             position = Position(
                 slot_name=slot,
                 system_identifier=self._main_position.system_identifier,
@@ -209,10 +224,10 @@ class TableSynchronization:
         async with limit, part() as rows:
             await self._sink.copy(table.columns, self._copy_format, rows)
 
-    async def _catch_up(self, slot: str) -> None:
+    async def _catch_up(self) -> None:
         position = await self._sink.position()
         tracker = FlushTracker(position.lsn)
-        async with self._source.stream(slot, position.lsn) as stream, self._spool:
+        async with self._source.stream(position) as stream, self._spool:
             receiver = Receiver(stream, tracker, self._spool, self._settings)
             await receiver.start()
             try:

@@ -67,7 +67,12 @@ async def find_problems(
     """
     await SpoolDirectory.probe(settings.spool_directory)
     publisher = await check_publisher(
-        connection, publications, slot_name, copy_data=options.copy_data, sync_workers=settings.max_sync_workers_per_subscription
+        connection,
+        publications,
+        slot_name,
+        copy_data=options.copy_data,
+        only_local=options.origin == "none",
+        sync_workers=settings.max_sync_workers_per_subscription,
     )
     if not known:
         publisher += await _first_slot(connection, slot_name, options)

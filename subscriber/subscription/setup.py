@@ -13,6 +13,7 @@ The order makes every crash in between harmless, and every refusal one that chan
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,10 +93,13 @@ class Setup:
         try:
             self._check_password(connection)
             known = await self._sink.exists(self._name)
-            await (self._check_publications(connection) if known else self._check_everything(connection))
+            await (self._check_publications(connection) if known else self._check_everything(connection, own_slot=False))
             state = await self._sink.open(self._name, on_durable)
             first = state.position is None
             if state.position is None:
+                if known:
+                    # an earlier start did not come far
+                    await self._check_everything(connection, own_slot=state.slot_name is not None)
                 state = await self._begin(connection, state)
             else:
                 state = await self._resume(connection, state, state.position)
@@ -128,11 +132,11 @@ class Setup:
             names = ", ".join(f'"{name}"' for name in missing)
             raise PublisherError(f"publication {names} does not exist on the publisher", hint="CREATE PUBLICATION there, or mend the name")
 
-    async def _check_everything(self, connection: WalReceiverConnection) -> None:
+    async def _check_everything(self, connection: WalReceiverConnection, *, own_slot: bool) -> None:
         publisher, target = await find_problems(
             connection,
             self._sink,
-            known=False,
+            known=own_slot,
             publications=self._publications,
             slot_name=self._slot_name,
             options=self._options,
@@ -186,12 +190,25 @@ class Setup:
                 two_phase=two_phase is TwoPhaseState.ENABLED,
                 failover=self._options.failover and connection.capabilities.failover_slots,
             )
-        except PublisherError as error:
-            if error.sqlstate == _DUPLICATE_OBJECT:
-                # somebody else's: it must not be taken for ours next time
+        except (PublisherError, asyncio.CancelledError) as error:
+            # a slot that somebody else makes under this name must not be taken for ours next time
+            if (isinstance(error, PublisherError) and error.sqlstate == _DUPLICATE_OBJECT) or not await self._slot_exists():
                 await self._sink.begin_slot(None, self._publications, two_phase)
             raise
         return slot.consistent_point
+
+    async def _slot_exists(self) -> bool:
+        """Asked on a new connection: the other was left in the middle of a command. Unknown counts as yes."""
+        try:
+            connection = await WalReceiverConnection.connect(self._conninfo, application_name=self._name)
+        except PublisherError:
+            return True
+        try:
+            return await connection.slot(self._slot_name) is not None
+        except PublisherError:
+            return True
+        finally:
+            await connection.close()
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:
         if self._options.slot_name is not None and self._options.slot_name != position.slot_name:
@@ -200,6 +217,10 @@ class Setup:
                 hint="leave slot_name out, or give the new subscription another name",
             )
         await check_position(connection, position)
+        for entry in (await self._sink.tables()).values():
+            if entry.state is TableState.SYNCDONE and entry.lsn is not None and entry.lsn > position.lsn:
+                # synchronized beyond the main position: after a failover that may be beyond where the timelines part
+                await check_position(connection, replace(position, lsn=entry.lsn))
         if state.publications != self._publications:
             await self._sink.set_publications(self._publications)
         two_phase = state.two_phase

@@ -9,6 +9,7 @@ from functools import partial
 from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
 from subscriber.apply.tablesync import CopyPart
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import PublisherUnavailable
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.loss import check_position
@@ -43,6 +44,18 @@ class PublishedSnapshot:
         async with self._snapshot.reader() as reader:
             found = await copying.copy_parts(reader, table, self._range_size)
         return [partial(self._read, copying.copy_query(table, part, copy_format), copy_format, rows) for part in found]
+
+    async def verify(self, table: PublishedTable) -> None:
+        """See that the table is still stored where the snapshot knows it.
+
+        Raises:
+            PublisherUnavailable: it was rewritten meanwhile.
+        """
+        async with self._snapshot.reader() as reader:
+            if await copying.is_rewritten(reader, table):
+                raise PublisherUnavailable(
+                    f'table "{table.name}" was rewritten on the publisher while it was copied', hint="it is copied anew"
+                )
 
     @contextlib.asynccontextmanager
     async def _read(self, query: str, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -99,12 +112,12 @@ class PublisherSource:
             yield PublishedSnapshot(snapshot, self._settings.copy_range_size)
 
     @contextlib.asynccontextmanager
-    async def stream(self, slot_name: str, lsn: Lsn) -> AsyncIterator[WalSenderStream]:
-        """Follow the slot, without two-phase, after the check that it still gives everything behind ``lsn``."""
-        async with self._connect(slot_name) as connection:
-            await check_position(connection, Position(slot_name, self._main.system_identifier, self._main.timeline, lsn))
+    async def stream(self, position: Position) -> AsyncIterator[WalSenderStream]:
+        """Follow the position's slot, without two-phase, after the check that it still gives everything behind it."""
+        async with self._connect(position.slot_name) as connection:
+            await check_position(connection, position)
             options = negotiate(connection.capabilities, self._options, publications=self._publications, two_phase=False)
-            stream = await connection.start_replication(slot_name, lsn, options)
+            stream = await connection.start_replication(position.slot_name, position.lsn, options)
             try:
                 yield stream
             finally:

@@ -18,7 +18,13 @@ __all__ = ["check_publisher"]
 
 
 async def check_publisher(
-    connection: WalReceiverConnection, publications: Sequence[str], slot_name: str | None, *, copy_data: bool = True, sync_workers: int = 2
+    connection: WalReceiverConnection,
+    publications: Sequence[str],
+    slot_name: str | None,
+    *,
+    copy_data: bool = True,
+    only_local: bool = False,
+    sync_workers: int = 2,
 ) -> list[Finding]:
     """Look at everything that a subscription needs on the publisher. Changes nothing.
 
@@ -27,6 +33,7 @@ async def check_publisher(
         publications: to be subscribed to.
         slot_name: the subscription's, existing or not; None if it shall have none.
         copy_data: whether tables are to be copied, so that they must be readable.
+        only_local: whether changes that came from elsewhere are to be left out (origin = none).
         sync_workers: how many tables are synchronized at once; each takes a slot and a walsender.
 
     Raises:
@@ -45,6 +52,8 @@ async def check_publisher(
     if tables and copy_data:
         findings += await _readable(connection, tables)
     findings += await _identities(connection, publications, tables)
+    if copy_data and only_local:
+        findings += await _subscribed(connection, publications)
     return findings
 
 
@@ -145,4 +154,29 @@ async def _identities(connection: WalReceiverConnection, publications: Sequence[
         )
         for table in without
         if str(table.relation_id) in changing
+    ]
+
+
+async def _subscribed(connection: WalReceiverConnection, publications: Sequence[str]) -> list[Finding]:
+    """Native's check_publications_origin: a copy cannot tell where rows came from."""
+    names = ", ".join(quote_literal(name) for name in publications)
+    rows = await connection.execute(f"""
+        SELECT DISTINCT n.nspname, c.relname
+          FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
+          JOIN pg_catalog.pg_class AS c ON c.oid = gpt.relid
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         WHERE p.pubname IN ({names})
+           AND EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS sr
+                        WHERE sr.srrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(gpt.relid)
+                                             UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree(gpt.relid)
+                                             UNION ALL SELECT gpt.relid))
+         ORDER BY 1, 2
+    """)  # noqa: S608
+    return [
+        Finding(
+            "warning",
+            f"with origin = none, the copy of table {namespace}.{name} may bring rows of another origin: the publisher subscribes to it",
+            "see that its rows did not come from elsewhere, or use copy_data = false",
+        )
+        for namespace, name in rows
     ]

@@ -15,7 +15,7 @@ from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.walreceiver.session import Session
 
-__all__ = ["BlockRange", "CopyPart", "copy_parts", "copy_query", "copy_ranges"]
+__all__ = ["BlockRange", "CopyPart", "copy_parts", "copy_query", "copy_ranges", "is_rewritten"]
 
 _BLOCK = 8192
 
@@ -85,6 +85,24 @@ async def copy_parts(session: Session, table: PublishedTable, range_size: int) -
             ranges = copy_ranges(int(size or 0), range_size, int(block_size or _BLOCK))
         parts += [CopyPart(TableName(namespace or "", name or ""), only=True, blocks=blocks) for blocks in ranges]
     return parts
+
+
+async def is_rewritten(session: Session, table: PublishedTable) -> bool:
+    """Whether the table, or a partition of it, was stored anew since the snapshot: by VACUUM FULL, CLUSTER, ALTER TABLE, TRUNCATE.
+
+    Rows then lie in other blocks, so that ranges read before and after do not fit together; and ALTER TABLE and TRUNCATE let a
+    table seem empty to an older snapshot (manual, Caveats of MVCC). While a part is being read none of them can happen.
+
+    Args:
+        session: under the snapshot, after the last part was read.
+        table: as published.
+    """
+    rows = await session.execute(f"""
+        SELECT FROM pg_catalog.pg_class AS c
+         WHERE (c.oid = {table.relation_id} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({table.relation_id})))
+           AND c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+    """)  # noqa: S608
+    return bool(rows)
 
 
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:

@@ -10,17 +10,19 @@ from subscriber.abc import Finding
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
-from tests.database import Database
+from tests.database import Database, fresh_database
 from tests.integration.roles import role
 from tests.integration.streams import streaming
 
 MakeServer = Callable[..., EmbeddedServer]
 
 
-async def check(conninfo: str, *publications: str, slot: str | None = None, copy_data: bool = True, sync_workers: int = 2) -> list[Finding]:
+async def check(
+    conninfo: str, *publications: str, slot: str | None = None, copy_data: bool = True, sync_workers: int = 2, only_local: bool = False
+) -> list[Finding]:
     connection = await WalReceiverConnection.connect(conninfo, application_name="check")
     try:
-        return await check_publisher(connection, publications, slot, copy_data=copy_data, sync_workers=sync_workers)
+        return await check_publisher(connection, publications, slot, copy_data=copy_data, sync_workers=sync_workers, only_local=only_local)
     finally:
         await connection.close()
 
@@ -114,3 +116,22 @@ async def test_replica_identity(publisher_db: Database, publish: str) -> None:
     complaint = "warning: table public.{} has no replica identity: updates and deletes of it fail on the publisher"
     expected = [complaint.format("bare"), complaint.format("nothing")] if "update" in publish or "delete" in publish else []
     assert found == expected
+
+
+async def test_rows_of_another_origin(publisher_db: Database) -> None:
+    """As native warns: the copy brings what the publisher itself got from elsewhere."""
+    with fresh_database(publisher_db.server, "src") as source:
+        source.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION q FOR TABLE t")
+        slot = f"s_{source.name}"
+        source.fetch(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+        publisher_db.execute(
+            "CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE own (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t, own"
+        )
+        publisher_db.execute(
+            f"CREATE SUBSCRIPTION s_{publisher_db.name} CONNECTION '{source.conninfo()}' PUBLICATION q"
+            f" WITH (create_slot = false, slot_name = '{slot}', enabled = false, copy_data = false)"
+        )
+        (found,) = messages(await check(publisher_db.dsn, "p", only_local=True))
+        assert "the copy of table public.t may bring rows of another origin" in found
+        assert await check(publisher_db.dsn, "p", only_local=False) == []
+        assert await check(publisher_db.dsn, "p", only_local=True, copy_data=False) == []

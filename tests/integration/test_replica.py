@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from subscriber import TableName, TableState, Until
+from subscriber import PublisherError, TableName, TableState, Until
 from tests.database import Database
+from tests.integration.gates import held
 from tests.integration.replica import replica, subscription_of
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -46,3 +49,26 @@ async def test_ends_when_caught_up(publisher_db: Database, target_db: Database, 
     publisher_db.execute("INSERT INTO t VALUES (101, 'later')")
     await subscription.run(Until(publisher_db.current_lsn()) if explicit else Until())
     assert target_db.value("SELECT count(*) FROM t") == 101
+
+
+async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_db: Database) -> None:
+    """Nothing is left that lets the next start take a slot of somebody else's for its own."""
+    for database in (publisher_db, target_db):
+        database.execute(TABLE)
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    slot = f"replica_{publisher_db.name}"
+    creating = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND state = 'active'"
+    with held(publisher_db, "INSERT INTO t VALUES (1)"):
+        async with replica(publisher_db, target_db) as found:
+            await asyncio.to_thread(publisher_db.wait, creating, 1)
+            await found.stop()
+        publisher_db.wait("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
+    publisher_db.fetch(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    theirs = publisher_db.fetch("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE database = current_database()")
+    publisher_db.execute("INSERT INTO t VALUES (2)")
+    with pytest.raises(PublisherError, match=f'replication slot "{slot}" already exists'):
+        await subscription_of(publisher_db, target_db).run(Until())
+    assert publisher_db.fetch("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE database = current_database()") == theirs
+    publisher_db.fetch(f"SELECT pg_drop_replication_slot('{slot}')")
+    await subscription_of(publisher_db, target_db).run(Until())
+    assert target_db.fetch("SELECT id FROM t") == [(2,)]

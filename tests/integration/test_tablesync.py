@@ -305,6 +305,45 @@ async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, tar
     assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM big") == [(3001, 3001)]
 
 
+@pytest.mark.parametrize("rewrite", ["VACUUM FULL big", "CLUSTER big USING big_id", "ALTER TABLE big ALTER id TYPE bigint"])
+async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Database, rewrite: str) -> None:
+    """Rows lie in other blocks then: the parts do not fit together, and the table is copied anew."""
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE big (id int, v text); CREATE INDEX big_id ON big (id)")
+    publisher_db.execute("INSERT INTO big SELECT 10000 - i, repeat('v', 100) FROM generate_series(1, 6000) AS i")
+    publisher_db.execute("DELETE FROM big WHERE id % 3 = 0 AND id > 7000; CREATE PUBLICATION pub FOR TABLE big")
+    make_gate(target_db, "big", "NEW.id = 8998", 1)
+    with closed(target_db, 1) as release:
+        async with replica(publisher_db, target_db, settings=changed(IN_PARTS, max_copy_workers_per_table=1)) as found:
+            await until(target_db, waiting_at(1), 1)
+            with contextlib.closing(publisher_db.connect()) as other:
+                rewriting = asyncio.create_task(asyncio.to_thread(other.execute, rewrite.encode()))
+                await until(publisher_db, waiting_for("big"), 1)
+                release(1)
+                await rewriting
+            assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) > 4000
+            assert target_db.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel") > 1
+    assert only_the_main_slot(publisher_db)
+
+
+async def test_altered_while_the_slot_is_created(publisher_db: Database, target_db: Database) -> None:
+    """The slot waits for transactions that write; what they do to the table before its snapshot counts."""
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 5); CREATE TABLE other (id int)")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, extra int); CREATE TABLE other (id int)")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE other")
+    subscription = subscription_of(publisher_db, target_db)
+    await subscription.run(Until())
+    publisher_db.execute("ALTER PUBLICATION pub ADD TABLE t")
+    with held(publisher_db, "INSERT INTO other VALUES (1)") as release:
+        async with replica(publisher_db, target_db) as found:
+            await until(
+                publisher_db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg%sync%' AND confirmed_flush_lsn IS NULL", 1
+            )
+            publisher_db.execute("ALTER TABLE t ADD extra int; UPDATE t SET extra = id * 10")
+            release()
+            assert await found.same("SELECT id, extra FROM t ORDER BY id") == [(n, n * 10) for n in range(1, 6)]
+
+
 async def test_without_copy_data(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from subscriber.abc import CopyFormat, PublishedTable, TableName
+from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
 from subscriber.apply.tablesync import CopyPart
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
@@ -169,7 +169,8 @@ class MemorySource:
         yield MemorySnapshot(self._history, self._history.end, self._step)
 
     @contextlib.asynccontextmanager
-    async def stream(self, slot_name: str, lsn: Lsn) -> AsyncIterator[MemoryStream]:
+    async def stream(self, position: Position) -> AsyncIterator[MemoryStream]:
+        slot_name, lsn = position.slot_name, position.lsn
         await self._step("stream")
         if slot_name not in self.slots:
             raise AssertionError(f"{slot_name} does not exist any more")
@@ -198,6 +199,9 @@ class MemorySnapshot:
         number = int(published.name.name.removeprefix("t"))
         found = self._history.rows(number, self.consistent_point)
         return [partial(self._part, found)]
+
+    async def verify(self, published: PublishedTable) -> None:
+        """The tables of a history are never rewritten."""
 
     @contextlib.asynccontextmanager
     async def _part(self, values: list[str]) -> AsyncIterator[AsyncIterator[bytes]]:
