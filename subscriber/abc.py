@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 
 __all__ = [
+    "CATALOG_SCHEMA",
     "ApplyStatistics",
     "Batch",
     "Capabilities",
@@ -34,6 +35,10 @@ __all__ = [
     "TableState",
     "TwoPhaseState",
 ]
+
+
+CATALOG_SCHEMA: Final = "subscriber"
+"""The schema of our own tables in a target. A publisher that is itself a target has it too: it is never replicated."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -30,7 +30,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.abc import CATALOG_SCHEMA, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 
@@ -133,7 +133,7 @@ class TableStates:
         table = TableName(relation.namespace, relation.name)
         entry = self._entries.get(table)
         if entry is None:
-            if table not in self._unknown:
+            if table not in self._unknown and table.namespace != CATALOG_SCHEMA:
                 self._unknown.add(table)
                 _log.warning(
                     'table "%s" is published, but not of the subscription: its changes are left out (hint: start the run again to add it)',

@@ -3,6 +3,9 @@
 One loop, one sink call at a time. What the sink reports as durable goes to the FlushTracker, and from there to the publisher.
 When nothing is pending, the position follows what was received (keepalives included): it is first stored in the target, then
 acknowledged, so that our durable position is never behind the slot's confirmed_flush_lsn and comparing the two at start is exact.
+
+A sink may report durability later than it applies. If that report stays away while there is nothing else to do, the sink is told to make
+the position durable: either it can, or it says what is wrong, and the stream starts anew. Waiting would hold back the publisher's WAL.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class ApplyWorker:
         self._awaited = awaited
         self._progressed = progressed
         self._advanced_at = 0.0
+        self._unsettled: tuple[Lsn, float] | None = None
 
     async def run(self) -> None:
         """Apply until ``finished()``, or until the stream has to be started anew to enable two_phase.
@@ -126,6 +130,7 @@ class ApplyWorker:
             self._receiver.report()
 
     async def _idle(self) -> None:
+        await self._settle()
         lsn = self._tracker.idle_lsn()
         if lsn is None:
             return
@@ -134,6 +139,20 @@ class ApplyWorker:
             self._advanced_at = now
             await self._sink.advance(lsn)
             self._tracker.flush(lsn)
+            self._receiver.report()
+
+    async def _settle(self) -> None:
+        flushed, applied = self._tracker.flushed, self._tracker.applied
+        if self._tracker.idle or applied <= flushed:
+            self._unsettled = None
+            return
+        now = asyncio.get_running_loop().time()
+        if self._unsettled is None or self._unsettled[0] != flushed:
+            self._unsettled = flushed, now
+        elif now - self._unsettled[1] >= _TICK:
+            self._unsettled = None
+            await self._sink.advance(applied)
+            self._tracker.flush(applied)
             self._receiver.report()
 
     async def _ready_tables(self) -> None:

@@ -94,7 +94,7 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
     hint = _HINTS.get(sqlstate) or _field(result, pq.DiagnosticField.MESSAGE_HINT)
     if rows and sqlstate[:2] in _ROW_VALUE_CLASSES:
         text = f"the publisher failed on a row (SQLSTATE {sqlstate})"
-        hint = "its log tells the row; a row filter or a generated value is the usual reason"
+        hint = "its log tells the row; a row filter, a generated value, or text that is not UTF-8 is the usual reason"
     if _LOST.search(text):
         detail = _field(result, pq.DiagnosticField.MESSAGE_DETAIL)
         return DataLossError(

@@ -7,7 +7,8 @@ The answers are native's (fetch_table_list of subscriptioncmds.c, fetch_remote_t
   ancestor's. The server does so from 16 on when asked for all publications at once;
 * the row filters are OR'ed, and one publication without a filter means the whole table; which operations a publication publishes
   does not count here (manual, Row Filters, Initial Data Synchronization);
-* the column lists have to be the same.
+* the column lists have to be the same;
+* our own catalog is left out, where the publisher is itself a target of ours.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from subscriber.abc import PublishedTable, TableName
+from subscriber.abc import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.errors import PublisherError
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.session import Row, Session
@@ -98,7 +99,8 @@ def _tables_query(session: Session, publications: Sequence[str], table: TableNam
                     UNION ALL
                     SELECT tree.relid FROM pg_catalog.pg_partition_tree(c.oid) AS tree WHERE c.relkind = 'p' AND tree.isleaf) AS own
               JOIN pg_catalog.pg_class AS leaf ON leaf.oid = own.relid) AS heap
-         WHERE NOT (c.relispartition AND EXISTS (
+         WHERE n.nspname <> {quote_literal(CATALOG_SCHEMA)}
+           AND NOT (c.relispartition AND EXISTS (
                    SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS ancestor
                      JOIN published AS root ON root.relid = ancestor.relid
                     WHERE root.pubviaroot AND root.relid <> c.oid))

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq
 
 from subscriber.abc import CopyFormat
-from subscriber.errors import PublisherError, SubscriberError
+from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -27,6 +27,8 @@ from subscriber.walreceiver.session import Session
 __all__ = ["ExportedSnapshot", "SnapshotReader"]
 
 _CHUNK_BYTES: Final = 128 * 1024
+# of SET TRANSACTION SNAPSHOT: no such file (its name since 16, and before), its process is not running anymore
+_GONE: Final = frozenset({"42704", "22023", "55000"})
 
 
 class SnapshotReader(Session):
@@ -37,13 +39,19 @@ class SnapshotReader(Session):
         """Connect and take the snapshot.
 
         Raises:
-            PublisherError: as :meth:`Session.connect`; or the snapshot is gone.
+            PublisherError: as :meth:`Session.connect`.
+            PublisherUnavailable: also if the snapshot is gone, and with it the session that exported it.
         """
         reader = await cls.connect(conninfo, application_name=application_name)
         try:
             # rows that a policy hides would be missing for good: then rather an error
             await reader.execute("SET row_security = off; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            await reader.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}")
+            try:
+                await reader.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}")
+            except PublisherError as error:
+                if error.sqlstate in _GONE:
+                    raise PublisherUnavailable(f"the session that exported the snapshot was lost: {error}") from error
+                raise
         except BaseException:
             await reader.close()
             raise

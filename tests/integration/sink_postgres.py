@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, cast
 
+import psycopg
+
 from subscriber.abc import Batch, Position, RelationGate
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.encoder import encode
@@ -106,6 +108,7 @@ class Feed:
         self.options = SubscriptionOptions(**{"synchronous_commit": "local", **options})
         self.durable: list[Lsn] = []
         self.closed: set[str] = set()
+        self.subscribed: set[str] = set()
         self.lsn = int(START)
         self.xid = 700
         self.sink = self.new_sink()
@@ -141,7 +144,24 @@ class Feed:
 
     @property
     def gate(self) -> RelationGate:
-        return lambda relation, _final_lsn: f"{relation.namespace}.{relation.name}" not in self.closed
+        return self._is_open
+
+    def _is_open(self, relation: Relation, _final_lsn: Lsn) -> bool:
+        name = f"{relation.namespace}.{relation.name}"
+        if name not in self.closed and name not in self.subscribed:
+            self.subscribed.add(name)
+            self.subscribe(relation.namespace, relation.name)
+        return name not in self.closed
+
+    def subscribe(self, namespace: str, name: str) -> None:
+        """Make what bears this name in the target now a table of the subscription."""
+        with psycopg.connect(self.database.dsn, autocommit=True) as connection:
+            connection.execute(
+                "INSERT INTO subscriber.pg_subscription_rel (srsubid, srrelid, srsubstate) "
+                "SELECT %s, c.oid, 'r' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+                "WHERE n.nspname = %s AND c.relname = %s ON CONFLICT DO NOTHING",
+                (self.oid, namespace, name),
+            )
 
     def batch(self, *transactions: Transaction) -> Batch:
         return Batch(transactions, self.gate)

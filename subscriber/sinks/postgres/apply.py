@@ -6,7 +6,8 @@ past it is skipped.
 
 When the server refuses something the batch is rolled back, and its transactions are applied again one by one: those before the bad
 one become durable, and the error names the right one. What is known of the target's tables is read afresh for that, because an ALTER
-TABLE since may be the whole trouble; so a lone transaction is tried again too, unless its tables were read just now.
+TABLE since may be the whole trouble; so a lone transaction is tried again too, unless its tables were read just now. An ALTER TABLE that
+the server has nothing against is noticed before the commit (:mod:`subscriber.sinks.postgres.fingerprint`) and leads to the same.
 
 A set-based path has its place in :meth:`Applier.apply`, before the first attempt: the batch as net changes, and what is here if that
 cannot be done exactly.
@@ -20,12 +21,14 @@ from typing import Final
 
 from psycopg.pq.abc import PGresult
 
-from subscriber.abc import ApplyStatistics, Batch, RelationGate
+from subscriber.abc import Batch, RelationGate
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.changes import RelationMap, TransactionSender
+from subscriber.sinks.postgres.changes import TransactionSender
+from subscriber.sinks.postgres.fingerprint import UNCHANGED, TargetsChanged, parameters
 from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
-from subscriber.sinks.postgres.report import ChangeContext, apply_error, count_change
+from subscriber.sinks.postgres.relation_map import RelationMap
+from subscriber.sinks.postgres.report import ChangeContext, Counted, Tally, apply_error
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
@@ -78,7 +81,7 @@ class Applier:
 
     Args:
         position: the stored position.
-        statistics: counted into, once a transaction is committed.
+        tally: counted into, once a transaction is committed.
         committed: told of each commit.
     """
 
@@ -89,14 +92,14 @@ class Applier:
         owner: Owner,
         *,
         position: Lsn,
-        statistics: ApplyStatistics,
+        tally: Tally,
         committed: Committed,
     ) -> None:
         self._session = session
         self._relations = relations
         self._owner = owner
         self.position = position
-        self._statistics = statistics
+        self._tally = tally
         self._committed = committed
 
     async def apply(self, batch: Batch) -> None:
@@ -104,7 +107,7 @@ class Applier:
 
         Raises:
             ApplyError, RelationError, TargetError: nothing of the transaction named stays, those before it do.
-            TargetUnavailable: the position tells what stayed.
+            TargetUnavailable: the position tells what stayed. Also if tables of the target were altered twice meanwhile.
         """
         pending = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
         for transaction in batch.transactions:
@@ -115,6 +118,8 @@ class Applier:
         known = self._relations.has_targets
         try:
             await self._attempt(pending, batch.gate)
+        except TargetsChanged:
+            pass
         except TargetUnavailable:
             raise
         except TargetError:
@@ -145,6 +150,8 @@ class Applier:
         known = self._relations.has_targets
         try:
             await self._prepare(transaction, gate, gid)
+        except TargetsChanged:
+            pass
         except TargetUnavailable:
             raise
         except TargetError:
@@ -185,13 +192,13 @@ class Applier:
 
     async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
         remembered = self._relations.remembered()
-        counted = ApplyStatistics()
+        counted = Counted()
         wal: Lsn | None = None
 
         def completed(statement: Statement, _: object, result: PGresult) -> None:
             nonlocal wal
             if statement.message_type:
-                count_change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0, counted)
+                counted.change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0)
             elif statement is _WAL:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
@@ -199,11 +206,13 @@ class Applier:
         try:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(_BEGIN, None)
-                sender = TransactionSender(self._relations, pipeline, gate, self._owner.origin, counted.skipped_tables)
+                sender = TransactionSender(self._relations, pipeline, gate, self._owner.origin, counted.statistics.skipped_tables)
                 for transaction in transactions:
                     await sender.send(transaction)
-                    counted.transactions += 1
+                    counted.statistics.transactions += 1
                 sender.reset_role()
+                for target in sender.targets:
+                    pipeline.send(UNCHANGED, None, parameters(target))
                 finish(pipeline)
             done = True
         except StatementFailed as failure:
@@ -211,24 +220,15 @@ class Applier:
         finally:
             if not done:
                 self._relations.restore(remembered)
-        self._add(counted)
+        self._tally.add(counted)
         return wal
 
     def _error(self, failure: StatementFailed) -> TargetError:
+        if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
+            return TargetsChanged()
         if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
             return TargetError(
                 f"the target has no position of subscription {self._owner.oid}",
                 hint="was the subscription dropped? start it with a new name",
             )
         return apply_error(failure)
-
-    def _add(self, counted: ApplyStatistics) -> None:
-        mine = self._statistics
-        mine.transactions += counted.transactions
-        mine.inserts += counted.inserts
-        mine.updates += counted.updates
-        mine.deletes += counted.deletes
-        mine.truncates += counted.truncates
-        mine.confl_update_missing += counted.confl_update_missing
-        mine.confl_delete_missing += counted.confl_delete_missing
-        mine.skipped_tables |= counted.skipped_tables

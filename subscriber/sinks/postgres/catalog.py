@@ -17,6 +17,8 @@ Its tables and columns bear the names of PostgreSQL's own where they hold the sa
 ``version``
     which of the steps below were made.
 
+Every table has a replica identity: the target may itself publish all its tables.
+
 No foreign keys: their triggers do not fire under session_replication_role = replica.
 """
 
@@ -72,6 +74,7 @@ _STEPS: Final = (
         srrelid oid NOT NULL,
         xid xid NOT NULL
     );
+    ALTER TABLE subscriber.copy_part REPLICA IDENTITY FULL;
     CREATE INDEX copy_part_index ON subscriber.copy_part (srsubid, srrelid);
     """,
 )
@@ -103,7 +106,7 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
             if version is None:
                 if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
                     await connection.execute("CREATE SCHEMA subscriber")
-                await connection.execute("CREATE TABLE subscriber.version (version integer NOT NULL)")
+                await connection.execute("CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
                 await connection.execute("INSERT INTO subscriber.version VALUES (0)")
                 version = 0
             for step in _STEPS[version:]:

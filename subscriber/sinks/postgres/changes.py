@@ -1,12 +1,9 @@
-"""Records of a transaction to statements in the pipeline.
-
-Keeps what outlives a transaction: which remote relation has which columns (Relation messages count from where they come), and how each
-maps to the target. The target's side is read when a relation is first needed, again after each Relation message for it, and again
-after an error (:meth:`RelationMap.forget_targets`), for it may have been changed since.
-"""
+"""Records of a transaction to statements in the pipeline."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -14,18 +11,17 @@ from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.sinks.postgres.fingerprint import Fingerprint
 from subscriber.sinks.postgres.pipeline import Pipeline
-from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import RelationMapping, map_relation
+from subscriber.sinks.postgres.relation import RelationMapping
+from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.report import ChangeContext, describe
 from subscriber.sinks.postgres.statements import delete, delete_all, insert, restart_sequences, set_role, truncate, update
-from subscriber.sinks.postgres.table_reader import read_table
 from subscriber.transaction.model import Transaction
 
-__all__ = ["RelationMap", "TransactionSender"]
+__all__ = ["TransactionSender"]
 
 _ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
-_RELATION: Final = bytes([Tag.RELATION])
 _RELATION_ID: Final = Struct(">I")
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
@@ -34,82 +30,12 @@ _UNCHANGED: Final = bytes(code if code == ord("u") else ord(".") for code in ran
 _NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
 
 
-class RelationMap:
-    """Remote relations by id, and the mappings made of them.
-
-    Args:
-        reader: reads the target's catalogs.
-        as_owner: changes are made as the tables' owners.
-    """
-
-    def __init__(self, reader: CatalogReader, *, as_owner: bool) -> None:
-        self._reader = reader
-        self._as_owner = as_owner
-        self._remote: dict[int, Relation] = {}
-        self._mappings: dict[int, RelationMapping] = {}
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether any target table was read, and may be stale."""
-        return bool(self._mappings)
-
-    def remembered(self) -> dict[int, Relation]:
-        """The relations as known now, for :meth:`restore`."""
-        return dict(self._remote)
-
-    def restore(self, remembered: dict[int, Relation]) -> None:
-        """Go back to what was known before transactions that did not become durable."""
-        self._remote = dict(remembered)
-        self._mappings.clear()
-
-    def forget_targets(self) -> None:
-        """Read the target's tables again when they are needed next."""
-        self._mappings.clear()
-
-    def define(self, relation: Relation) -> None:
-        """A Relation message came."""
-        self._remote[relation.relation_id] = relation
-        self._mappings.pop(relation.relation_id, None)
-
-    async def learn(self, transaction: Transaction) -> None:
-        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
-
-        Raises:
-            ProtocolError: a Relation message that is none.
-            SpoolError: its spilled part cannot be read.
-        """
-        async for chunk in transaction.chunks():
-            for record in chunk:
-                if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
-                    self.define(message)
-
-    def remote(self, relation_id: int) -> Relation:
-        """What the publisher said of a relation.
-
-        Raises:
-            ProtocolError: nothing.
-        """
-        try:
-            return self._remote[relation_id]
-        except KeyError:
-            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
-
-    async def mapping(self, relation: Relation) -> RelationMapping:
-        """The relation with its target.
-
-        Raises:
-            RelationError: they do not fit.
-            TargetUnavailable: the connection was lost.
-        """
-        found = self._mappings.get(relation.relation_id)
-        if found is None:
-            table = await read_table(self._reader, TableName(relation.namespace, relation.name), as_owner=self._as_owner)
-            found = self._mappings[relation.relation_id] = map_relation(relation, table)
-        return found
-
-
 class TransactionSender:
-    """Sends the changes of transactions into one pipeline, in order, within one transaction of the target."""
+    """Sends the changes of transactions into one pipeline, in order, within one transaction of the target.
+
+    Attributes:
+        targets: the tables changed, as they were when the statements were made.
+    """
 
     def __init__(self, relations: RelationMap, pipeline: Pipeline, gate: RelationGate, origin: str, skipped: set[str]) -> None:
         self._relations = relations
@@ -117,6 +43,7 @@ class TransactionSender:
         self._gate = gate
         self._origin = origin
         self._skipped = skipped
+        self.targets: set[Fingerprint] = set()
         self._role: str | None = None
         self._open: dict[int, bool] = {}
 
@@ -146,7 +73,10 @@ class TransactionSender:
         if tag in _ROWS and len(record) >= offset + 4:
             relation_id = _RELATION_ID.unpack_from(record, offset)[0]
             relation = self._relations.remote(relation_id)
-            if not self._wanted(relation, transaction):
+            wanted = self._open.get(relation_id)
+            if wanted is None:
+                wanted = await self._wanted(relation, tag, transaction, context)
+            if not wanted:
                 return
             mapping = await self._mapping(relation, tag, context)
             self._row(record, transaction, context, mapping)
@@ -163,22 +93,23 @@ class TransactionSender:
             case _:
                 raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
 
-    def _wanted(self, relation: Relation, transaction: Transaction) -> bool:
+    async def _wanted(self, relation: Relation, tag: int, transaction: Transaction, context: ChangeContext) -> bool:
         wanted = self._open.get(relation.relation_id)
         if wanted is None:
-            wanted = self._open[relation.relation_id] = self._gate(relation, transaction.final_lsn)
+            wanted = self._gate(relation, transaction.final_lsn)
             if not wanted:
+                with _naming(relation, tag, context):
+                    await self._relations.pass_over(relation)
                 self._skipped.add(f"{relation.namespace}.{relation.name}")
+            self._open[relation.relation_id] = wanted
         return wanted
 
     async def _mapping(self, relation: Relation, tag: int, context: ChangeContext) -> RelationMapping:
-        try:
+        with _naming(relation, tag, context):
             mapping = await self._relations.mapping(relation)
             if tag in {Tag.UPDATE, Tag.DELETE}:
                 mapping.require_updatable()
-        except RelationError as error:
-            error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
-            raise
+        self.targets.add(mapping.table.fingerprint)
         return mapping
 
     def _become(self, role: str | None) -> None:
@@ -230,7 +161,7 @@ class TransactionSender:
 
     async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
         relations = [self._relations.remote(relation_id) for relation_id in message.relation_ids]
-        wanted = [relation for relation in relations if self._wanted(relation, transaction)]
+        wanted = [relation for relation in relations if await self._wanted(relation, Tag.TRUNCATE, transaction, context)]
         mappings = [await self._mapping(relation, Tag.TRUNCATE, context) for relation in wanted]
         if not mappings:
             return
@@ -251,6 +182,16 @@ class TransactionSender:
             self._pipeline.send(delete_all(mapping), context)
             if restart_identity:
                 self._pipeline.send(restart_sequences(mapping), context)
+
+
+@contextlib.contextmanager
+def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[None]:
+    """Say of an error about a relation which change it came with."""
+    try:
+        yield
+    except RelationError as error:
+        error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
+        raise
 
 
 def _require_width(mapping: RelationMapping, row: TupleData) -> None:

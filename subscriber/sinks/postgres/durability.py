@@ -9,12 +9,11 @@ could still lose.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from subscriber.errors import TargetError
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.reading import CatalogReader
 
@@ -36,11 +35,21 @@ class Durability:
         self._on_durable = on_durable
         self._pending: deque[tuple[Lsn, Lsn]] = deque()
         self._watching: asyncio.Task[None] | None = None
+        self._failure: TargetError | None = None
 
     @property
     def idle(self) -> bool:
         """Everything committed is on disk."""
         return not self._pending
+
+    def require_watch(self) -> None:
+        """See that commits will be reported.
+
+        Raises:
+            TargetUnavailable: the session that asks for it was lost, and only a new one can go on.
+        """
+        if self._failure is not None:
+            raise TargetUnavailable(f"durability of commits is unknown: {self._failure}", hint="open the sink again") from self._failure
 
     def committed(self, lsn: Lsn, wal: Lsn | None) -> None:
         """A commit up to ``lsn`` returned. ``wal``: where the target's WAL ended then; None: it is on disk, and everything before it."""
@@ -53,8 +62,8 @@ class Durability:
             self._watching = asyncio.create_task(self._watch(), name="subscriber durability")
 
     async def _watch(self) -> None:
-        # a lost connection is found by the apply session too; what was not flushed is not acknowledged
-        with contextlib.suppress(TargetError):
+        # what was not flushed is not acknowledged; the next call learns why (the session that applies may live on)
+        try:
             while self._pending:
                 await asyncio.sleep(_POLL)
                 rows = await self._reader.fetch("SELECT pg_catalog.pg_current_wal_flush_lsn()::text AS lsn")
@@ -64,6 +73,8 @@ class Durability:
                     durable = self._pending.popleft()[0]
                 if durable is not None:
                     self._on_durable(durable)
+        except TargetError as error:
+            self._failure = error
 
     async def close(self) -> None:
         """Stop watching."""

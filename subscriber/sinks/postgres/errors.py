@@ -197,6 +197,6 @@ def translated() -> Iterator[None]:
         raise target_error(Diagnostics.of_psycopg(error)) from None
     except asyncpg.PostgresError as error:
         raise target_error(Diagnostics.of_asyncpg(error)) from None
-    except (asyncpg.InterfaceError, OSError) as error:
-        # asyncpg's own texts, and the system's: about the connection
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        # asyncpg's own texts, and the system's: about the connection, which may be cut in the middle of anything
         raise TargetUnavailable(f"connection to the target failed: {' '.join(str(error).split())}") from error

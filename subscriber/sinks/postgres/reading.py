@@ -31,10 +31,15 @@ class CatalogReader:
         async with self._turn:
             if self.connection.is_closed():
                 raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
-            with translated():
-                return [dict(row) for row in await self.connection.fetch(query, *parameters)]
+            try:
+                with translated():
+                    return [dict(row) for row in await self.connection.fetch(query, *parameters)]
+            except TargetUnavailable:
+                # asyncpg may hold it for usable still
+                self.connection.terminate()
+                raise
 
     async def close(self) -> None:
         """Disconnect, politely if the server still answers."""
-        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError):
             await self.connection.close(timeout=5)

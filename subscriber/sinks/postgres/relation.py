@@ -15,6 +15,7 @@ from subscriber.abc import TableName
 from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.fingerprint import Fingerprint
 from subscriber.sinks.postgres.statement import Statement
 
 __all__ = ["RelationMapping", "TargetColumn", "TargetTable", "map_relation", "qualified_name"]
@@ -63,6 +64,7 @@ class TargetTable:
     """One table of the target.
 
     Attributes:
+        fingerprint: tells, together with others, whether it was altered since.
         kind: ``pg_class.relkind``.
         role: the role to become for changing it, or None to stay who we are.
         rls_user: the role for which row-level security would be in force, or None.
@@ -73,6 +75,7 @@ class TargetTable:
 
     name: TableName
     oid: int
+    fingerprint: Fingerprint
     kind: str
     role: str | None
     rls_user: str | None

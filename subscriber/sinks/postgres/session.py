@@ -98,7 +98,8 @@ class ApplySession:
         with translated():
             pipeline.enter()
         try:
-            yield pipeline
+            with translated():
+                yield pipeline
         except (SubscriberError, StatementFailed):
             # not for cancellation: whoever is cancelled has no time to read what is still on its way
             await self._finish(pipeline)

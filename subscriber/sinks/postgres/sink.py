@@ -25,11 +25,12 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
 from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
-from subscriber.sinks.postgres.changes import RelationMap
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
 from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.relation_map import RelationMap
+from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
 from subscriber.sinks.postgres.state import SubscriptionRows
@@ -53,7 +54,7 @@ class _Open:
         state: SubscriptionState,
         *,
         as_owner: bool,
-        statistics: ApplyStatistics,
+        tally: Tally,
         on_durable: Callable[[Lsn], None],
     ) -> None:
         self.session = session
@@ -64,10 +65,8 @@ class _Open:
         self.durability = Durability(reader, on_durable)
         self.has_position = state.position is not None
         position = state.position.lsn if state.position else INVALID_LSN
-        relations = RelationMap(reader, as_owner=as_owner)
-        self.applier = Applier(
-            session, relations, Owner(state.oid), position=position, statistics=statistics, committed=self.durability.committed
-        )
+        relations = RelationMap(reader, as_owner=as_owner, subscription=state.oid)
+        self.applier = Applier(session, relations, Owner(state.oid), position=position, tally=tally, committed=self.durability.committed)
         self.two_phase = TwoPhase(session, self.rows, self.applier)
 
 
@@ -86,6 +85,7 @@ class PostgresSink:
         self._options = options
         self._settings = settings
         self._statistics = ApplyStatistics()
+        self._tally = Tally(self._statistics)
         self._opened: _Open | None = None
         self._identity: tuple[int, str] | None = None
 
@@ -145,7 +145,7 @@ class PostgresSink:
             await session.close()
             raise
         self._identity = state.oid, state.name
-        self._opened = _Open(session, reader, state, as_owner=self._as_owner, statistics=self._statistics, on_durable=on_durable)
+        self._opened = _Open(session, reader, state, as_owner=self._as_owner, tally=self._tally, on_durable=on_durable)
         return state
 
     async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
@@ -186,6 +186,7 @@ class PostgresSink:
     async def advance(self, lsn: Lsn) -> None:
         """Move the position without data; on disk on return, and with it everything applied before."""
         opened = self._open
+        opened.durability.require_watch()
         if lsn <= opened.applier.position and opened.durability.idle:
             return
         async with opened.session.transaction():
@@ -229,9 +230,12 @@ class PostgresSink:
             await rows.remove(await rows.find_table(table))
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """SYNCDONE to READY."""
+        """SYNCDONE to READY. A table that was dropped in the target is none of this: its next change tells."""
         opened = self._open
-        relid = await opened.rows.find_table(table)
+        try:
+            relid = await opened.rows.find_table(table)
+        except RelationError:
+            return
         async with opened.session.transaction():
             await opened.rows.set_entry(relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE)
 
@@ -241,14 +245,15 @@ class PostgresSink:
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
-        self._require_position()
+        self._require_ready()
         opened = self._open
         before = opened.applier.position
         await opened.applier.apply(batch)
         if opened.applier.position == before and opened.durability.idle:
             opened.durability.committed(before, None)
 
-    def _require_position(self) -> None:
+    def _require_ready(self) -> None:
+        self._open.durability.require_watch()
         if not self._open.has_position:
             raise TargetError(
                 f'subscription "{self._open.name}" has no position in the target', hint="set_position comes before the first change"
@@ -260,7 +265,7 @@ class PostgresSink:
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
-        self._require_position()
+        self._require_ready()
         before = self._open.applier.position
         await self._open.two_phase.prepare(prepared.transaction, gate)
         self._report(before)
@@ -272,7 +277,7 @@ class PostgresSink:
             DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
             TargetError, TargetUnavailable
         """
-        self._require_position()
+        self._require_ready()
         before = self._open.applier.position
         await self._open.two_phase.commit(message)
         self._report(before)
@@ -283,7 +288,7 @@ class PostgresSink:
         Raises:
             TargetError, TargetUnavailable
         """
-        self._require_position()
+        self._require_ready()
         before = self._open.applier.position
         await self._open.two_phase.rollback(message)
         self._report(before)
@@ -308,12 +313,13 @@ class PostgresSink:
             application_name=name,
             synchronous_commit=self._options.synchronous_commit,
             as_owner=self._as_owner,
-            statistics=self._statistics,
+            tally=self._tally,
         )
 
     async def close(self) -> None:
         """Flush what is committed, release the lock, disconnect. Idempotent."""
         opened, self._opened = self._opened, None
+        self._tally.close()
         if opened is None:
             return
         try:

@@ -10,14 +10,19 @@ from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.errors import RelationError
+from subscriber.sinks.postgres.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetColumn, TargetTable, missing_table
 
-__all__ = ["read_table"]
+__all__ = ["read_table", "require_table"]
 
-# $3: apply as the table's owner
-_TABLE: Final = """
-SELECT c.oid::int8 AS oid, c.relkind::text AS kind,
+_EXISTS: Final = """
+SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2
+"""
+
+# $3: apply as the table's owner. The fingerprint comes with the first query: what changes before the others makes it differ later.
+_TABLE: Final = f"""
+SELECT c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind,
        CASE WHEN $3 AND o.rolname <> current_user THEN o.rolname::text END AS role,
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
                  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
@@ -32,7 +37,7 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
 JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE current_user END
 WHERE n.nspname = $1 AND c.relname = $2
-"""
+"""  # noqa: S608 (a constant)
 
 # A column's type is taken apart (domains, arrays, composites) down to types that have an operator class of their own or not. The
 # operator is that of the default btree or hash class, as native's type cache finds it; if a part has none, the whole has none.
@@ -132,10 +137,7 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
         RelationError: there is no such relation.
         TargetUnavailable: the connection was lost.
     """
-    try:
-        f"{name}".encode()
-    except UnicodeEncodeError:
-        raise RelationError("the publisher sent a relation name that is not UTF-8", hint="rename it") from None
+    _require_text(name)
     found = await reader.fetch(_TABLE, name.namespace, name.name, as_owner)
     if not found:
         raise missing_table(name)
@@ -143,7 +145,27 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
     columns = tuple(TargetColumn(**row) for row in await reader.fetch(_COLUMNS, oid))
     key, key_unique = _key(await reader.fetch(_KEYS, oid), columns) if kind in {"r", "p"} else ((), True)
     referenced_by = frozenset(TableName(*json.loads(table)) for table in found[0]["referenced_by"])
-    return TargetTable(name, oid, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by)
+    fingerprint = (oid, found[0]["fingerprint"])
+    return TargetTable(name, oid, fingerprint, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by)
+
+
+async def require_table(reader: CatalogReader, name: TableName) -> None:
+    """See that there is such a relation.
+
+    Raises:
+        RelationError: there is none.
+        TargetUnavailable: the connection was lost.
+    """
+    _require_text(name)
+    if not await reader.fetch(_EXISTS, name.namespace, name.name):
+        raise missing_table(name)
+
+
+def _require_text(name: TableName) -> None:
+    try:
+        f"{name}".encode()
+    except UnicodeEncodeError:
+        raise RelationError("the publisher sent a relation name that is not UTF-8", hint="rename it") from None
 
 
 def _key(rows: list[dict[str, Any]], columns: tuple[TargetColumn, ...]) -> tuple[tuple[tuple[str, str | None], ...], bool]:

@@ -26,16 +26,17 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, TableEntry, TableName, TableState
+from subscriber.abc import Batch, CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.changes import RelationMap
 from subscriber.sinks.postgres.errors import Diagnostics, copy_column, target_error
 from subscriber.sinks.postgres.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetTable
+from subscriber.sinks.postgres.relation_map import RelationMap
+from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
 from subscriber.sinks.postgres.state import SubscriptionRows
@@ -65,7 +66,7 @@ class PostgresTableSink:
         oid: of the subscription.
         application_name: of its sessions.
         as_owner: change the table as its owner.
-        statistics: the sink's, counted into.
+        tally: the sink's, counted into.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class PostgresTableSink:
         application_name: str,
         synchronous_commit: SynchronousCommit,
         as_owner: bool,
-        statistics: ApplyStatistics,
+        tally: Tally,
     ) -> None:
         self._target = target
         self._table = table
@@ -86,7 +87,7 @@ class PostgresTableSink:
         # what a table's synchronization stores is durable when the call returns
         self._synchronous_commit = durable_commit(synchronous_commit)
         self._as_owner = as_owner
-        self._statistics = statistics
+        self._tally = tally
         self._session: ApplySession | None = None
         self._reader: CatalogReader | None = None
         self._applier: Applier | None = None
@@ -125,7 +126,7 @@ class PostgresTableSink:
         self._applier = None
         entry = await self._rows.entry(self.relation_id)
         if entry is None:
-            raise RelationError(f'table "{self._table}" is not part of the subscription', hint="refresh the subscription")
+            raise RelationError(f'table "{self._table}" is not part of the subscription', hint="start the run again")
         if entry.state is TableState.DATASYNC:
             await self._undo_copy()
             entry = TableEntry(TableState.INIT)
@@ -159,7 +160,8 @@ class PostgresTableSink:
         table = await read_table(self._reader, self._table, as_owner=self._as_owner)
         if table.oid != self.relation_id:
             raise RelationError(
-                f'table "{self._table}" was replaced by another one during its synchronization', hint="refresh the subscription"
+                f'table "{self._table}" was replaced by another one during its synchronization',
+                hint="start the run again: it adds the new table and copies it",
             )
         table.require_usable()
         return table
@@ -263,7 +265,7 @@ class PostgresTableSink:
             column = copy_column(diagnostics, columns) or diagnostics.column
             mapped.add_note(f'while copying table "{self._table}"' + (f' column "{column}"' if column else ""))
             raise mapped from None
-        except asyncpg.InterfaceError as error:
+        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from error
 
     async def finish_copy(self, position: Position) -> None:
@@ -298,11 +300,9 @@ class PostgresTableSink:
             position = (await self.position()).lsn
             if self._reader is None:
                 raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
-            relations = RelationMap(self._reader, as_owner=self._as_owner)
+            relations = RelationMap(self._reader, as_owner=self._as_owner, subscription=None)
             owner = Owner(self._oid, self.relation_id)
-            self._applier = Applier(
-                self._control, relations, owner, position=position, statistics=self._statistics, committed=_durable_already
-            )
+            self._applier = Applier(self._control, relations, owner, position=position, tally=self._tally, committed=_durable_already)
         await self._applier.apply(batch)
 
     async def finish_sync(self, lsn: Lsn) -> None:

@@ -30,7 +30,7 @@ from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription import following
 from subscriber.subscription.following import Following
-from subscriber.subscription.running import Running
+from subscriber.subscription.running import Running, Stopped
 from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared
 from subscriber.transaction.feedback import FlushTracker
@@ -161,6 +161,10 @@ class Process:
         )
         attempts = Following(slot, prepared, sink, world.settings, running, patient=True)
         attempts._was_streaming = True  # what fails at first is waited for as well
+        with contextlib.suppress(Stopped):
+            await self.follow(launcher, attempts)
+
+    async def follow(self, launcher: SyncLauncher, attempts: Following) -> None:
         async with task_group() as group:
             synchronizing = group.create_task(launcher.run())
             flushing = group.create_task(self.flush())

@@ -112,7 +112,9 @@ def test_applied_is_not_flushed() -> None:
     async def work() -> None:
         async with shop(lazy=True) as (s, _):
             s.stream.give([*transaction(1), keepalive(200)])
-            await asyncio.sleep(5.5)
+            await asyncio.sleep(0.9)
+            s.receiver.report()
+            await asyncio.sleep(0.01)
             assert s.rows == ["1"]
             assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (200, 50, 108)
             assert s.sink.advanced == [], "nothing is idle while a commit may still be lost"
@@ -123,6 +125,63 @@ def test_applied_is_not_flushed() -> None:
             await asyncio.sleep(2)
             assert s.sink.advanced == [200]
             assert s.stream.last.flush == 200
+
+    run(work())
+
+
+def test_durability_that_is_not_reported_is_asked_for() -> None:
+    async def work() -> None:
+        async with shop(lazy=True) as (s, _):
+            s.stream.give(transaction(1))
+            await asyncio.sleep(0.9)
+            assert s.sink.advanced == []
+            await asyncio.sleep(2)
+            assert s.sink.advanced == [108]
+            assert s.server.flushed.rows[table(0)] == s.server.visible.rows[table(0)]
+            assert s.stream.last.flush == s.tracker.flushed == 108
+            await asyncio.sleep(100)
+            assert s.sink.advanced == [108], "it is durable now"
+
+    run(work())
+
+
+def test_a_stream_that_is_never_idle_for_long_asks_for_durability_too() -> None:
+    async def work() -> None:
+        async with shop(lazy=True) as (s, _):
+            for xid in range(1, 20):
+                s.stream.give(transaction(xid))
+                await asyncio.sleep(0.3)
+            assert s.sink.advanced
+            assert s.tracker.flushed >= 1408
+
+    run(work())
+
+
+def test_reported_durability_needs_no_asking() -> None:
+    async def work() -> None:
+        async with shop(lazy=True) as (s, _):
+            for xid in range(1, 20):
+                s.stream.give(transaction(xid))
+                await asyncio.sleep(0.5)
+                s.sink.settle()
+            assert s.sink.advanced == []
+            assert s.tracker.flushed == 1908
+
+    run(work())
+
+
+def test_a_sink_that_cannot_tell_of_durability_any_more_ends_an_idle_stream() -> None:
+    async def work() -> None:
+        async with shop(lazy=True) as (s, task):
+
+            async def refuse(_: Lsn) -> None:
+                raise TargetUnavailable("the session that watches was lost")
+
+            s.sink.advance = refuse  # type: ignore[method-assign, assignment]
+            s.stream.give(transaction(1))
+            await asyncio.wait({task}, timeout=3)
+            assert isinstance(task.exception(), TargetUnavailable)
+            assert s.tracker.flushed == s.stream.last.flush == 50
 
     run(work())
 
@@ -218,7 +277,7 @@ def test_a_table_becomes_ready_when_the_durable_position_passed_it() -> None:
     async def work() -> None:
         async with shop(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), lazy=True) as (s, _):
             s.stream.give([*transaction(1), *transaction(2)])
-            await asyncio.sleep(5)
+            await asyncio.sleep(0.9)
             assert s.rows == ["2"]
             assert s.states.entries()[table(0)].state is TableState.SYNCDONE, "it could still be lost"
             s.sink.settle()

@@ -1,0 +1,130 @@
+"""Which remote relation has which columns, and how each maps to the target.
+
+What outlives a transaction: Relation messages count from where they come. The target's side is read when a relation is first needed, again
+after each Relation message for it, and again after an error or an ALTER TABLE (:meth:`RelationMap.forget_targets`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from subscriber.abc import CATALOG_SCHEMA, TableName
+from subscriber.errors import ProtocolError, RelationError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import Relation, Tag
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.relation import RelationMapping, map_relation
+from subscriber.sinks.postgres.table_reader import read_table, require_table
+from subscriber.transaction.model import Transaction
+
+__all__ = ["RelationMap"]
+
+_RELATION: Final = bytes([Tag.RELATION])
+
+_OF_SUBSCRIPTION: Final = """
+SELECT FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid
+"""
+
+
+class RelationMap:
+    """Remote relations by id, and the mappings made of them.
+
+    Args:
+        reader: reads the target's catalogs.
+        as_owner: changes are made as the tables' owners.
+        subscription: oid of the subscription whose tables alone may be changed, or None while a table's own synchronization, which holds
+            the table's oid itself, follows.
+    """
+
+    def __init__(self, reader: CatalogReader, *, as_owner: bool, subscription: int | None) -> None:
+        self._reader = reader
+        self._as_owner = as_owner
+        self._subscription = subscription
+        self._remote: dict[int, Relation] = {}
+        self._mappings: dict[int, RelationMapping] = {}
+        self._passed_over: set[int] = set()
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether any target table was read, and may be stale."""
+        return bool(self._mappings or self._passed_over)
+
+    def remembered(self) -> dict[int, Relation]:
+        """The relations as known now, for :meth:`restore`."""
+        return dict(self._remote)
+
+    def restore(self, remembered: dict[int, Relation]) -> None:
+        """Go back to what was known before transactions that did not become durable."""
+        self._remote = dict(remembered)
+        self.forget_targets()
+
+    def forget_targets(self) -> None:
+        """Read the target's tables again when they are needed next."""
+        self._mappings.clear()
+        self._passed_over.clear()
+
+    def define(self, relation: Relation) -> None:
+        """A Relation message came."""
+        self._remote[relation.relation_id] = relation
+        self._mappings.pop(relation.relation_id, None)
+        self._passed_over.discard(relation.relation_id)
+
+    async def learn(self, transaction: Transaction) -> None:
+        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
+
+        Raises:
+            ProtocolError: a Relation message that is none.
+            SpoolError: its spilled part cannot be read.
+        """
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
+                    self.define(message)
+
+    def remote(self, relation_id: int) -> Relation:
+        """What the publisher said of a relation.
+
+        Raises:
+            ProtocolError: nothing.
+        """
+        try:
+            return self._remote[relation_id]
+        except KeyError:
+            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+
+    async def mapping(self, relation: Relation) -> RelationMapping:
+        """The relation with its target.
+
+        Raises:
+            RelationError: they do not fit, or the table is not the one that the subscription copied and followed so far.
+            TargetUnavailable: the connection was lost.
+        """
+        found = self._mappings.get(relation.relation_id)
+        if found is None:
+            name = TableName(relation.namespace, relation.name)
+            found = map_relation(relation, await read_table(self._reader, name, as_owner=self._as_owner))
+            await self._require_subscribed(name, found.table.oid)
+            self._mappings[relation.relation_id] = found
+        return found
+
+    async def _require_subscribed(self, name: TableName, oid: int) -> None:
+        # the rooms above know tables by name; the catalog knows by oid which one has the rows of the copy
+        if self._subscription is not None and not await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, oid):
+            raise RelationError(
+                f'table "{name}" of the target was replaced by another one, which is not part of the subscription',
+                sqlstate="55000",
+                hint="start the run again: it adds the new table and copies it",
+            )
+
+    async def pass_over(self, relation: Relation) -> None:
+        """Changes of this relation are not for us now; its target table has to exist nevertheless, as native demands.
+
+        Raises:
+            RelationError: it does not.
+            TargetUnavailable: the connection was lost.
+        """
+        # a table's own synchronization gets the changes of all other tables too, and they are none of its business
+        if self._subscription is None or relation.relation_id in self._passed_over or relation.namespace == CATALOG_SCHEMA:
+            return
+        await require_table(self._reader, TableName(relation.namespace, relation.name))
+        self._passed_over.add(relation.relation_id)
