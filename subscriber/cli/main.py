@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 import subscriber
-from subscriber.cli import check, decode, demo, run, tail
+from subscriber.cli import alter, check, create, decode, demo, drop, run, tail
 from subscriber.errors import SubscriberError
 
 __all__ = ["main"]
 
-_VERBS = (run, check, tail, decode, demo)
+_VERBS = (run, create, alter, drop, check, tail, decode, demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
