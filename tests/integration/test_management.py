@@ -68,7 +68,7 @@ async def test_life(publisher_db: Database, target_db: Database) -> None:
         for table in ("pg_subscription", "pg_subscription_rel", '"position"', "worker", "subscription_stats"):
             assert target_db.value(f"SELECT count(*) FROM subscriber.{table}") == 0
         assert len(target_db.fetch(ROWS)) == 3
-    with pytest.raises(TargetError, match='^subscription "gone" does not exist$'):
+    with pytest.raises(TargetError, match=r'^subscription "gone" does not exist$'):
         await drop_subscription("gone", target=target_db.dsn)
 
 
