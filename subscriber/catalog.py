@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
-from subscriber.abc import TwoPhaseState
+from subscriber.abc import TableEntry, TableName, TwoPhaseState, WorkerActivity
 from subscriber.config import SubscriptionOptions
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["Catalog", "Definition"]
+__all__ = ["Catalog", "Definition", "Observation", "TableObservation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +128,43 @@ class Catalog(Protocol):
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableObservation:
+    """One table of a subscription.
+
+    Attributes:
+        table: its name.
+        entry: its state, as ``pg_subscription_rel`` has it.
+        worker: what its synchronization tells, if one is at work.
+    """
+
+    table: TableName
+    entry: TableEntry
+    worker: WorkerActivity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything that a target knows of one subscription.
+
+    Attributes:
+        definition: its ``conninfo`` is None also where the looking role may not read it.
+        pid: of the apply worker's session in the target; None: nobody runs it.
+        worker: what the apply worker tells.
+        tables: by name.
+        counters: those of pg_stat_subscription_stats, by their names.
+        stats_reset: when they were reset.
+        last_error: the latest error of its workers, one line.
+        last_error_time: when.
+    """
+
+    definition: Definition
+    pid: int | None = None
+    worker: WorkerActivity | None = None
+    tables: tuple[TableObservation, ...] = ()
+    counters: Mapping[str, int]
+    stats_reset: datetime | None = None
+    last_error: str | None = None
+    last_error_time: datetime | None = None

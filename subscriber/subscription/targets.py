@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from subscriber.abc import Sink
-from subscriber.catalog import Catalog
+from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["open_catalog", "open_target"]
+__all__ = ["observe_target", "open_catalog", "open_target"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _POSTGRES = frozenset({"postgresql", "postgres"})
@@ -40,6 +40,19 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
     with _postgres():
         from subscriber.sinks.postgres import PostgresCatalog  # noqa: PLC0415 -- as above
     return await PostgresCatalog.open(target, application_name)
+
+
+async def observe_target(target: str) -> Sequence[Observation]:
+    """What the target knows of its subscriptions; nothing is made.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`.
+        TargetUnavailable, TargetError
+    """
+    _require_known(target)
+    with _postgres():
+        from subscriber.sinks.postgres import observe  # noqa: PLC0415 -- as above
+    return await observe(target)
 
 
 def _require_known(target: str) -> None:

@@ -27,20 +27,24 @@ from subscriber.sinks.postgres.target import Target
 if TYPE_CHECKING:
     from subscriber.config import Streaming
 
-__all__ = ["PostgresCatalog"]
+__all__ = ["DEFINITION_COLUMNS", "PostgresCatalog", "definition"]
 
 _CHANNEL: Final = "subscriber"
 
 _STOP_SECONDS: Final = 30.0
 """How long a verb waits for whoever runs the subscription: a worker may need some seconds for the batch at hand."""
 
-_SUBSCRIPTIONS: Final = """
-SELECT s.oid::int8 AS oid, subname::text AS name, subenabled, subconninfo, subslotname::text AS slot_name, subpublications,
-       subtwophasestate::text AS two_phase, subskiplsn::text AS skip_lsn, subbinary, substream::text AS substream, subsynccommit,
-       subdisableonerr, subpasswordrequired, subrunasowner, subfailover, suborigin, submade, p.remote_lsn::text AS position
-FROM subscriber.pg_subscription s LEFT JOIN subscriber."position" p ON p.srsubid = s.oid AND p.srrelid = 0
-ORDER BY subname
+DEFINITION_COLUMNS: Final = """
+s.oid::int8 AS oid, s.subname::text AS name, s.subenabled, s.subslotname::text AS slot_name, s.subpublications,
+s.subtwophasestate::text AS two_phase, s.subskiplsn::text AS skip_lsn, s.subbinary, s.substream::text AS substream, s.subsynccommit,
+s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade
 """
+
+_SUBSCRIPTIONS: Final = f"""
+SELECT {DEFINITION_COLUMNS}, s.subconninfo, p.remote_lsn::text AS position
+FROM subscriber.pg_subscription s LEFT JOIN subscriber."position" p ON p.srsubid = s.oid AND p.srrelid = 0
+ORDER BY s.subname
+"""  # noqa: S608 (constants)
 
 _LOCKS: Final = """
 SELECT ((l.classid::int8 << 32) | l.objid::int8) AS key
@@ -125,7 +129,7 @@ class PostgresCatalog:
             TargetUnavailable, TargetError
         """
         locks = {row["key"] for row in await self._reader.fetch(_LOCKS)}
-        return [_definition(row, claimed=verb_key(row["oid"]) in locks) for row in await self._reader.fetch(_SUBSCRIPTIONS)]
+        return [definition(row, claimed=verb_key(row["oid"]) in locks) for row in await self._reader.fetch(_SUBSCRIPTIONS)]
 
     async def _find(self, name: str) -> Definition:
         for found in await self.subscriptions():
@@ -297,7 +301,8 @@ def _value(name: str, value: object) -> object:
             return value
 
 
-def _definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
+def definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
+    """A row with :data:`DEFINITION_COLUMNS`, ``subconninfo`` and ``position``."""
     two_phase = TwoPhaseState(row["two_phase"])
     options = SubscriptionOptions(
         binary=row["subbinary"],
