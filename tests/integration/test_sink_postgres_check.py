@@ -119,7 +119,7 @@ async def test_catalog_of_another_version_or_owner(target_db: Database, plain_ro
     await feed.sink.close()
     assert await findings(target_db) == []
     found = await findings(target_db, target=plain_role)
-    assert 'role "checker" cannot use schema "subscriber" of the target: permission denied for schema subscriber' in [
+    assert 'role "checker" cannot use schema "subscriber" of the target: permission denied for table pg_subscription' in [
         f.message for f in found
     ]
     target_db.execute("UPDATE subscriber.version SET version = 7")

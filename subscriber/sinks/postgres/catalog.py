@@ -171,7 +171,7 @@ _STEPS: Final = (
 
     GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
     GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subbinary, substream, subtwophasestate, subdisableonerr,
-                  subpasswordrequired, subrunasowner, subfailover, subslotname, subsynccommit, subpublications, suborigin)
+                  subpasswordrequired, subrunasowner, subfailover, subslotname, subsynccommit, subpublications, suborigin, submade)
         ON subscriber.pg_subscription TO PUBLIC;
     GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
                     subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;
