@@ -8,6 +8,7 @@ import pytest
 
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.postgres.catalog import VERSION
 from tests.database import Database
 from tests.integration.sink_postgres import Feed
 
@@ -124,7 +125,7 @@ async def test_catalog_of_another_version_or_owner(target_db: Database, plain_ro
     ]
     target_db.execute("UPDATE subscriber.version SET version = 7")
     assert [finding.message for finding in await findings(target_db)] == [
-        'schema "subscriber" of the target has version 7, this program knows versions up to 1'
+        f'schema "subscriber" of the target has version 7, this program knows versions up to {VERSION}'
     ]
 
 
