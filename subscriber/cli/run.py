@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from subscriber.apply.progress import CopyProgress
+from subscriber.cli.metrics import served
 from subscriber.cli.options import Verbs, add_name_option, add_publisher_arguments, add_settings_argument, add_target_argument, lsn
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
@@ -36,6 +37,7 @@ def add_parser(verbs: Verbs) -> None:
         "--until-caught-up", action="store_true", help="end when everything that is committed on the publisher now is in the target"
     )
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute)
 
@@ -59,7 +61,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
             "-o and --until-... are for --connection and --publication", hint='change a created subscription by "subscriber alter"'
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
-    with clean_end(launcher.stop) as ending:
+    with served(args.metrics, lambda: launcher.subscriptions), clean_end(launcher.stop) as ending:
         await launcher.run()
     return ending.status
 
@@ -77,6 +79,6 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         progress=progress,
     )
     until = Until(args.until_lsn) if args.until_caught_up or args.until_lsn is not None else None
-    with clean_end(subscription.stop) as ending:
+    with served(args.metrics, lambda: {args.name: subscription}), clean_end(subscription.stop) as ending:
         await subscription.run(until)
     return ending.status

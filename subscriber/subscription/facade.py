@@ -176,6 +176,7 @@ class Subscription:
             tables=dict(running.states.entries()),
             last_error=running.last_error,
             statistics=self._sink.statistics,
+            last_message=running.session.receiver.received_at if running.session is not None else None,
         )
 
     # --- the workers
