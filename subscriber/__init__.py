@@ -23,6 +23,7 @@ from subscriber.subscription.creating import create_subscription
 from subscriber.subscription.dropping import drop_subscription
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.launching import Launcher
+from subscriber.subscription.observing import SubscriptionStatus, subscription_status
 from subscriber.subscription.problems import check
 from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
 from subscriber.subscription.status import Status, Until
@@ -68,6 +69,7 @@ __all__ = [
     "SubscriptionAlteration",
     "SubscriptionInUse",
     "SubscriptionOptions",
+    "SubscriptionStatus",
     "TableEntry",
     "TableName",
     "TableState",
@@ -82,5 +84,6 @@ __all__ = [
     "check",
     "create_subscription",
     "drop_subscription",
+    "subscription_status",
     "transactions",
 ]
