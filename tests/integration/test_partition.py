@@ -155,7 +155,9 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
         INSERT INTO t SELECT i, (ARRAY['north', 'south', 'west', 'east', 'north'])[i % 5 + 1], repeat('x', 150)
           FROM generate_series(1, 5000) AS i
     """)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t WHERE (id > 10) WITH (publish_via_partition_root = true)")
+    publisher_db.execute(
+        f"CREATE PUBLICATION pub FOR TABLE t {publisher_db.row_filter('id > 10')} WITH (publish_via_partition_root = true)"
+    )
     target_db.execute(TARGETS[target])
     settings = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=3)
     with held(target_db, "LOCK TABLE t IN SHARE MODE") as release:
@@ -167,7 +169,8 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
             )
             release()
             await large.caught_up()
-            expected = publisher_db.fetch("SELECT id, region, v FROM t WHERE id > 10 ORDER BY id, region")
+            wanted = "id > 10" if publisher_db.version >= 15 else "true"
+            expected = publisher_db.fetch(f"SELECT id, region, v FROM t WHERE {wanted} ORDER BY id, region")
             assert target_db.fetch(ROWS.format("t")) == expected
             # every partition was a part, and none of these is smaller than a range
             assert target_db.value("SELECT count(DISTINCT xmin::text) FROM t WHERE id BETWEEN 2200 AND 5000") >= 5

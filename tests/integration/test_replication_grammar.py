@@ -130,6 +130,7 @@ def test_the_syntax_for_older_servers(walsender: PGconn, publisher_db: Database,
     assert slot_row(publisher_db, "s_old", "temporary, plugin") == (True, "pgoutput")
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 def test_slot_with_two_phase(walsender: PGconn, caps: Capabilities, publisher_db: Database) -> None:
     run(walsender, commands.create_replication_slot(caps, "s_two", two_phase=True))
     assert slot_row(publisher_db, "s_two", "two_phase") == (True,)
