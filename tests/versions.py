@@ -90,9 +90,7 @@ def _skip_if_older(item: pytest.Item, *, min: int, lacks: str) -> None:
     if version is None:
         raise pytest.UsageError(f"{item.nodeid} has a mark about the publisher's version, but takes no publisher of several versions")
     if version < min:
-        item.add_marker(
-            pytest.mark.skip(reason=f"publisher {version}: {lacks} {'are' if lacks.endswith('s') else 'is'} there from PostgreSQL {min} on")
-        )
+        item.add_marker(pytest.mark.skip(reason=f"publisher {version}: it has no {lacks}, {min} has"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

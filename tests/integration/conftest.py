@@ -37,8 +37,9 @@ def tls_server(make_server: Callable[..., EmbeddedServer], publisher_version: in
         if session.execute("SHOW ssl_library").fetchone() == ("",):
             pytest.skip(f"this build of PostgreSQL {publisher_version} has no TLS")
         certificate, key = server.data_directory / "server.crt", server.data_directory / "server.key"
-        request = "openssl req -new -x509 -days 2 -nodes -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1".split()
-        subprocess.run([*request, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+        request = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", "-subj", "/CN=localhost"]
+        request += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate), "-keyout", str(key)]
+        subprocess.run(request, check=True, capture_output=True)
         for path in (certificate, key):
             path.chmod(0o600)
             server_user().own(path)

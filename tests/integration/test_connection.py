@@ -204,7 +204,7 @@ async def test_sql_error_keeps_its_sqlstate_and_the_session(publisher18_db: Data
 async def test_killed_backend_is_publisher_unavailable(publisher_db: Database) -> None:
     connection = await connect(publisher_db.dsn)
     ((pid,),) = await connection.execute("SELECT pg_backend_pid()")
-    publisher_db.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
+    publisher_db.execute(f"SELECT pg_terminate_backend({pid})")
     with pytest.raises(PublisherUnavailable):
         await connection.execute("SELECT 1")
     await connection.close()

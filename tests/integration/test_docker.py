@@ -29,7 +29,7 @@ PASSWORD = "pass word'$x"  # the init scripts must quote it
 WAIT_SECONDS = 60.0
 
 
-pytestmark = pytest.mark.publisher(min=14, lacks="a service of its own in compose.yaml")
+pytestmark = pytest.mark.publisher(min=14, lacks="service of its own in compose.yaml")
 
 
 def _settings(text: str) -> dict[str, str]:

@@ -33,8 +33,8 @@ def test_password_is_asked_for_over_tcp(publisher18_db: Database) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "restart"])
-def test_rows_survive(make_server: MakeServer, publisher_version: int, end: str) -> None:
-    server = make_server(publisher_version)
+def test_rows_survive(make_server: MakeServer, end: str) -> None:
+    server = make_server()
     with psycopg.connect(server.dsn()) as connection:
         connection.execute("CREATE TABLE t AS SELECT 42 AS a")
     getattr(server, end)()

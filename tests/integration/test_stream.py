@@ -167,7 +167,7 @@ async def test_unknown_publication_ends_the_stream(publisher_db: Database) -> No
 async def test_terminated_walsender(publisher_db: Database) -> None:
     slot = slot_of(publisher_db)
     async with streaming(publisher_db, slot) as stream:
-        publisher_db.fetch(f"SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = '{slot}'")
+        publisher_db.fetch(f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}'")
         with pytest.raises(PublisherUnavailable, match="terminating connection"):
             await collect(stream, lambda _: False)
         with pytest.raises(PublisherUnavailable):

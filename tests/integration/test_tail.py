@@ -23,10 +23,10 @@ Start = Callable[..., Awaitable[Process]]
 
 
 @pytest.fixture
-def source(publisher_db: Database) -> Database:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    publisher_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return publisher_db
+def source(publisher18_db: Database) -> Database:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    publisher18_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher18_db
 
 
 @pytest.fixture
@@ -102,7 +102,6 @@ async def test_json_lines_go_on_where_they_were(source: Database, start: Start) 
     assert [line["new"]["id"] for line in again if line["kind"] == "insert"] == ["4"]
 
 
-@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_binary_toast_messages_and_two_phase(source: Database, start: Start) -> None:
     source.execute("ALTER TABLE t ALTER COLUMN note SET STORAGE EXTERNAL")
     args = ("--slot", "s", "--format", "json", "--messages", "-o", "binary=true", "-o", "two_phase=true", "--until-caught-up")

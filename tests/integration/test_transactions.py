@@ -129,7 +129,8 @@ class TestChanges:
             source.execute("ALTER TABLE t ADD COLUMN more int")
             source.execute("INSERT INTO t SELECT g, repeat('x', 500), g FROM generate_series(2, 1000) g")  # spilled, read in part
             source.execute("INSERT INTO t VALUES (1001, 'read', 7)")
-            number = 0
+            # ALTER TABLE is an empty transaction, which 15 and later do not send
+            number = 0 if source.version >= 15 else -1
             async with asyncio.timeout(TIMEOUT):
                 async for transaction in stream:
                     number += 1

@@ -26,7 +26,7 @@ NEGOTIATED = {
 }
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE whole (a int, b numeric); ALTER TABLE whole REPLICA IDENTITY FULL"
 T = "SELECT id, md5(v) FROM t ORDER BY id"
-WHOLE = "SELECT a, b FROM whole ORDER BY a, b"
+WHOLE = "SELECT a, b::text FROM whole ORDER BY a, b"  # NaN is not itself in Python
 
 
 def set_up(publisher: Database, target: Database) -> None:
@@ -81,7 +81,8 @@ async def test_the_highest_protocol_is_spoken(
         wanted = {"streaming": "parallel", "two_phase": True, "binary": True, "origin": "none", "settings": settings}
         async with replica(publisher, target_db, **wanted) as first:
             await all_ready(first)
-            await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+            # where it cannot be had it stays pending, until the publisher is upgraded
+            await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e" if two_phase else "p")
             write(publisher, 10_000)
             xid = prepared(publisher, 20_000)
             await equal(first)
