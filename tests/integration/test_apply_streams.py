@@ -165,9 +165,9 @@ async def test_columns_added_inside_a_stream(publisher_db: Database, target_db: 
         rows = await found.same(columns)
         assert len(rows) == 903 + 302
         assert await found.same("SELECT id, v FROM u ORDER BY id") == [(2, "overtakes"), (3, "kept"), (4, "after")]
-        # decoding an ALTER TABLE while it is being rolled back, a publisher (16, 18) may lose sight of the table and end the stream
+        # decoding an ALTER TABLE while it is being rolled back, a publisher (14 to 18) may lose sight of the table and end the stream
         error = found.subscription.status.last_error
-        assert error is None or (streaming != "off" and "could not map filenumber" in str(error))
+        assert error is None or (streaming != "off" and "could not map file" in str(error))
 
 
 async def test_toast_keys_and_truncate_inside_a_stream(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:

@@ -324,6 +324,8 @@ class TestAcknowledging:
         async def next_message() -> ReceivedMessage:
             async with asyncio.timeout(TIMEOUT):
                 async for received in stream:
+                    if source.version < 15 and isinstance(received, ReceivedTransaction):
+                        continue  # an empty one, of CREATE TABLE
                     assert isinstance(received, ReceivedMessage)
                     return received
             raise AssertionError("the stream ended")

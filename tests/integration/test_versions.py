@@ -84,15 +84,15 @@ async def test_the_highest_protocol_is_spoken(
             # where it cannot be had it stays pending, until the publisher is upgraded
             await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e" if two_phase else "p")
             write(publisher, 10_000)
-            xid = prepared(publisher, 20_000)
+            xid = prepared(publisher, 20_001)
             await equal(first)
             # an older publisher sends it when it is committed, natively too
             assert target_db.fetch(PREPARED) == ([(target_gid(target_db, xid),)] if two_phase else [])
-        publisher.execute(f"COMMIT PREPARED '{publisher.name} 20000'")
+        publisher.execute(f"COMMIT PREPARED '{publisher.name} 20001'")
         write(publisher, 30_000)
         async with replica(publisher, target_db, **wanted) as second:
             await equal(second)
-            assert target_db.value("SELECT v FROM t WHERE id = 20000") == "prepared"
+            assert target_db.value("SELECT v FROM t WHERE id = 20001") == "prepared"
             assert target_db.fetch(PREPARED) == []
         started = re.findall(r'START_REPLICATION SLOT "replica_postgres" LOGICAL \S+ \((.*)\)', server.log())
         assert started[-1] == expected
