@@ -176,7 +176,8 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
             expected = publisher_db.fetch(f"SELECT id, region, v FROM t WHERE {wanted} ORDER BY id, region")
             assert target_db.fetch(ROWS.format("t")) == expected
             # every partition was a part, and none of these is smaller than a range
-            assert target_db.value("SELECT count(DISTINCT xmin::text) FROM t WHERE id BETWEEN 2200 AND 5000") >= 5
+            parts = target_db.value("SELECT count(DISTINCT xmin::text) FROM t WHERE id BETWEEN 2200 AND 5000")
+            assert parts >= 5 if publisher_db.version >= 14 else parts == 4  # 13 cannot read a range alone
             by_region = target_db.fetch(
                 "SELECT xmin::text FROM t WHERE id BETWEEN 2200 AND 5000 GROUP BY 1 HAVING count(DISTINCT region) > 1"
             )

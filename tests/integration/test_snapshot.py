@@ -131,6 +131,7 @@ async def test_error_in_a_copy(publisher_db: Database) -> None:
                 [chunk async for chunk in reader.copy_out("COPY nothing_here TO STDOUT")]
 
 
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 async def test_ranges_are_the_table(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b text); INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 5000) g;"
@@ -192,7 +193,7 @@ async def test_partitioned_root(publisher_db: Database) -> None:
         assert [part.relation.name for part in await copy_parts(reader, table, 10**9)] == ["r"]
         parts = await copy_parts(reader, table, RANGE)
         assert {part.relation.name for part in parts} == {"r1", "r2", "r31"}
-        assert len(parts) > 10
+        assert len(parts) > 10 if publisher_db.version >= 14 else len(parts) == 3
         expected = sorted(f"{number}\t{'y' * 300}".encode() for number in range(0, 3000, 2 if publisher_db.version >= 15 else 1))
         assert await rows(reader, table, RANGE) == expected
         assert await rows(reader, table) == expected
