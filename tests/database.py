@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -83,8 +84,20 @@ class Database:
         """Up to where WAL is flushed: past every commit that has returned, and no further than a walsender decodes at once."""
         return Lsn.parse(self.value("SELECT pg_current_wal_flush_lsn()::text"))
 
+    def row_filter(self, condition: str) -> str:
+        """``WHERE (condition)`` for CREATE PUBLICATION; nothing where the version has none, for tests of what is true without it, too."""
+        return f"WHERE ({condition})" if self.version >= 15 else ""
+
     def close(self) -> None:
         self._connection.close()
+
+
+def given_publisher_version() -> int | None:
+    """The version of the publisher from outside, if there is one."""
+    if given := os.environ.get("SUBSCRIBER_TEST_DSN"):
+        with psycopg.connect(given) as connection:
+            return connection.info.server_version // 10000
+    return None
 
 
 def drop_database(server: ServerAddress, name: str) -> None:

@@ -70,7 +70,10 @@ async def test_published_as_the_root(publisher_db: Database, target_db: Database
         statistics = root.subscription.status.statistics
         assert statistics.confl_update_missing == statistics.confl_delete_missing == 0
         # a partition that comes later is of the root from its first row on; one that goes takes no rows of the target with it
-        publisher_db.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL); INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
+        publisher_db.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
+        if publisher_db.version >= 15:
+            # 13 and 14 go on to leave out a table that was written to before it was attached (docs/operations.md)
+            publisher_db.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
         publisher_db.execute(
             "ALTER TABLE t ATTACH PARTITION t_isles FOR VALUES IN ('isles'); INSERT INTO t VALUES (3001, 'isles', 'after')"
         )
@@ -155,7 +158,9 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
         INSERT INTO t SELECT i, (ARRAY['north', 'south', 'west', 'east', 'north'])[i % 5 + 1], repeat('x', 150)
           FROM generate_series(1, 5000) AS i
     """)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t WHERE (id > 10) WITH (publish_via_partition_root = true)")
+    publisher_db.execute(
+        f"CREATE PUBLICATION pub FOR TABLE t {publisher_db.row_filter('id > 10')} WITH (publish_via_partition_root = true)"
+    )
     target_db.execute(TARGETS[target])
     settings = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=3)
     with held(target_db, "LOCK TABLE t IN SHARE MODE") as release:
@@ -167,10 +172,12 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
             )
             release()
             await large.caught_up()
-            expected = publisher_db.fetch("SELECT id, region, v FROM t WHERE id > 10 ORDER BY id, region")
+            wanted = "id > 10" if publisher_db.version >= 15 else "true"
+            expected = publisher_db.fetch(f"SELECT id, region, v FROM t WHERE {wanted} ORDER BY id, region")
             assert target_db.fetch(ROWS.format("t")) == expected
             # every partition was a part, and none of these is smaller than a range
-            assert target_db.value("SELECT count(DISTINCT xmin::text) FROM t WHERE id BETWEEN 2200 AND 5000") >= 5
+            parts = target_db.value("SELECT count(DISTINCT xmin::text) FROM t WHERE id BETWEEN 2200 AND 5000")
+            assert parts >= 5 if publisher_db.version >= 14 else parts == 4  # 13 cannot read a range alone
             by_region = target_db.fetch(
                 "SELECT xmin::text FROM t WHERE id BETWEEN 2200 AND 5000 GROUP BY 1 HAVING count(DISTINCT region) > 1"
             )

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.database import Database
 from tests.integration.replica import replica
+
+pytestmark = pytest.mark.publisher(min=15, lacks="row filters")
 
 T1 = "CREATE TABLE t1(a int, b int, c text, PRIMARY KEY(a,c))"
 T2 = "CREATE TABLE t2(d int, e int, f int, PRIMARY KEY(d))"
