@@ -127,6 +127,7 @@ class Origins:
             except TargetError as error:
                 if error.sqlstate in {_LIMIT, _PREREQUISITE}:
                     self._warn(str(error), f"increase {limit_setting(version)} of the target")
+                    await _drop(run, _named(name), wait=False)
                     return None
                 # made or dropped by another session just now: at once again
                 if error.sqlstate not in {_UNIQUE, _UNDEFINED, _IN_USE}:
@@ -148,12 +149,16 @@ class Origins:
 
 
 async def _set_up(run: Run, name: str) -> int:
-    find = f"SELECT roident::int FROM pg_catalog.pg_replication_origin WHERE roname = '{name}'"
-    if not (rows := await run(find)):
+    if not await run(_named(name)):
         await run(f"SELECT pg_catalog.pg_replication_origin_create('{name}')")
-        rows = await run(find)
     await run(f"SELECT pg_catalog.pg_replication_origin_session_setup('{name}')")
-    return int(rows[0][0]) if rows else 0
+    # not before: somebody may have dropped it and made it anew; from here on nobody can
+    ((_, identifier),) = await run(_named(name))
+    return int(identifier)
+
+
+def _named(name: str) -> str:
+    return f"SELECT roname, roident::int FROM pg_catalog.pg_replication_origin WHERE roname = '{name}'"
 
 
 async def drop_origins(run: Run, oid: int, relid: int = 0, *, parts_only: bool = False, wait: bool = True) -> None:
@@ -196,7 +201,7 @@ async def sweep_origins(run: Run, oid: int) -> None:
 async def _drop(run: Run, names: str, *, wait: bool) -> None:
     clock = asyncio.get_running_loop()
     deadline = clock.time() + _WAIT
-    for (name,) in await run(names):
+    for name, *_ in await run(names):
         while True:
             try:
                 await run(f"SELECT pg_catalog.pg_replication_origin_drop('{name}')")
