@@ -53,17 +53,18 @@ _COMMIT: Final = control("COMMIT")
 _WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
-_MOVE: Final = control(
-    'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
-    "SELECT 1 / pg_catalog.count(*) FROM moved",
+_MOVE: Final = Statement(
+    b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
+    b"SELECT 1 / pg_catalog.count(*) FROM moved",
     (_PG_LSN, _OID, _OID),
+    reused=True,
 )
 _NOTE_PREPARED: Final = control(
     "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn) VALUES ($1, $2, $3, $4)",
     (_OID, _INT8, _TEXT, _PG_LSN),
 )
 
-# prepared: it is in every commit. The time is given as its binary format has it.
+# The time is given as its binary format has it.
 _XACT_SETUP: Final = Statement(b"SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)", (_PG_LSN, _TIMESTAMPTZ), reused=True)
 _XACT_FORMATS: Final = (0, 1)
 
