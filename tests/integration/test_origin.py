@@ -279,22 +279,22 @@ async def test_everything_that_changes_rows_carries_one(any_target_db: Database)
     any_target_db.execute(f"SELECT pg_drop_replication_slot('decoder_{any_target_db.name}')")
 
 
-async def test_progress(target_db: Database) -> None:
+async def test_progress(any_target_db: Database) -> None:
     """For monitoring: the origin follows the position."""
-    target_db.execute(TABLE)
+    any_target_db.execute(TABLE)
     remote = Remote("t", "*id", "v")
-    async with opened(target_db) as feed:
+    async with opened(any_target_db) as feed:
         progress = f"SELECT remote_lsn::text FROM pg_replication_origin_status WHERE external_id = 'subscriber_{feed.oid}'"
         applied = await feed.apply(remote.relation, remote.insert(1, "x"))
-        assert target_db.value(progress) == str(applied.end_lsn)
+        assert any_target_db.value(progress) == str(applied.end_lsn)
         prepared_one = await feed.prepare(remote.insert(2, "x"))
-        assert target_db.value(progress) == str(prepared_one.end_lsn)
+        assert any_target_db.value(progress) == str(prepared_one.end_lsn)
         committed = feed.commit_prepared(prepared_one)
         await feed.sink.commit_prepared(committed)
-        assert target_db.value(progress) == str(committed.end_lsn)
+        assert any_target_db.value(progress) == str(committed.end_lsn)
         rolled_back = feed.rollback_prepared(await feed.prepare(remote.insert(3, "x")))
         await feed.sink.rollback_prepared(rolled_back)
-        assert target_db.value(progress) == str(rolled_back.rollback_end_lsn) == str(feed.position())
+        assert any_target_db.value(progress) == str(rolled_back.rollback_end_lsn) == str(feed.position())
 
 
 # --- who has one, and who drops it
