@@ -91,6 +91,9 @@ class Owner:
 class Applier:
     """Applies transactions through one session.
 
+    Attributes:
+        relations: which remote relation is what.
+
     Args:
         position: the stored position.
         tally: counted into, once a transaction is committed.
@@ -108,7 +111,7 @@ class Applier:
         committed: Committed,
     ) -> None:
         self._session = session
-        self._relations = relations
+        self.relations = relations
         self._owner = owner
         self.position = position
         self._tally = tally
@@ -127,7 +130,7 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        known = self._relations.has_targets
+        known = self.relations.has_targets
         try:
             await self._attempt(pending, batch.gate, last=len(pending) == 1 and not known)
         except TargetsChanged:
@@ -139,7 +142,7 @@ class Applier:
                 raise
         else:
             return
-        self._relations.forget_targets()
+        self.relations.forget_targets()
         for transaction in pending:
             await self._attempt([transaction], batch.gate, last=True)
 
@@ -149,7 +152,7 @@ class Applier:
         Raises:
             ProtocolError, SpoolError
         """
-        await self._relations.learn(transaction)
+        await self.relations.learn(transaction)
         await transaction.discard()
 
     async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
@@ -159,7 +162,7 @@ class Applier:
             ApplyError, RelationError, TargetError: nothing of it stays.
             TargetUnavailable
         """
-        known = self._relations.has_targets
+        known = self.relations.has_targets
         try:
             await self._prepare(transaction, gate, gid, last=not known)
         except TargetsChanged:
@@ -171,7 +174,7 @@ class Applier:
                 raise
         else:
             return
-        self._relations.forget_targets()
+        self.relations.forget_targets()
         await self._prepare(transaction, gate, gid, last=True)
 
     async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate, *, last: bool) -> None:
@@ -216,7 +219,7 @@ class Applier:
         self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None], *, last: bool
     ) -> Lsn | None:
         """One attempt. ``last``: an error of it is raised to the caller, with all that can be found out, and counted."""
-        remembered = self._relations.remembered()
+        remembered = self.relations.remembered()
         counted = Counted()
         wal: Lsn | None = None
 
@@ -237,7 +240,7 @@ class Applier:
                 pipeline.send(_BEGIN, None)
                 differs = self._session.origin or 0 if self._session.commit_timestamps else None
                 skipped = counted.statistics.skipped_tables
-                sender = TransactionSender(self._relations, pipeline, gate, self._owner.origin, skipped, differs=differs)
+                sender = TransactionSender(self.relations, pipeline, gate, self._owner.origin, skipped, differs=differs)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -250,7 +253,7 @@ class Applier:
             raise (await self._final_error(failure) if last else self._error(failure)) from None
         finally:
             if not done:
-                self._relations.restore(remembered)
+                self.relations.restore(remembered)
         self._tally.add(counted)
         return wal
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -168,6 +169,15 @@ class Tally:
         self._conflicts: Counter[_Conflict] = Counter()
         self._explanations: dict[_Conflict, tuple[str, str]] = {}
         self._timers: dict[TableName | None, asyncio.TimerHandle] = {}
+        self._written: Counter[str] = Counter()
+
+    def unwritten(self, name: str) -> int:
+        """By how much a counter grew since :meth:`wrote`."""
+        return int(getattr(self.statistics, name)) - self._written[name]
+
+    def wrote(self, counted: Mapping[str, int]) -> None:
+        """So much is in the catalog now."""
+        self._written.update(counted)
 
     def add(self, counted: Counted) -> None:
         """An attempt was committed."""
