@@ -9,6 +9,9 @@ one become durable, and the error names the right one. What is known of the targ
 TABLE since may be the whole trouble; so a lone transaction is tried again too, unless its tables were read just now. An ALTER TABLE that
 the server has nothing against is noticed before the commit (:mod:`subscriber.sinks.postgres.fingerprint`) and leads to the same.
 
+If the session carries a replication origin, its LSN and the publisher's commit time are set right before the commit, in the same pipeline:
+the origin's progress (for monitoring) and the target's commit timestamps are those of the last transaction of the batch.
+
 A set-based path has its place in :meth:`Applier.apply`, before the first attempt: the batch as net changes, and what is here if that
 cannot be done exactly.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 from psycopg.pq.abc import PGresult
@@ -25,10 +29,11 @@ from subscriber.abc import Batch, RelationGate
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.changes import TransactionSender
+from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, Existing, find_collisions, unique_conflict
 from subscriber.sinks.postgres.fingerprint import UNCHANGED, TargetsChanged, parameters
 from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import ChangeContext, Counted, Tally, apply_error
+from subscriber.sinks.postgres.report import ChangeContext, Counted, Tally, apply_error, count
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
@@ -40,21 +45,28 @@ _OID: Final = 26
 _INT8: Final = 20
 _TEXT: Final = 25
 _PG_LSN: Final = 3220
+_TIMESTAMPTZ: Final = 1184
+_MICROSECONDS: Final = Struct(">q")
 
 _BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _COMMIT: Final = control("COMMIT")
 _WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
-_MOVE: Final = control(
-    'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
-    "SELECT 1 / pg_catalog.count(*) FROM moved",
+_MOVE: Final = Statement(
+    b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
+    b"SELECT 1 / pg_catalog.count(*) FROM moved",
     (_PG_LSN, _OID, _OID),
+    reused=True,
 )
 _NOTE_PREPARED: Final = control(
     "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn) VALUES ($1, $2, $3, $4)",
     (_OID, _INT8, _TEXT, _PG_LSN),
 )
+
+# The time is given as its binary format has it.
+_XACT_SETUP: Final = Statement(b"SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)", (_PG_LSN, _TIMESTAMPTZ), reused=True)
+_XACT_FORMATS: Final = (0, 1)
 
 Committed = Callable[[Lsn, Lsn | None], None]
 """``committed(end_lsn, wal)``: the position is ``end_lsn`` now.
@@ -120,7 +132,7 @@ class Applier:
             return
         known = self.relations.has_targets
         try:
-            await self._attempt(pending, batch.gate)
+            await self._attempt(pending, batch.gate, last=len(pending) == 1 and not known)
         except TargetsChanged:
             pass
         except TargetUnavailable:
@@ -132,7 +144,7 @@ class Applier:
             return
         self.relations.forget_targets()
         for transaction in pending:
-            await self._attempt([transaction], batch.gate)
+            await self._attempt([transaction], batch.gate, last=True)
 
     async def skip(self, transaction: Transaction) -> None:
         """Pass over a transaction that the target has already; what it describes counts nevertheless.
@@ -152,7 +164,7 @@ class Applier:
         """
         known = self.relations.has_targets
         try:
-            await self._prepare(transaction, gate, gid)
+            await self._prepare(transaction, gate, gid, last=not known)
         except TargetsChanged:
             pass
         except TargetUnavailable:
@@ -163,37 +175,50 @@ class Applier:
         else:
             return
         self.relations.forget_targets()
-        await self._prepare(transaction, gate, gid)
+        await self._prepare(transaction, gate, gid, last=True)
 
-    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate) -> None:
-        end_lsn = transactions[-1].end_lsn
+    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate, *, last: bool) -> None:
+        end = transactions[-1]
+        end_lsn = end.end_lsn
         asks_wal = not self._session.commits_are_durable
 
         def finish(pipeline: Pipeline) -> None:
-            context = ChangeContext(self._owner.origin, transactions[-1].xid, transactions[-1].final_lsn)
+            ending = "STREAM COMMIT" if end.prefixed else "COMMIT"
+            context = ChangeContext(self._owner.origin, end.xid, end.final_lsn, ending)
             values = [str(end_lsn).encode(), str(self._owner.oid).encode(), str(self._owner.relid).encode()]
             pipeline.send(_MOVE, context, values)
+            self._set_up_origin(pipeline, context, end)
             pipeline.send(_COMMIT, context)
             if asks_wal:
                 pipeline.send(_WAL, context)
 
-        wal = await self._run(transactions, gate, finish)
+        wal = await self._run(transactions, gate, finish, last=last)
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
             await transaction.discard()
 
-    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
+    def _set_up_origin(self, pipeline: Pipeline, context: ChangeContext, transaction: Transaction) -> None:
+        if self._session.origin is not None:
+            values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(transaction.commit_time)]
+            pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)
+
+    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str, *, last: bool) -> None:
         def finish(pipeline: Pipeline) -> None:
-            context = ChangeContext(self._owner.origin, transaction.xid, transaction.final_lsn)
+            ending = "STREAM PREPARE" if transaction.prefixed else "PREPARE"
+            context = ChangeContext(self._owner.origin, transaction.xid, transaction.final_lsn, ending)
             values = [str(self._owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
             pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
+            self._set_up_origin(pipeline, context, transaction)
             # the gid is made of two numbers
             pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
 
-        await self._run([transaction], gate, finish)
+        await self._run([transaction], gate, finish, last=last)
 
-    async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
+    async def _run(
+        self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None], *, last: bool
+    ) -> Lsn | None:
+        """One attempt. ``last``: an error of it is raised to the caller, with all that can be found out, and counted."""
         remembered = self.relations.remembered()
         counted = Counted()
         wal: Lsn | None = None
@@ -201,7 +226,11 @@ class Applier:
         def completed(statement: Statement, _: object, result: PGresult) -> None:
             nonlocal wal
             if statement.message_type:
-                counted.change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0)
+                if statement.finds:
+                    other = Existing.of(result, 1) if result.nfields > 1 else None
+                    counted.change(statement, int(result.get_value(0, 0) or 0), other)
+                else:
+                    counted.change(statement, result.command_tuples or 0, None)
             elif statement is _WAL:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
@@ -209,7 +238,9 @@ class Applier:
         try:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(_BEGIN, None)
-                sender = TransactionSender(self.relations, pipeline, gate, self._owner.origin, counted.statistics.skipped_tables)
+                differs = self._session.origin or 0 if self._session.commit_timestamps else None
+                skipped = counted.statistics.skipped_tables
+                sender = TransactionSender(self.relations, pipeline, gate, self._owner.origin, skipped, differs=differs)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -219,12 +250,20 @@ class Applier:
                 finish(pipeline)
             done = True
         except StatementFailed as failure:
-            raise self._error(failure) from None
+            raise (await self._final_error(failure) if last else self._error(failure)) from None
         finally:
             if not done:
                 self.relations.restore(remembered)
         self._tally.add(counted)
         return wal
+
+    async def _final_error(self, failure: StatementFailed) -> TargetError:
+        statement = failure.statement
+        if failure.diagnostics.sqlstate != UNIQUE_VIOLATION or statement.table is None:
+            return self._error(failure)
+        collisions = await find_collisions(self._session, failure)
+        count(self._tally.statistics, unique_conflict(statement, collisions))
+        return apply_error(failure, collisions)
 
     def _error(self, failure: StatementFailed) -> TargetError:
         if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
