@@ -41,9 +41,9 @@ async def under_load(load: MixedLoad) -> AsyncIterator[None]:
             enough.set()
 
 
-def make_load(publisher: Database, seed: int, *, reconnect: bool = False) -> MixedLoad:
+def make_load(publisher: Database, seed: int, *, reconnect: bool = False, rate: float = RATE) -> MixedLoad:
     """Everything the load has, with more streams, savepoints and prepared transactions than usual."""
-    return MixedLoad(publisher.dsn, seed=seed, rate=RATE, sessions=3, huge_rows=HUGE_ROWS, weights=_WEIGHTS, reconnect=reconnect)
+    return MixedLoad(publisher.dsn, seed=seed, rate=rate, sessions=3, huge_rows=HUGE_ROWS, weights=_WEIGHTS, reconnect=reconnect)
 
 
 def let_slots_be_created(publisher: Database) -> None:

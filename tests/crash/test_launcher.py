@@ -32,6 +32,10 @@ KILLS = 20
 QUICK = Settings(wal_retrieve_retry_interval=0.2, wal_receiver_status_interval=1.0)
 SETTINGS = ("wal_retrieve_retry_interval=200ms", "wal_receiver_status_interval=1s", "logical_decoding_work_mem=128kB", "batch_rows=500")
 PATIENCE = 120.0
+LAUNCHES = (
+    "SELECT count(*) FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid AND l.locktype = 'advisory' AND l.granted "
+    "WHERE a.application_name = 'subscriber launcher'"
+)
 
 
 class Scene:
@@ -97,7 +101,10 @@ class Scene:
             assert self.launcher is not None
             self.launcher.kill()
             self.launcher.wait()
+            await asyncio.to_thread(self.target.wait, LAUNCHES, 0)
             self.launch()
+            # from here on it waits for servers that are away
+            await asyncio.to_thread(self.target.wait, LAUNCHES, 1)
         elif party == "target":
             self.target.close()
             await asyncio.to_thread(self.receiving.stop, "immediate")
@@ -188,7 +195,8 @@ async def test_everybody_is_killed(tmp_path: Path) -> None:
     try:
         await scene.create()
         scene.launch()
-        load = make_load(scene.publisher, seed, reconnect=True)
+        await asyncio.to_thread(scene.target.wait, LAUNCHES, 1)
+        load = make_load(scene.publisher, seed, reconnect=True, rate=20)
         parties = ["launcher", "target", "publisher"] * KILLS
         rng.shuffle(parties)
         async with under_load(load):
