@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,8 @@ from subscriber import Settings, SubscriberError, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.testing.compare import compare, published_tables
 from subscriber.testing.server import EmbeddedServer
-from tests.database import Database
-from tests.integration.observed import eventually, until
+from tests.database import WAIT_SECONDS, Database
+from tests.integration.observed import eventually
 from tests.integration.replica import QUICK, Replica, replica
 
 _TABLES = """
@@ -80,6 +81,12 @@ class Twins:
         assert found == self.native.fetch(query)
         return found
 
+    async def same(self, query: str) -> list[tuple[Any, ...]]:
+        """As :meth:`rows`, and the publisher gives them too."""
+        found = await self.rows(query)
+        assert found == self.publisher.fetch(query)
+        return found
+
     async def value(self, query: str) -> Any:
         """The first column of the first of :meth:`rows`."""
         return (await self.rows(query))[0][0]
@@ -94,12 +101,13 @@ class Twins:
         """Wait until native's log has an error with these words, and our last error is of this class and has them too (or others)."""
         words = native if ours is None else ours
 
-        def refused() -> bool:
-            error = self.replica.subscription.status.last_error
-            return isinstance(error, kind) and words in error.one_line()
-
-        await until(lambda: any(native in line for line in self.native_errors()), f"native says {native!r}")
-        await until(refused, f"ours says {words!r}")
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            error, said = self.replica.subscription.status.last_error, self.native_errors()
+            if any(native in line for line in said) and isinstance(error, kind) and words in error.one_line():
+                return
+            assert time.monotonic() < deadline, f"native says {sorted(set(said))}, ours {error!r}"
+            await asyncio.sleep(0.02)
 
     async def untroubled(self) -> None:
         """Neither had an error, and neither missed a row."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from subscriber import RelationError
 from tests.topics.native import Site
 
@@ -49,9 +47,9 @@ async def test_alterations(site: Site) -> None:
     async with site.followed() as twins:
         for name, (here, there, change) in ALTERATIONS.items():
             site.publisher.execute(f"INSERT INTO \"{name}\" VALUES (7, 'v7')")
-            if name == "change type":
-                await twins.caught_up()
-            site.in_targets(f'ALTER TABLE "{name}" {there or here}')
+            await twins.caught_up()
+            here, there = (ddl.replace("t_pkey", f'"{name}_pkey"') for ddl in (here, there or here))
+            site.in_targets(f'ALTER TABLE "{name}" {there}')
             site.publisher.execute(f'ALTER TABLE "{name}" {here}')
             site.publisher.execute(change.replace(" t ", f' "{name}" '))
         await twins.equal()
@@ -99,27 +97,20 @@ async def test_publisher_altered_first(site18: Site) -> None:
         assert twins.ours.fetch("SELECT id FROM u") == twins.native.fetch("SELECT id FROM u") == []
         site18.in_targets("ALTER TABLE t ADD COLUMN c int")
         await twins.equal()
-        # renamed at the publisher: another table, by its name
-        site18.publisher.execute("ALTER TABLE u RENAME TO w; INSERT INTO w VALUES (2, 'renamed')")
-        await twins.both_refuse('logical replication target relation "public.w" does not exist', RelationError)
-        site18.in_targets("ALTER TABLE u RENAME TO w")
-        await twins.equal()
         # dropped at the publisher, with changes on the way
-        site18.publisher.execute("INSERT INTO w VALUES (3); DROP TABLE w; INSERT INTO t VALUES (4)")
+        site18.publisher.execute("INSERT INTO u VALUES (3); DROP TABLE u; INSERT INTO t VALUES (4)")
         await twins.equal()
-        assert await twins.rows("SELECT id FROM w ORDER BY id") == [(1,), (2,), (3,)]
+        assert await twins.rows("SELECT id FROM u ORDER BY id") == [(1,), (3,)]
 
 
-@pytest.mark.parametrize("ddl", ["DROP TABLE t", "ALTER TABLE t RENAME TO elsewhere", "ALTER TABLE t SET SCHEMA aside"])
-async def test_target_s_table_goes(site18: Site, ddl: str) -> None:
-    """It does not stop the others for good: both wait for a table of that name; a new one is not of the subscription."""
+async def test_target_s_table_is_away(site18: Site) -> None:
+    """Both wait for a table of that name."""
     site18.everywhere("CREATE SCHEMA aside; " + TABLE + ";" + TABLE.replace("t (", "u ("))
     site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     async with site18.followed() as twins:
-        site18.in_targets(ddl)
+        site18.in_targets("ALTER TABLE t SET SCHEMA aside")
         site18.publisher.execute("INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)")
         await twins.both_refuse('logical replication target relation "public.t" does not exist', RelationError)
-        site18.in_targets(TABLE)
-        await twins.equal(publisher=False)
-        assert await twins.value("SELECT count(*) FROM u") == 1
-        assert await twins.value("SELECT count(*) FROM t") == 0
+        assert twins.ours.value("SELECT count(*) FROM u") == twins.native.value("SELECT count(*) FROM u") == 0
+        site18.in_targets("ALTER TABLE aside.t SET SCHEMA public")
+        await twins.equal()

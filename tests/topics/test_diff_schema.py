@@ -60,8 +60,8 @@ REFUSED = {
     "no key": (
         "DROP CONSTRAINT t_pkey",
         "INSERT INTO t VALUES (1, 'a', 1); UPDATE t SET v = 'b'",
-        'logical replication target relation "public.t" has neither REPLICA IDENTITY index nor PRIMARY KEY column and published relation does not'
-        " have REPLICA IDENTITY FULL",
+        # 18 leaves out the word "column" that comes next in 16
+        'logical replication target relation "public.t" has neither REPLICA IDENTITY index nor PRIMARY KEY',
         "ADD PRIMARY KEY (id)",
     ),
     "wider key": (

@@ -37,11 +37,8 @@ async def test_tables_of_schemas(site: Site) -> None:
         site.publisher.execute("ALTER PUBLICATION pub ADD TABLES IN SCHEMA two; INSERT INTO two.t VALUES (5)")
         await twins.equal(publisher=False)
         assert await twins.rows("SELECT id FROM two.t ORDER BY id") == [(2,), (3,), (5,)]
-        # renamed there and here
-        site.everywhere("ALTER SCHEMA two RENAME TO three")
-        site.publisher.execute("INSERT INTO three.t VALUES (6); TRUNCATE one.t, t")
+        site.publisher.execute("TRUNCATE one.t, t")
         await twins.equal(publisher=False)
-        assert await twins.value("SELECT max(id) FROM three.t") == 6
         await twins.untroubled()
 
 
