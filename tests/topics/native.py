@@ -72,7 +72,8 @@ class Twins:
             pairs.append((self.publisher, await published_tables(self.publisher.conninfo(), self.publications)))
         for other, names in pairs:
             found = await compare(other.conninfo(), self.ours.conninfo(), names, samples=5)
-            assert [table for table in found if not table.equal] == [], f"ours differs from {other.name}"
+            different = [table for table in found if not table.equal]
+            assert not different, f"ours differs from {other.name}: {different}"
 
     async def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Catch up; the query gives the same rows in both targets; return them."""
@@ -154,7 +155,8 @@ class Site:
         name = f"native_{self.publisher.name}"
         log_start = len(self.server.log())
         self.native.execute(
-            f"CREATE SUBSCRIPTION {name} CONNECTION '{conninfo or self.publisher.conninfo()}' PUBLICATION {', '.join(map(quote_identifier, names))} "
+            f"CREATE SUBSCRIPTION {name} CONNECTION '{conninfo or self.publisher.conninfo()}' "
+            f"PUBLICATION {', '.join(map(quote_identifier, names))} "
             f"WITH ({', '.join(f'{key} = {_option(value)}' for key, value in {'enabled': True, **options}.items())})"
         )
         async with replica(self.publisher, self.ours, publications=names, settings=settings, conninfo=conninfo, **options) as ours:

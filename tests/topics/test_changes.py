@@ -42,7 +42,8 @@ STEPS = (
     "INSERT INTO keyed VALUES (30, 'new'); UPDATE keyed SET v = 'changed' WHERE id < 5; DELETE FROM keyed WHERE id BETWEEN 10 AND 12",
     # keys that move, onto one another and back, in one statement and in one transaction
     "UPDATE keyed SET id = id + 100 WHERE id > 15; UPDATE keyed SET id = -id; UPDATE keyed SET id = id + 1000; UPDATE keyed SET v = NULL",
-    "INSERT INTO keyed VALUES (1, 'a'); DELETE FROM keyed WHERE id = 1; INSERT INTO keyed VALUES (1, 'b'); UPDATE keyed SET id = 2 WHERE id = 1",
+    "INSERT INTO keyed VALUES (1, 'a'); DELETE FROM keyed WHERE id = 1; INSERT INTO keyed VALUES (1, 'b')",
+    "UPDATE keyed SET id = 2 WHERE id = 1",
     "UPDATE by_index SET code = 'd' || id, v = 'moved' WHERE id < 8; UPDATE by_index SET id = id + 1; DELETE FROM by_index WHERE id > 18",
     # equal rows, and rows with nulls, one by one and all together
     "UPDATE by_row SET v = 'changed' WHERE ctid = (SELECT min(ctid) FROM by_row WHERE id = 3)",
@@ -55,7 +56,8 @@ STEPS = (
     "UPDATE big SET n = n + 1; UPDATE big SET id = id + 100 WHERE id < 5; UPDATE big SET data = 'short' WHERE id = 7",
     "UPDATE big SET n = 2, data = repeat('x', 5000) WHERE id = 8; UPDATE big SET data = NULL WHERE id = 9; DELETE FROM big WHERE id = 10",
     "UPDATE big_by_row SET n = n + 10 WHERE n < 2; DELETE FROM big_by_row WHERE ctid = (SELECT min(ctid) FROM big_by_row WHERE n = 3)",
-    "UPDATE parent SET v = v || id; DELETE FROM parent WHERE id % 7 = 0; DELETE FROM ONLY parent WHERE id < 5; INSERT INTO child VALUES (50)",
+    "UPDATE parent SET v = v || id; DELETE FROM parent WHERE id % 7 = 0; DELETE FROM ONLY parent WHERE id < 5",
+    "INSERT INTO child VALUES (50)",
     # as many transactions as one batch takes, and one transaction with everything
     "UPDATE keyed SET v = 'all'; UPDATE by_index SET v = 'all'; UPDATE two_columns SET v = 'all'; DELETE FROM by_row; DELETE FROM big",
 )

@@ -15,7 +15,8 @@ async def test_listed_columns_alone(site: Site) -> None:
         ALTER TABLE by_index REPLICA IDENTITY USING INDEX key;
         CREATE TABLE twice (a int PRIMARY KEY, b int, c int); CREATE TABLE insert_only (a int, b text);
         CREATE TABLE reordered (a int PRIMARY KEY, b text, c int);
-        CREATE PUBLICATION pub FOR TABLE plain (a, "B"), odd ("c'", "a'"), enums (a, b, d), by_index (a, b, d), twice (a, b), reordered (c, a);
+        CREATE PUBLICATION pub FOR TABLE plain (a, "B"), odd ("c'", "a'"), enums (a, b, d), by_index (a, b, d),
+            twice (a, b), reordered (c, a);
         CREATE PUBLICATION again FOR TABLE twice (a, b);
         CREATE PUBLICATION roots FOR TABLE root (a, b) WITH (publish_via_partition_root = true);
         CREATE PUBLICATION ins FOR TABLE insert_only (b) WITH (publish = 'insert')
@@ -29,19 +30,25 @@ async def test_listed_columns_alone(site: Site) -> None:
     """)
     site.publisher.execute("""
         INSERT INTO plain SELECT i, i, i FROM generate_series(1, 9) AS i; INSERT INTO odd SELECT i, 'b', i FROM generate_series(1, 9) AS i;
-        INSERT INTO enums SELECT i, 'red', i, 'd' FROM generate_series(1, 9) AS i; INSERT INTO root SELECT i, 'b' FROM generate_series(1, 9) AS i;
+        INSERT INTO enums SELECT i, 'red', i, 'd' FROM generate_series(1, 9) AS i;
+        INSERT INTO root SELECT i, 'b' FROM generate_series(1, 9) AS i;
         INSERT INTO by_index SELECT i, i, i, i FROM generate_series(1, 9) AS i; INSERT INTO twice SELECT * FROM plain;
         INSERT INTO insert_only VALUES (1, 'copied'); INSERT INTO reordered SELECT i, 'b', i FROM generate_series(1, 9) AS i
     """)
     async with site.followed("pub", "again", "roots", "ins") as twins:
         await twins.equal(publisher=False)
         for step in (
-            'INSERT INTO plain VALUES (10, 10, 10); UPDATE plain SET "B" = -1 WHERE a = 1; UPDATE plain SET c = -1; UPDATE plain SET a = -a WHERE a < 4',
-            'INSERT INTO odd VALUES (10, \'x\', 1); UPDATE odd SET "B" = \'y\', "c\'" = -1 WHERE "a\'" < 4; DELETE FROM odd WHERE "a\'" = 9',
-            "INSERT INTO enums VALUES (10, 'blue', 1, 'x'); UPDATE enums SET b = 'blue', c = -1, d = d || a WHERE a < 4; UPDATE enums SET c = 0",
-            "INSERT INTO root VALUES (10, 'x'); UPDATE root SET a = a + 20 WHERE a < 3; UPDATE root SET c = NULL; UPDATE root SET b = 'y' WHERE a > 8",
+            'INSERT INTO plain VALUES (10, 10, 10); UPDATE plain SET "B" = -1 WHERE a = 1; UPDATE plain SET c = -1',
+            "UPDATE plain SET a = -a WHERE a < 4",
+            "INSERT INTO odd VALUES (10, 'x', 1); UPDATE odd SET \"B\" = 'y', \"c'\" = -1 WHERE \"a'\" < 4",
+            'DELETE FROM odd WHERE "a\'" = 9',
+            "INSERT INTO enums VALUES (10, 'blue', 1, 'x')",
+            "UPDATE enums SET b = 'blue', c = -1, d = d || a WHERE a < 4; UPDATE enums SET c = 0",
+            "INSERT INTO root VALUES (10, 'x'); UPDATE root SET a = a + 20 WHERE a < 3; UPDATE root SET c = NULL",
+            "UPDATE root SET b = 'y' WHERE a > 8",
             "INSERT INTO by_index VALUES (10, 10, 10, 10); UPDATE by_index SET c = -1; UPDATE by_index SET b = b + 100 WHERE a < 4",
-            "DELETE FROM by_index WHERE a = 5; UPDATE twice SET c = 0; UPDATE twice SET b = 0 WHERE a = 1; INSERT INTO twice VALUES (10, 1, 1)",
+            "DELETE FROM by_index WHERE a = 5; UPDATE twice SET c = 0; UPDATE twice SET b = 0 WHERE a = 1",
+            "INSERT INTO twice VALUES (10, 1, 1)",
             "INSERT INTO insert_only VALUES (2, 'new'); UPDATE insert_only SET b = 'x'; DELETE FROM insert_only",
             "UPDATE reordered SET c = c * 10, b = NULL WHERE a > 4; INSERT INTO reordered VALUES (10, 'x', 1)",
         ):

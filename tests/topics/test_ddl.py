@@ -48,9 +48,9 @@ async def test_alterations(site: Site) -> None:
         for name, (here, there, change) in ALTERATIONS.items():
             site.publisher.execute(f"INSERT INTO \"{name}\" VALUES (7, 'v7')")
             await twins.caught_up()
-            here, there = (ddl.replace("t_pkey", f'"{name}_pkey"') for ddl in (here, there or here))
-            site.in_targets(f'ALTER TABLE "{name}" {there}')
-            site.publisher.execute(f'ALTER TABLE "{name}" {here}')
+            altered_there, altered_here = (ddl.replace("t_pkey", f'"{name}_pkey"') for ddl in (there or here, here))
+            site.in_targets(f'ALTER TABLE "{name}" {altered_there}')
+            site.publisher.execute(f'ALTER TABLE "{name}" {altered_here}')
             site.publisher.execute(change.replace(" t ", f' "{name}" '))
         await twins.equal()
         # what only the target has keeps its value
@@ -74,8 +74,10 @@ async def test_rewrites_are_no_changes(site18: Site) -> None:
         site18.publisher.execute("ALTER TABLE t ADD COLUMN c text DEFAULT clock_timestamp()::text || ' here'")
         site18.publisher.execute("""
             BEGIN; INSERT INTO t VALUES (21, 'before', 'c'); ALTER TABLE t ADD COLUMN d text DEFAULT clock_timestamp()::text;
-            INSERT INTO t VALUES (22, 'after', 'c', 'd'); ALTER TABLE t ALTER COLUMN v TYPE varchar(100); UPDATE t SET v = 'mine' WHERE id = 1;
-            SAVEPOINT a; ALTER TABLE t DROP COLUMN d; INSERT INTO t VALUES (23, 'gone', 'c'); ROLLBACK TO a; DELETE FROM t WHERE id = 2; COMMIT
+            INSERT INTO t VALUES (22, 'after', 'c', 'd'); ALTER TABLE t ALTER COLUMN v TYPE varchar(100);
+            UPDATE t SET v = 'mine' WHERE id = 1;
+            SAVEPOINT a; ALTER TABLE t DROP COLUMN d; INSERT INTO t VALUES (23, 'gone', 'c'); ROLLBACK TO a;
+            DELETE FROM t WHERE id = 2; COMMIT
         """)
         await twins.equal(publisher=False)
         # ALTER TABLE's values stay at home; a row that was updated came whole

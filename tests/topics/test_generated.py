@@ -18,7 +18,8 @@ async def test_computed_on_each_side(site: Site) -> None:
     site.in_targets("CREATE TABLE by_row (id int, c int GENERATED ALWAYS AS (id * 22) STORED)")
     site.in_targets("""
         CREATE TABLE seen (c int, id int);
-        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen VALUES (NEW.c, NEW.id); RETURN NULL; END $$;
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO public.seen VALUES (NEW.c, NEW.id); RETURN NULL; END $$;
         CREATE TRIGGER note AFTER INSERT OR UPDATE ON both_sides FOR EACH ROW EXECUTE FUNCTION note();
         ALTER TABLE both_sides ENABLE REPLICA TRIGGER note
     """)

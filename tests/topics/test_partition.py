@@ -1,4 +1,6 @@
-"""Partitioned tables on either side (native's topic 013): published as themselves or as their partitions, into targets partitioned otherwise or not at all.
+"""Partitioned tables on either side (native's topic 013).
+
+Published as themselves or as their partitions, into targets partitioned otherwise or not at all.
 
 Source: PostgreSQL manual, CREATE PUBLICATION (publish_via_partition_root), and Logical Replication, Restrictions.
 """
@@ -157,7 +159,8 @@ async def test_partitions_that_differ_from_their_root(site18: Site) -> None:
     site18.in_targets("""
         CREATE TABLE t (id int, dropped int, v text, n int, own text DEFAULT 'root') PARTITION BY RANGE (id);
         ALTER TABLE t DROP COLUMN dropped;
-        CREATE TABLE low (own text DEFAULT 'low', n int, gone bytea, v text, id int NOT NULL UNIQUE, PRIMARY KEY (id)); ALTER TABLE low DROP COLUMN gone;
+        CREATE TABLE low (own text DEFAULT 'low', n int, gone bytea, v text, id int NOT NULL UNIQUE, PRIMARY KEY (id));
+        ALTER TABLE low DROP COLUMN gone;
         ALTER TABLE t ATTACH PARTITION low FOR VALUES FROM (MINVALUE) TO (100);
         CREATE TABLE high (v text, id int PRIMARY KEY, own text, n int CHECK (n >= 0)); ALTER TABLE t ATTACH PARTITION high DEFAULT;
         CREATE TABLE seen (what text);

@@ -34,7 +34,8 @@ async def test_every_type(site18: Site, binary: bool) -> None:
         by_row = ", ".join(f"({key}, {literals(number, comparable)})" for key, number in rows)
         return f"""
             INSERT INTO app.keyed VALUES {keyed}; INSERT INTO app.by_row VALUES {by_row};
-            INSERT INTO app.keyed (id, c_required) VALUES ({first + 2}, 'rest null'); INSERT INTO app.by_row (id, c_required) VALUES ({first + 2}, '');
+            INSERT INTO app.keyed (id, c_required) VALUES ({first + 2}, 'rest null');
+            INSERT INTO app.by_row (id, c_required) VALUES ({first + 2}, '');
             INSERT INTO app.by_value VALUES ('ok', '[{first},{first + 5})', {first}, '({first},sad)', '{{happy,sad}}')
         """
 
