@@ -38,20 +38,20 @@ ALTERATIONS = {
 }
 
 
-async def test_alterations(site: Site) -> None:
+async def test_alterations(site18: Site) -> None:
     """Of both sides between two transactions, and while changes flow; a table each."""
-    site.everywhere("".join(f'CREATE TABLE "{name}" (id int PRIMARY KEY, v text);' for name in ALTERATIONS))
+    site18.everywhere("".join(f'CREATE TABLE "{name}" (id int PRIMARY KEY, v text);' for name in ALTERATIONS))
     for name in ALTERATIONS:
-        site.publisher.execute(f"INSERT INTO \"{name}\" SELECT i, 'v' || i FROM generate_series(1, 6) AS i")
-    site.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site.followed() as twins:
+        site18.publisher.execute(f"INSERT INTO \"{name}\" SELECT i, 'v' || i FROM generate_series(1, 6) AS i")
+    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with site18.followed() as twins:
         for name, (here, there, change) in ALTERATIONS.items():
-            site.publisher.execute(f"INSERT INTO \"{name}\" VALUES (7, 'v7')")
+            site18.publisher.execute(f"INSERT INTO \"{name}\" VALUES (7, 'v7')")
             await twins.caught_up()
             altered_there, altered_here = (ddl.replace("t_pkey", f'"{name}_pkey"') for ddl in (there or here, here))
-            site.in_targets(f'ALTER TABLE "{name}" {altered_there}')
-            site.publisher.execute(f'ALTER TABLE "{name}" {altered_here}')
-            site.publisher.execute(change.replace(" t ", f' "{name}" '))
+            site18.in_targets(f'ALTER TABLE "{name}" {altered_there}')
+            site18.publisher.execute(f'ALTER TABLE "{name}" {altered_here}')
+            site18.publisher.execute(change.replace(" t ", f' "{name}" '))
         await twins.equal()
         # what only the target has keeps its value
         assert await twins.rows('SELECT id, v FROM "drop column here only" WHERE id > 6 ORDER BY id') == [

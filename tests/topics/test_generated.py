@@ -8,15 +8,15 @@ from tests.topics.native import Site
 ROWS = "INSERT INTO {} (id) SELECT generate_series({}, {})"
 
 
-async def test_computed_on_each_side(site: Site) -> None:
+async def test_computed_on_each_side(site18: Site) -> None:
     """What is generated is not sent: the target computes its own, or fills a column that is not generated there with its default."""
-    site.publisher.execute("CREATE TABLE both_sides (id int PRIMARY KEY, c int GENERATED ALWAYS AS (id * 2) STORED)")
-    site.in_targets("CREATE TABLE both_sides (id int PRIMARY KEY, c int GENERATED ALWAYS AS (id * 22) STORED)")
-    site.publisher.execute("CREATE TABLE here_only (id int PRIMARY KEY, c int GENERATED ALWAYS AS (id * 2) STORED)")
-    site.in_targets("CREATE TABLE here_only (id int PRIMARY KEY, c int DEFAULT 7)")
-    site.publisher.execute("CREATE TABLE by_row (id int); ALTER TABLE by_row REPLICA IDENTITY FULL")
-    site.in_targets("CREATE TABLE by_row (id int, c int GENERATED ALWAYS AS (id * 22) STORED)")
-    site.in_targets("""
+    site18.publisher.execute("CREATE TABLE both_sides (id int PRIMARY KEY, c int GENERATED ALWAYS AS (id * 2) STORED)")
+    site18.in_targets("CREATE TABLE both_sides (id int PRIMARY KEY, c int GENERATED ALWAYS AS (id * 22) STORED)")
+    site18.publisher.execute("CREATE TABLE here_only (id int PRIMARY KEY, c int GENERATED ALWAYS AS (id * 2) STORED)")
+    site18.in_targets("CREATE TABLE here_only (id int PRIMARY KEY, c int DEFAULT 7)")
+    site18.publisher.execute("CREATE TABLE by_row (id int); ALTER TABLE by_row REPLICA IDENTITY FULL")
+    site18.in_targets("CREATE TABLE by_row (id int, c int GENERATED ALWAYS AS (id * 22) STORED)")
+    site18.in_targets("""
         CREATE TABLE seen (c int, id int);
         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
             INSERT INTO public.seen VALUES (NEW.c, NEW.id); RETURN NULL; END $$;
@@ -25,11 +25,11 @@ async def test_computed_on_each_side(site: Site) -> None:
     """)
     tables = ("both_sides", "here_only", "by_row")
     for table in tables:
-        site.publisher.execute(ROWS.format(table, 1, 5))
-    site.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site.followed() as twins:
+        site18.publisher.execute(ROWS.format(table, 1, 5))
+    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with site18.followed() as twins:
         for table in tables:
-            site.publisher.execute(
+            site18.publisher.execute(
                 f"{ROWS.format(table, 6, 8)}; UPDATE {table} SET id = id + 10 WHERE id > 3; DELETE FROM {table} WHERE id = 1"
             )
         await twins.equal()

@@ -33,24 +33,26 @@ async def test_into_tables_that_hold_rows(site18: Site) -> None:
         assert len(await twins.same("SELECT * FROM in_the_way ORDER BY id")) == 21
 
 
-async def test_changes_while_it_is_copied(site: Site) -> None:
+async def test_changes_while_it_is_copied(site18: Site) -> None:
     """Of every kind, in the table itself, in others, and in one transaction with both; with a TRUNCATE at the end."""
-    site.everywhere("".join(TABLE.format(name) + ";" for name in ("slow", "quick", "emptied")))
+    site18.everywhere("".join(TABLE.format(name) + ";" for name in ("slow", "quick", "emptied")))
     for name in ("slow", "quick", "emptied"):
-        site.publisher.execute(FILL.format(name, 500))
-    site.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+        site18.publisher.execute(FILL.format(name, 500))
+    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     with (
-        held(site.native, "LOCK TABLE slow IN SHARE MODE") as release_native,
-        held(site.ours, "LOCK TABLE slow IN SHARE MODE") as release_ours,
+        held(site18.native, "LOCK TABLE slow IN SHARE MODE") as release_native,
+        held(site18.ours, "LOCK TABLE slow IN SHARE MODE") as release_ours,
     ):
-        async with site.followed(ready=False) as twins:
+        async with site18.followed(ready=False) as twins:
             for target in (twins.native, twins.ours):
                 await asyncio.to_thread(target.wait, waiting_for("slow"), 1)
-            site.publisher.execute("UPDATE slow SET v = 'changed' WHERE id < 50; UPDATE slow SET id = id + 1000 WHERE id BETWEEN 60 AND 70")
-            site.publisher.execute(
+            site18.publisher.execute(
+                "UPDATE slow SET v = 'changed' WHERE id < 50; UPDATE slow SET id = id + 1000 WHERE id BETWEEN 60 AND 70"
+            )
+            site18.publisher.execute(
                 "BEGIN; INSERT INTO slow VALUES (600, 'x'); UPDATE quick SET v = 'y' WHERE id = 1; DELETE FROM slow WHERE id = 80; COMMIT"
             )
-            site.publisher.execute(
+            site18.publisher.execute(
                 "DELETE FROM slow WHERE id = 600; INSERT INTO slow VALUES (600, 'again'); TRUNCATE emptied; INSERT INTO emptied VALUES (1)"
             )
             release_native()

@@ -19,30 +19,30 @@ FILL = """
 COUNTS = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in ("one", "two", "three", "numbered", "identity", "by_row"))
 
 
-async def test_truncate(site: Site) -> None:
-    site.everywhere(TABLES)
-    site.publisher.execute(f"{FILL}; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site.followed() as twins:
-        site.publisher.execute("TRUNCATE three; INSERT INTO three VALUES (1), (2)")
-        site.publisher.execute("BEGIN; INSERT INTO by_row VALUES (11); TRUNCATE by_row; INSERT INTO by_row VALUES (12); COMMIT")
+async def test_truncate(site18: Site) -> None:
+    site18.everywhere(TABLES)
+    site18.publisher.execute(f"{FILL}; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with site18.followed() as twins:
+        site18.publisher.execute("TRUNCATE three; INSERT INTO three VALUES (1), (2)")
+        site18.publisher.execute("BEGIN; INSERT INTO by_row VALUES (11); TRUNCATE by_row; INSERT INTO by_row VALUES (12); COMMIT")
         await twins.equal()
         assert (await twins.rows(f"{COUNTS} ORDER BY 1"))[0] == ("by_row", 1)
         # sequences go on unless the publisher's began again; the targets' own were never drawn from
         drawn = "SELECT nextval('numbered_id_seq'), nextval('identity_id_seq')"
-        site.in_targets("SELECT setval('numbered_id_seq', 500), setval('identity_id_seq', 500)")
-        site.publisher.execute("TRUNCATE numbered, identity")
+        site18.in_targets("SELECT setval('numbered_id_seq', 500), setval('identity_id_seq', 500)")
+        site18.publisher.execute("TRUNCATE numbered, identity")
         assert await twins.rows(drawn) == [(501, 501)]
-        site.publisher.execute("TRUNCATE numbered, identity RESTART IDENTITY; INSERT INTO numbered (v) VALUES ('first')")
+        site18.publisher.execute("TRUNCATE numbered, identity RESTART IDENTITY; INSERT INTO numbered (v) VALUES ('first')")
         await twins.equal()
         assert await twins.rows(drawn) == [(1, 1)]
         # CASCADE reaches the referencing table at the publisher, and both come in one message
-        site.publisher.execute("TRUNCATE one CASCADE")
-        site.publisher.execute(f"BEGIN; {FILL}; TRUNCATE one, two, numbered; COMMIT; INSERT INTO one VALUES (99)")
+        site18.publisher.execute("TRUNCATE one CASCADE")
+        site18.publisher.execute(f"BEGIN; {FILL}; TRUNCATE one, two, numbered; COMMIT; INSERT INTO one VALUES (99)")
         await twins.equal()
         assert dict(await twins.rows(COUNTS))["one"] == 1
         # rolled back, in a subtransaction and whole
-        site.publisher.execute("BEGIN; SAVEPOINT a; TRUNCATE one CASCADE; ROLLBACK TO a; INSERT INTO one VALUES (100); COMMIT")
-        site.publisher.execute("BEGIN; TRUNCATE one, two; ROLLBACK")
+        site18.publisher.execute("BEGIN; SAVEPOINT a; TRUNCATE one CASCADE; ROLLBACK TO a; INSERT INTO one VALUES (100); COMMIT")
+        site18.publisher.execute("BEGIN; TRUNCATE one, two; ROLLBACK")
         await twins.equal()
         assert dict(await twins.rows(COUNTS))["one"] == 2
         await twins.untroubled()

@@ -7,7 +7,7 @@ from tests.integration.observed import eventually
 from tests.integration.replica import replica
 from tests.topics.native import Site
 from tests.topics.streams import TABLE, fill
-from tests.topics.test_twophase import PREPARED, enabled, prepare, prepared
+from tests.topics.twophase import PREPARED, enabled, prepare, prepared
 
 
 async def test_through_ours_as_through_native(site_native16: Site) -> None:

@@ -33,26 +33,28 @@ CHANGES = (
 )
 
 
-async def test_rows_and_indexes(site: Site) -> None:
-    site.everywhere("; ".join(TABLE.format(name) for name in INDEXES))
+async def test_rows_and_indexes(site18: Site) -> None:
+    site18.everywhere("; ".join(TABLE.format(name) for name in INDEXES))
     for name, index in INDEXES.items():
-        site.publisher.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL; {FILL.format(name)}")
-        site.in_targets(index.format(name))
+        site18.publisher.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL; {FILL.format(name)}")
+        site18.in_targets(index.format(name))
         if name not in {"included", "keyed", "hash"}:
-            site.publisher.execute(EQUAL.format(name))
-    site.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site.followed() as twins:
-        site.in_targets("ANALYZE")
+            site18.publisher.execute(EQUAL.format(name))
+    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with site18.followed() as twins:
+        site18.in_targets("ANALYZE")
         for name in INDEXES:
             for change in CHANGES:
                 if name not in {"keyed", "hash"} or "NULL" not in change:
-                    site.publisher.execute(change.format(name))
+                    site18.publisher.execute(change.format(name))
         await twins.equal()
-        scans = "SELECT relname::text, idx_scan > 0 FROM pg_stat_user_indexes WHERE indexrelname ~ '_index$' ORDER BY 1"
-        expected = [(name, name in USED) for name in sorted(INDEXES)]
         # a session's statistics are written when it is idle
-        await eventually(twins.ours, scans, expected)
-        await eventually(twins.native, scans, expected)
+        used = (
+            f"SELECT count(*) FROM pg_stat_user_indexes WHERE schemaname = 'public' AND relname IN ({', '.join(map(repr, sorted(USED)))})"
+        )
+        await eventually(twins.native, f"{used} AND indexrelname ~ '_index$' AND idx_scan > 0", len(USED))
+        # our statements are planned: they may use more than native does
+        await eventually(twins.ours, f"{used} AND indexrelname ~ '_index$' AND idx_scan > 0", len(USED))
         await twins.untroubled()
 
 
