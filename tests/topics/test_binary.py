@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from subscriber import ApplyError
+import re
+
+from subscriber import ApplyError, SubscriberError
+from tests.integration.observed import until
+from tests.integration.replica import replica
 from tests.topics.native import Site
 
 
@@ -50,3 +54,18 @@ async def test_columns_in_another_order_and_more_of_them(site18: Site) -> None:
         )
         await twins.equal()
         await twins.untroubled()
+
+
+async def test_a_copy_that_neither_side_can_do(site18: Site) -> None:
+    """The bug was that ours waited for ever, without a word, if publisher and target refused the same COPY."""
+    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, rights aclitem); CREATE TABLE u (id int PRIMARY KEY)")
+    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    # the first table that fails ends a subscription of which no other was copied: so this one comes first
+    async with replica(site18.publisher, site18.ours, binary=True, copy_data=False) as first:
+        await first.caught_up()
+    site18.ours.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'i', srsublsn = NULL WHERE srrelid = 't'::regclass")
+    site18.publisher.execute("INSERT INTO t VALUES (1, makeaclitem(10, 10, 'SELECT', true))")
+    async with replica(site18.publisher, site18.ours, binary=True) as found:
+        await until(lambda: isinstance(found.subscription.status.last_error, SubscriberError), "it says what is wrong")
+        words = r"no binary (input|output) function available for type aclitem"
+        assert re.search(words, str(found.subscription.status.last_error))
