@@ -79,6 +79,9 @@ class Owner:
 class Applier:
     """Applies transactions through one session.
 
+    Attributes:
+        relations: which remote relation is what.
+
     Args:
         position: the stored position.
         tally: counted into, once a transaction is committed.
@@ -96,7 +99,7 @@ class Applier:
         committed: Committed,
     ) -> None:
         self._session = session
-        self._relations = relations
+        self.relations = relations
         self._owner = owner
         self.position = position
         self._tally = tally
@@ -115,7 +118,7 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        known = self._relations.has_targets
+        known = self.relations.has_targets
         try:
             await self._attempt(pending, batch.gate)
         except TargetsChanged:
@@ -127,7 +130,7 @@ class Applier:
                 raise
         else:
             return
-        self._relations.forget_targets()
+        self.relations.forget_targets()
         for transaction in pending:
             await self._attempt([transaction], batch.gate)
 
@@ -137,7 +140,7 @@ class Applier:
         Raises:
             ProtocolError, SpoolError
         """
-        await self._relations.learn(transaction)
+        await self.relations.learn(transaction)
         await transaction.discard()
 
     async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
@@ -147,7 +150,7 @@ class Applier:
             ApplyError, RelationError, TargetError: nothing of it stays.
             TargetUnavailable
         """
-        known = self._relations.has_targets
+        known = self.relations.has_targets
         try:
             await self._prepare(transaction, gate, gid)
         except TargetsChanged:
@@ -159,7 +162,7 @@ class Applier:
                 raise
         else:
             return
-        self._relations.forget_targets()
+        self.relations.forget_targets()
         await self._prepare(transaction, gate, gid)
 
     async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate) -> None:
@@ -191,7 +194,7 @@ class Applier:
         await self._run([transaction], gate, finish)
 
     async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
-        remembered = self._relations.remembered()
+        remembered = self.relations.remembered()
         counted = Counted()
         wal: Lsn | None = None
 
@@ -206,7 +209,7 @@ class Applier:
         try:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(_BEGIN, None)
-                sender = TransactionSender(self._relations, pipeline, gate, self._owner.origin, counted.statistics.skipped_tables)
+                sender = TransactionSender(self.relations, pipeline, gate, self._owner.origin, counted.statistics.skipped_tables)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -219,7 +222,7 @@ class Applier:
             raise self._error(failure) from None
         finally:
             if not done:
-                self._relations.restore(remembered)
+                self.relations.restore(remembered)
         self._tally.add(counted)
         return wal
 
