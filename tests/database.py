@@ -38,7 +38,8 @@ class Database:
         self.server = server
         self.name = name
         self.version = server.version
-        self._connection = psycopg.connect(self.conninfo(), autocommit=True)
+        # SQL comes as UTF-8 whatever the database's own encoding is
+        self._connection = psycopg.connect(self.conninfo(client_encoding="UTF8"), autocommit=True)
 
     @property
     def dsn(self) -> str:
@@ -145,11 +146,11 @@ def _drop_origins(connection: psycopg.Connection[Any], oids: list[int], deadline
 
 
 @contextlib.contextmanager
-def fresh_database(server: ServerAddress, prefix: str) -> Iterator[Database]:
-    """An empty database with a random name."""
+def fresh_database(server: ServerAddress, prefix: str, options: str = "") -> Iterator[Database]:
+    """An empty database with a random name, made with these options of CREATE DATABASE."""
     name = f"{prefix}_{secrets.token_hex(5)}"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        connection.execute(f"CREATE DATABASE {name} {options}".encode())
     database = Database(server, name)
     try:
         yield database

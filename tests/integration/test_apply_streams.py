@@ -251,29 +251,3 @@ async def test_stream_cut_in_its_middle(publisher_db: Database, target_db: Datab
         assert len(await found.same(ROWS)) == 800
         assert found.subscription.status.last_error is not None
         assert found.subscription.status.statistics.inserts == 800
-
-
-async def test_logical_messages_do_no_harm(publisher_db: Database, target_db: Database) -> None:
-    make_tables(publisher_db, target_db)
-    emit = "SELECT pg_logical_emit_message({}, 'test', 'text')"
-    async with replica(publisher_db, target_db, streaming="parallel") as found:
-        await ready(found)
-        publisher_db.execute(emit.format("false"))
-        publisher_db.execute(emit.format("true"))
-        await found.caught_up()
-        with publisher_db.connect() as session:
-            session.execute("BEGIN")
-            session.execute(emit.format("true"))
-            session.execute(fill(1, 400, "a"))
-            session.execute(emit.format("false"))
-            session.execute("SAVEPOINT a")
-            session.execute(emit.format("true"))
-            session.execute("INSERT INTO t VALUES (5000, 'gone')")
-            session.execute("ROLLBACK TO a")
-            session.execute(emit.format("true"))
-            session.execute("COMMIT")
-        publisher_db.execute(f"{emit.format('true')}; INSERT INTO t VALUES (401, 'x')")
-        publisher_db.execute(emit.format("false"))
-        assert len(await found.same(ROWS)) == 401
-        await acknowledged(publisher_db, publisher_db.current_lsn())
-        assert found.subscription.status.last_error is None

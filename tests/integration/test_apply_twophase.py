@@ -170,21 +170,6 @@ async def test_pending_while_there_are_no_tables(publisher_db: Database, target_
         assert len(await found.same(ROWS)) == 2
 
 
-async def test_without_two_phase_it_comes_with_commit_prepared(publisher_db: Database, target_db: Database) -> None:
-    make_tables(publisher_db, target_db)
-    async with replica(publisher_db, target_db, two_phase=False, streaming="on") as found:
-        await all_ready(found)
-        prepare(publisher_db, "small", "INSERT INTO t VALUES (1, 'a')")
-        prepare(publisher_db, "large", large(1000))
-        prepare(publisher_db, "gone", large(2000))
-        publisher_db.execute("INSERT INTO t VALUES (2, 'between')")
-        assert len(await found.same(ROWS)) == 1
-        assert target_db.fetch(PREPARED) == []
-        for gid, how in (("small", "COMMIT"), ("gone", "ROLLBACK"), ("large", "COMMIT")):
-            finish(publisher_db, gid, how)
-        assert len(await found.same(ROWS)) == 402
-
-
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_rolled_back_before_it_was_decoded(publisher_db: Database, target_db: Database) -> None:
     # a publisher that finds the transaction aborted while decoding it sends what it has, or nothing, then PREPARE all the same

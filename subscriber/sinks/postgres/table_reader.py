@@ -27,6 +27,8 @@ SELECT c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
                  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
             THEN r.rolname::text END AS rls_user,
+       CASE WHEN c.relhasrules AND c.relkind IN ('r', 'p') THEN
+            (SELECT min(w.rulename::text) FROM pg_catalog.pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_enabled IN ('A', 'R')) END AS rule,
        ARRAY(SELECT pg_catalog.json_build_array(fn.nspname, f.relname)::text
              FROM pg_catalog.pg_constraint x
              JOIN pg_catalog.pg_class f ON f.oid = x.conrelid
@@ -146,7 +148,9 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
     key, key_unique = _key(await reader.fetch(_KEYS, oid), columns) if kind in {"r", "p"} else ((), True)
     referenced_by = frozenset(TableName(*json.loads(table)) for table in found[0]["referenced_by"])
     fingerprint = (oid, found[0]["fingerprint"])
-    return TargetTable(name, oid, fingerprint, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by)
+    return TargetTable(
+        name, oid, fingerprint, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by, found[0]["rule"]
+    )
 
 
 async def require_table(reader: CatalogReader, name: TableName) -> None:

@@ -32,7 +32,7 @@ import asyncpg
 
 from subscriber.abc import Batch, CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
-from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply import Applier, Owner
 from subscriber.sinks.postgres.errors import Diagnostics, copy_column, target_error
@@ -228,6 +228,18 @@ class PostgresTableSink:
         connection = await self._connect_asyncpg()
         number = next(number for number in itertools.count(1) if number not in self._busy_parts)
         self._busy_parts.add(number)
+        failures: list[SubscriberError] = []
+
+        async def rows() -> AsyncIterator[bytes]:
+            # asyncpg asks to cancel the COPY then, and waits for ever if the target has refused it already: nothing is left to wait for
+            try:
+                async for chunk in data:
+                    yield chunk
+            except SubscriberError as error:
+                failures.append(error)
+                connection.terminate()
+                raise
+
         try:
             await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
             async with self._part(connection, columns):
@@ -235,11 +247,15 @@ class PostgresTableSink:
                 if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
                     raise TargetUnavailable(f'the copy of table "{self._table}" was begun anew by another process', hint="begin again")
                 await connection.execute(set_role(table.role).sql.decode())
-                await self._copy_in(connection, columns, copy_format, data)
+                await self._copy_in(connection, columns, copy_format, rows())
                 await connection.execute(set_role(None).sql.decode())
                 await connection.execute(_NOTE_PART, self._oid, self.relation_id)
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await connection.close(timeout=5)
+        except TargetError:
+            if failures:
+                raise failures[0] from None
+            raise
         finally:
             # does nothing to a closed one; what was not committed is rolled back
             connection.terminate()

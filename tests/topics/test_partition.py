@@ -1,4 +1,6 @@
-"""Partitioned tables on either side: published as themselves or as their partitions, into targets partitioned otherwise or not at all.
+"""Partitioned tables on either side (native's topic 013).
+
+Published as themselves or as their partitions, into targets partitioned otherwise or not at all.
 
 Source: PostgreSQL manual, CREATE PUBLICATION (publish_via_partition_root), and Logical Replication, Restrictions.
 """
@@ -10,10 +12,11 @@ from dataclasses import replace as changed
 
 import pytest
 
-from subscriber import TableName
+from subscriber import ApplyError, TableName
 from tests.database import Database
 from tests.integration.gates import held, waiting_for
 from tests.integration.replica import QUICK, replica
+from tests.topics.native import Site
 
 COLUMNS = "id int, region text, v text, PRIMARY KEY (id, region)"
 # two levels: the regions, and one of them by ranges of ids
@@ -58,62 +61,62 @@ def change(publisher: Database) -> None:
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-async def test_published_as_the_root(publisher_db: Database, target_db: Database, target: str) -> None:
-    publisher_db.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true)")
-    target_db.execute(TARGETS[target])
-    async with replica(publisher_db, target_db) as root:
+async def test_published_as_the_root(site: Site, target: str) -> None:
+    site.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
+    site.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true)")
+    site.in_targets(TARGETS[target])
+    async with site.followed() as root:
         assert len(await root.same(ROWS.format("t"))) == 200
-        assert root.subscription.status.tables.keys() == {TableName("public", "t")}
-        change(publisher_db)
+        assert root.replica.subscription.status.tables.keys() == {TableName("public", "t")}
+        change(site.publisher)
         await root.same(ROWS.format("t"))
-        statistics = root.subscription.status.statistics
+        statistics = root.replica.subscription.status.statistics
         assert statistics.confl_update_missing == statistics.confl_delete_missing == 0
         # a partition that comes later is of the root from its first row on; one that goes takes no rows of the target with it
-        publisher_db.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
-        if publisher_db.version >= 15:
+        site.publisher.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
+        if site.publisher.version >= 15:
             # 13 and 14 go on to leave out a table that was written to before it was attached (docs/operations.md)
-            publisher_db.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
-        publisher_db.execute(
+            site.publisher.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
+        site.publisher.execute(
             "ALTER TABLE t ATTACH PARTITION t_isles FOR VALUES IN ('isles'); INSERT INTO t VALUES (3001, 'isles', 'after')"
         )
-        publisher_db.execute("UPDATE t SET region = 'isles' WHERE id = 1001")
+        site.publisher.execute("UPDATE t SET region = 'isles' WHERE id = 1001")
         await root.caught_up()
-        assert target_db.fetch("SELECT id, region FROM t WHERE id IN (1001, 3000, 3001) ORDER BY id") == [(1001, "isles"), (3001, "isles")]
+        assert await root.rows("SELECT id, region FROM t WHERE id IN (1001, 3000, 3001) ORDER BY id") == [(1001, "isles"), (3001, "isles")]
         # a partition's TRUNCATE is not the root's
-        before = target_db.value("SELECT count(*) FROM t")
-        publisher_db.execute("TRUNCATE t_north")
+        before = await root.value("SELECT count(*) FROM t")
+        site.publisher.execute("TRUNCATE t_north")
         await root.caught_up()
-        assert target_db.value("SELECT count(*) FROM t") == before
-        publisher_db.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'east', 'again')")
+        assert await root.value("SELECT count(*) FROM t") == before
+        site.publisher.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'east', 'again')")
         assert await root.same(ROWS.format("t")) == [(1, "east", "again")]
 
 
-async def test_published_as_partitions_into_tables_of_their_own(publisher_db: Database, target_db: Database) -> None:
+async def test_published_as_partitions_into_tables_of_their_own(site: Site) -> None:
     leaves = ("t_north", "t_south_low", "t_south_high", "t_rest", "t_west")
-    publisher_db.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
-    target_db.execute("".join(f"CREATE TABLE {leaf} ({COLUMNS});" for leaf in leaves))
-    async with replica(publisher_db, target_db) as each:
+    site.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
+    site.publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    site.in_targets("".join(f"CREATE TABLE {leaf} ({COLUMNS});" for leaf in leaves))
+    async with site.followed() as each:
         for leaf in leaves:
             assert await each.same(ROWS.format(leaf))
-        assert each.subscription.status.tables.keys() == {TableName("public", leaf) for leaf in leaves}
-        change(publisher_db)
+        assert each.replica.subscription.status.tables.keys() == {TableName("public", leaf) for leaf in leaves}
+        change(site.publisher)
         for leaf in leaves:
             await each.same(ROWS.format(leaf))
-        assert target_db.value("SELECT count(*) FROM t_south_high WHERE id BETWEEN 500 AND 600") == 25
-        publisher_db.execute("TRUNCATE t_south")
+        assert await each.value("SELECT count(*) FROM t_south_high WHERE id BETWEEN 500 AND 600") == 25
+        site.publisher.execute("TRUNCATE t_south")
         for leaf in leaves:
             rows = await each.same(ROWS.format(leaf))
             assert bool(rows) == (leaf not in {"t_south_low", "t_south_high"})
-        statistics = each.subscription.status.statistics
+        statistics = each.replica.subscription.status.statistics
         assert statistics.confl_update_missing == statistics.confl_delete_missing == 0
 
 
-async def test_published_as_partitions_into_partitions(publisher_db: Database, target_db: Database) -> None:
+async def test_published_as_partitions_into_partitions(site: Site) -> None:
     """The target's partitions have the names of the publisher's, and one of them is partitioned further."""
-    publisher_db.execute(PUBLISHER + FIRST + "; CREATE PUBLICATION pub FOR ALL TABLES")
-    target_db.execute(f"""
+    site.publisher.execute(PUBLISHER + FIRST + "; CREATE PUBLICATION pub FOR ALL TABLES")
+    site.in_targets(f"""
         CREATE TABLE t ({COLUMNS}) PARTITION BY LIST (region);
         CREATE TABLE t_north PARTITION OF t FOR VALUES IN ('north') PARTITION BY RANGE (id);
         CREATE TABLE t_north_low PARTITION OF t_north FOR VALUES FROM (MINVALUE) TO (60);
@@ -122,32 +125,70 @@ async def test_published_as_partitions_into_partitions(publisher_db: Database, t
         CREATE TABLE t_south_low PARTITION OF t_south FOR VALUES FROM (MINVALUE) TO (100);
         CREATE TABLE t_south_high PARTITION OF t_south FOR VALUES FROM (100) TO (MAXVALUE);
         CREATE TABLE t_rest PARTITION OF t DEFAULT""")
-    async with replica(publisher_db, target_db) as both:
+    async with site.followed() as both:
         assert len(await both.same(ROWS.format("t"))) == 200
-        publisher_db.execute(
+        site.publisher.execute(
             "UPDATE t SET id = id + 1000 WHERE region = 'north' AND id > 50; UPDATE t SET region = 'north' WHERE region = 'west'"
         )
-        publisher_db.execute("UPDATE t SET id = 1 - id WHERE region = 'south'; DELETE FROM t WHERE id % 3 = 0")
+        site.publisher.execute("UPDATE t SET id = 1 - id WHERE region = 'south'; DELETE FROM t WHERE id % 3 = 0")
         await both.same("SELECT tableoid::regclass::text, id, region, v FROM t WHERE region <> 'north' ORDER BY id, region")
         assert await both.same(ROWS.format("t_north"))
-        assert target_db.value("SELECT count(*) > 0 FROM t_north_low") is True
-        assert target_db.value("SELECT count(*) > 0 FROM t_north_high") is True
+        assert await both.value("SELECT count(*) > 0 FROM t_north_low") is True
+        assert await both.value("SELECT count(*) > 0 FROM t_north_high") is True
 
 
-async def test_a_row_that_no_partition_of_the_target_takes(publisher_db: Database, target_db: Database) -> None:
-    """Tried again until the partition is there."""
-    for database, bound in ((publisher_db, 1000), (target_db, 100)):
-        database.execute("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
-        database.execute(f"CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO ({bound})")
-    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true); INSERT INTO t VALUES (1)")
-    async with asyncio.timeout(60), replica(publisher_db, target_db) as waiting:
-        await waiting.same("SELECT id FROM t")
-        publisher_db.execute("INSERT INTO t VALUES (2); INSERT INTO t VALUES (200)")
-        while (error := waiting.subscription.status.last_error) is None:
-            await asyncio.sleep(0.02)
-        assert 'no partition of relation "t" found for row' in error.one_line()
-        target_db.execute("CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000)")
-        assert await waiting.same("SELECT id FROM t ORDER BY id") == [(1,), (2,), (200,)]
+async def test_a_row_that_no_partition_of_the_target_takes(site18: Site) -> None:
+    """Tried again until the partition is there; the same for an UPDATE that moves a row there."""
+    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    site18.publisher.execute("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (1000)")
+    site18.in_targets("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)")
+    site18.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true); INSERT INTO t VALUES (1)")
+    async with site18.followed() as waiting:
+        await waiting.equal()
+        site18.publisher.execute("INSERT INTO t VALUES (2); INSERT INTO t VALUES (200)")
+        await waiting.both_refuse('no partition of relation "t" found for row', ApplyError)
+        site18.in_targets("CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000)")
+        await waiting.equal()
+        site18.in_targets("ALTER TABLE t DETACH PARTITION t_high; DROP TABLE t_high")
+        site18.publisher.execute("UPDATE t SET id = 300 WHERE id = 2; DELETE FROM t WHERE id = 200")
+        await waiting.both_refuse('no partition of relation "t" found for row', ApplyError)
+        site18.in_targets("CREATE TABLE t_high PARTITION OF t DEFAULT")
+        await waiting.equal()
+
+
+async def test_partitions_that_differ_from_their_root(site18: Site) -> None:
+    """Their columns are in another order, some were dropped; triggers and constraints of the partition count, and keys that only it has."""
+    site18.publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE PUBLICATION pub FOR TABLE t")
+    site18.in_targets("""
+        CREATE TABLE t (id int, dropped int, v text, n int, own text DEFAULT 'root') PARTITION BY RANGE (id);
+        ALTER TABLE t DROP COLUMN dropped;
+        CREATE TABLE low (own text DEFAULT 'low', n int, gone bytea, v text, id int NOT NULL UNIQUE, PRIMARY KEY (id));
+        ALTER TABLE low DROP COLUMN gone;
+        ALTER TABLE t ATTACH PARTITION low FOR VALUES FROM (MINVALUE) TO (100);
+        CREATE TABLE high (v text, id int PRIMARY KEY, own text, n int CHECK (n >= 0)); ALTER TABLE t ATTACH PARTITION high DEFAULT;
+        CREATE TABLE seen (what text);
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO public.seen VALUES (concat_ws(' ', TG_TABLE_NAME, TG_OP, OLD.id, NEW.id)); RETURN NULL; END $$;
+        CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON low FOR EACH ROW EXECUTE FUNCTION note();
+        CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON high FOR EACH ROW EXECUTE FUNCTION note();
+        ALTER TABLE low ENABLE ALWAYS TRIGGER note; ALTER TABLE high ENABLE REPLICA TRIGGER note
+    """)
+    site18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(95, 105) AS i")
+    async with site18.followed() as twins:
+        site18.publisher.execute(
+            "INSERT INTO t VALUES (1, 'new', 1), (200, 'new', 2); UPDATE t SET n = n + 1, v = 'changed' WHERE id IN (1, 95, 105)"
+        )
+        site18.publisher.execute(
+            "UPDATE t SET id = 300 WHERE id = 96; UPDATE t SET id = 2, v = 'moved' WHERE id = 200; DELETE FROM t WHERE id IN (97, 104)"
+        )
+        await twins.equal()
+        seen = [what for (what,) in await twins.rows("SELECT what FROM seen")]
+        # a row that moves is deleted here and inserted there
+        assert seen[-6:-2] == ["low DELETE 96", "high INSERT 300", "high DELETE 200", "low INSERT 2"]
+        site18.publisher.execute("UPDATE t SET n = -1 WHERE id = 105")
+        await twins.both_refuse('new row for relation "high" violates check constraint "high_n_check"', ApplyError)
+        site18.in_targets("ALTER TABLE high DROP CONSTRAINT high_n_check")
+        await twins.equal()
 
 
 @pytest.mark.parametrize("target", ["plain", "hash"])
@@ -185,15 +226,15 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
     assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
 
 
-async def test_root_and_partition_in_two_publications(publisher_db: Database, target_db: Database) -> None:
+async def test_root_and_partition_in_two_publications(site: Site) -> None:
     """One publication gives a partition, the other the whole as its root: then all comes as the root's, and once."""
-    publisher_db.execute(PUBLISHER + FIRST)
-    publisher_db.execute("CREATE PUBLICATION part FOR TABLE t_north, t_south")
-    publisher_db.execute("CREATE PUBLICATION whole FOR TABLE t WITH (publish_via_partition_root = true)")
-    target_db.execute(f"CREATE TABLE t ({COLUMNS}); CREATE TABLE t_north ({COLUMNS}); CREATE TABLE t_south ({COLUMNS})")
-    async with replica(publisher_db, target_db, publications=["part", "whole"]) as both:
+    site.publisher.execute(PUBLISHER + FIRST)
+    site.publisher.execute("CREATE PUBLICATION part FOR TABLE t_north, t_south")
+    site.publisher.execute("CREATE PUBLICATION whole FOR TABLE t WITH (publish_via_partition_root = true)")
+    site.in_targets(f"CREATE TABLE t ({COLUMNS}); CREATE TABLE t_north ({COLUMNS}); CREATE TABLE t_south ({COLUMNS})")
+    async with site.followed("part", "whole") as both:
         assert len(await both.same(ROWS.format("t"))) == 200
-        publisher_db.execute("INSERT INTO t_north VALUES (1000, 'north', 'new'); UPDATE t SET region = 'north' WHERE region = 'south'")
+        site.publisher.execute("INSERT INTO t_north VALUES (1000, 'north', 'new'); UPDATE t SET region = 'north' WHERE region = 'south'")
         assert len(await both.same(ROWS.format("t"))) == 201
-        assert both.subscription.status.tables.keys() == {TableName("public", "t")}
-        assert target_db.value("SELECT (SELECT count(*) FROM t_north) + (SELECT count(*) FROM t_south)") == 0
+        assert both.replica.subscription.status.tables.keys() == {TableName("public", "t")}
+        assert await both.value("SELECT (SELECT count(*) FROM t_north) + (SELECT count(*) FROM t_south)") == 0
