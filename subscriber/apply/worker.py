@@ -92,6 +92,7 @@ class ApplyWorker:
             else:
                 await self._apply_single(event)
             await self._ready_tables()
+            self._tables.tell_unknown(self._sink.statistics.skipped_tables)
             self._progressed()
         await self._receiver.report_now()
 

@@ -107,10 +107,10 @@ class TransactionSender:
     async def _wanted(self, relation: Relation, tag: int, transaction: Transaction, context: ChangeContext) -> bool:
         wanted = self._open.get(relation.relation_id)
         if wanted is None:
-            wanted = self._gate(relation, transaction.final_lsn)
+            by_name = self._gate(relation, transaction.final_lsn)
+            with _naming(relation, tag, context):
+                wanted = await self._relations.is_wanted(relation, transaction.final_lsn, by_name=by_name)
             if not wanted:
-                with _naming(relation, tag, context):
-                    await self._relations.pass_over(relation)
                 self._skipped.add(f"{relation.namespace}.{relation.name}")
             self._open[relation.relation_id] = wanted
         return wanted

@@ -17,7 +17,8 @@ from subscriber.sinks.postgres.relation import TargetColumn, TargetTable, missin
 __all__ = ["read_table", "require_table"]
 
 _EXISTS: Final = """
-SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2
+SELECT c.oid::int8 AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
 """
 
 # $3: apply as the table's owner. The fingerprint comes with the first query: what changes before the others makes it differ later.
@@ -153,16 +154,18 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
     )
 
 
-async def require_table(reader: CatalogReader, name: TableName) -> None:
-    """See that there is such a relation.
+async def require_table(reader: CatalogReader, name: TableName) -> int:
+    """See that there is such a relation; return its oid.
 
     Raises:
         RelationError: there is none.
         TargetUnavailable: the connection was lost.
     """
     _require_text(name)
-    if not await reader.fetch(_EXISTS, name.namespace, name.name):
+    found = await reader.fetch(_EXISTS, name.namespace, name.name)
+    if not found:
         raise missing_table(name)
+    return int(found[0]["oid"])
 
 
 def _require_text(name: TableName) -> None:
