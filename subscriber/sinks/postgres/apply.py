@@ -34,16 +34,16 @@ from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Applier", "Committed"]
+__all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]
 
 _OID: Final = 26
 _INT8: Final = 20
 _TEXT: Final = 25
 _PG_LSN: Final = 3220
 
-_BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _COMMIT: Final = control("COMMIT")
-_WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
+WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
 _MOVE: Final = control(
@@ -80,6 +80,7 @@ class Applier:
     """Applies transactions through one session.
 
     Args:
+        owner: whose position is moved.
         position: the stored position.
         tally: counted into, once a transaction is committed.
         committed: told of each commit.
@@ -97,7 +98,7 @@ class Applier:
     ) -> None:
         self._session = session
         self._relations = relations
-        self._owner = owner
+        self.owner = owner
         self.position = position
         self._tally = tally
         self._committed = committed
@@ -164,31 +165,39 @@ class Applier:
 
     async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate) -> None:
         end_lsn = transactions[-1].end_lsn
-        asks_wal = not self._session.commits_are_durable
-
-        def finish(pipeline: Pipeline) -> None:
-            context = ChangeContext(self._owner.origin, transactions[-1].xid, transactions[-1].final_lsn)
-            values = [str(end_lsn).encode(), str(self._owner.oid).encode(), str(self._owner.relid).encode()]
-            pipeline.send(_MOVE, context, values)
-            pipeline.send(_COMMIT, context)
-            if asks_wal:
-                pipeline.send(_WAL, context)
-
-        wal = await self._run(transactions, gate, finish)
+        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, transactions[-1]))
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
             await transaction.discard()
 
     async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
-        def finish(pipeline: Pipeline) -> None:
-            context = ChangeContext(self._owner.origin, transaction.xid, transaction.final_lsn)
-            values = [str(self._owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
-            pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
-            # the gid is made of two numbers
-            pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+        await self._run([transaction], gate, lambda pipeline: self.send_prepare(pipeline, transaction, gid))
 
-        await self._run([transaction], gate, finish)
+    def send_commit(self, pipeline: Pipeline, last: Transaction) -> None:
+        """Behind all changes: move the position to the end of the last transaction, and commit."""
+        context = ChangeContext(self.owner.origin, last.xid, last.final_lsn)
+        values = [str(last.end_lsn).encode(), str(self.owner.oid).encode(), str(self.owner.relid).encode()]
+        pipeline.send(_MOVE, context, values)
+        pipeline.send(_COMMIT, context)
+        if not self._session.commits_are_durable:
+            pipeline.send(WAL, context)
+
+    def send_prepare(self, pipeline: Pipeline, transaction: Transaction, gid: str) -> None:
+        """Behind all changes: prepare, with the row that proves it."""
+        context = ChangeContext(self.owner.origin, transaction.xid, transaction.final_lsn)
+        values = [str(self.owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
+        pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
+        # the gid is made of two numbers
+        pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+
+    def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
+        """Another session carried it out, with what :meth:`send_commit` or :meth:`send_prepare` sent: it counts here as if this had."""
+        self._relations.adopt(relations)
+        self._tally.add(counted)
+        if not prepared:
+            self.position = transaction.end_lsn
+            self._committed(transaction.end_lsn, wal)
 
     async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
         remembered = self._relations.remembered()
@@ -198,15 +207,15 @@ class Applier:
         def completed(statement: Statement, _: object, result: PGresult) -> None:
             nonlocal wal
             if statement.message_type:
-                counted.change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0)
-            elif statement is _WAL:
+                counted.answer(statement, result)
+            elif statement is WAL:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
         done = False
         try:
             async with self._session.pipeline(completed) as pipeline:
-                pipeline.send(_BEGIN, None)
-                sender = TransactionSender(self._relations, pipeline, gate, self._owner.origin, counted.statistics.skipped_tables)
+                pipeline.send(BEGIN, None)
+                sender = TransactionSender(self._relations, pipeline, gate, self.owner.origin, counted.statistics.skipped_tables)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -228,7 +237,7 @@ class Applier:
             return TargetsChanged()
         if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
             return TargetError(
-                f"the target has no position of subscription {self._owner.oid}",
+                f"the target has no position of subscription {self.owner.oid}",
                 hint="was the subscription dropped? start it with a new name",
             )
         return apply_error(failure)

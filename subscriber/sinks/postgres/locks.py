@@ -1,6 +1,6 @@
 """Advisory locks: one writer at a time.
 
-Three kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
+Kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
 
 ``writer(oid)``
     Held by the main apply session as long as it lives. Everything that moves the subscription's state runs in that very session. So
@@ -15,6 +15,9 @@ Three kinds of keys, each a 64-bit hash of what it guards; all in the target dat
     transaction that undoes the copy: it waits for parts that were before it, and those that come later find another state
     or another attempt, and write nothing.
 
+``parallel(oid)``, and fences
+    Of the sessions that apply streamed transactions before their end: see :mod:`subscriber.sinks.postgres.parallel_sessions`.
+
 A killed process's backend notices after a moment (at the next read, or within client_connection_check_interval while it waits for
 something), so taking a lock is tried for some seconds before it is an error.
 """
@@ -27,7 +30,7 @@ from typing import Final, Protocol
 
 from subscriber.errors import SubscriptionInUse
 
-__all__ = ["CATALOG_KEY", "HOLDERS", "Fetch", "copying_key", "table_key", "take", "writer_key"]
+__all__ = ["CATALOG_KEY", "HOLDERS", "Fetch", "copying_key", "parallel_key", "table_key", "take", "writer_key"]
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
@@ -61,6 +64,11 @@ CATALOG_KEY: Final = _key("catalog")
 def writer_key(oid: int) -> int:
     """Of the subscription's one writer."""
     return _key("writer", oid)
+
+
+def parallel_key(oid: int) -> int:
+    """Shared by the sessions that apply streamed transactions before their end, exclusive for whoever comes after their process."""
+    return _key("parallel", oid)
 
 
 def table_key(oid: int, relid: int) -> int:

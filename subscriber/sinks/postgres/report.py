@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+from psycopg.pq.abc import PGresult
 
 from subscriber.abc import ApplyStatistics, TableName
 from subscriber.errors import TargetError, TargetUnavailable
@@ -88,6 +90,17 @@ class Counted:
         self.statistics = ApplyStatistics()
         self.missing: Counter[tuple[TableName | None, str]] = Counter()
 
+    def copy(self) -> Counted:
+        """As it is now, to go back to."""
+        found = Counted()
+        found.statistics = replace(self.statistics, skipped_tables=set(self.statistics.skipped_tables))
+        found.missing = Counter(self.missing)
+        return found
+
+    def answer(self, statement: Statement, result: PGresult) -> None:
+        """Count what the server says of a change."""
+        self.change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0)
+
     def change(self, statement: Statement, found: int) -> None:
         """Count a change that was made, or the conflict if there was no row to make it to."""
         statistics = self.statistics
@@ -126,6 +139,7 @@ class Tally:
         """An attempt was committed."""
         mine, more = self._statistics, counted.statistics
         mine.transactions += more.transactions
+        mine.parallel_transactions += more.parallel_transactions
         mine.inserts += more.inserts
         mine.updates += more.updates
         mine.deletes += more.deletes

@@ -10,6 +10,7 @@ from subscriber.abc import (
     Batch,
     Capabilities,
     Finding,
+    ParallelTransaction,
     Position,
     PublishedTable,
     RelationGate,
@@ -22,12 +23,14 @@ from subscriber.abc import (
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
 from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
+from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
+from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.report import Tally
@@ -41,7 +44,7 @@ from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["PostgresSink"]
 
-_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True)
+_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
 
 
 class _Open:
@@ -52,6 +55,7 @@ class _Open:
         session: ApplySession,
         reader: CatalogReader,
         state: SubscriptionState,
+        parallel: ParallelSessions,
         *,
         as_owner: bool,
         tally: Tally,
@@ -59,6 +63,7 @@ class _Open:
     ) -> None:
         self.session = session
         self.reader = reader
+        self.parallel = parallel
         self.oid = state.oid
         self.name = state.name
         self.rows = SubscriptionRows(session, state.oid)
@@ -133,6 +138,7 @@ class PostgresSink:
             await ensure_catalog(reader.connection)
             oid = await ensure_subscription(reader.connection, name)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
+            fence = await raise_fence(session, oid)
             rows = SubscriptionRows(session, oid)
             state = await rows.subscription()
             if state.position is not None and not session.commits_are_durable:
@@ -145,7 +151,9 @@ class PostgresSink:
             await session.close()
             raise
         self._identity = state.oid, state.name
-        self._opened = _Open(session, reader, state, as_owner=self._as_owner, tally=self._tally, on_durable=on_durable)
+        level = self._options.synchronous_commit
+        parallel = ParallelSessions(self._target, reader, oid=oid, name=name, synchronous_commit=level, fence=fence)
+        self._opened = _Open(session, reader, state, parallel, as_owner=self._as_owner, tally=self._tally, on_durable=on_durable)
         return state
 
     async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
@@ -293,6 +301,30 @@ class PostgresSink:
         await self._open.two_phase.rollback(message)
         self._report(before)
 
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Begin to apply a streamed transaction before its end. See :meth:`subscriber.abc.Sink.open_parallel`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        self._require_ready()
+        opened = self._open
+        session = await opened.parallel.take()
+        relations = RelationMap(opened.reader, as_owner=self._as_owner, subscription=opened.oid)
+        return PostgresParallelTransaction(
+            opened.parallel, session, relations, opened.applier, opened.two_phase, xid=xid, gate=gate, prepared=self._report
+        )
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Which of the others a call under way waits for. See :meth:`subscriber.abc.Sink.holding_up`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self._open.session.pid
+        found = await self._open.parallel.holding_up(pid)
+        return [other for other in others if isinstance(other, PostgresParallelTransaction) and other.pid in found]
+
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Everything in the target that would go wrong. See :meth:`subscriber.abc.Sink.check`.
 
@@ -323,6 +355,7 @@ class PostgresSink:
         if opened is None:
             return
         try:
+            await opened.parallel.close()
             await opened.durability.close()
             if not opened.durability.idle and opened.session.usable:
                 # a commit that waits for the disk takes all before it along
