@@ -101,8 +101,9 @@ async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path:
         finish(publisher_db, "SpK", "COMMIT")
         assert len(await found.same(ROWS)) == 402 + 800
         assert target_db.fetch(PREPARED) == []
-        # the same name again; and one without changes of published tables
-        publisher_db.execute("CREATE TABLE elsewhere (id int)")
+        # the same name again; and one without changes of the subscription's tables
+        for database in (publisher_db, target_db):
+            database.execute("CREATE TABLE elsewhere (id int)")
         prepare(publisher_db, "bPK", "INSERT INTO elsewhere VALUES (1)")
         prepare(publisher_db, "empty", "SELECT pg_current_xact_id()")
         prepare(publisher_db, "truncate", "TRUNCATE t", "INSERT INTO t VALUES (1, 'only')")
