@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from subscriber import Settings
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, SubscriberError
 from tests.database import Database
 from tests.integration.gates import closed, make_gate, waiting_at, waiting_for
 from tests.integration.observed import PREPARED, all_ready, eventually, until
@@ -65,6 +65,10 @@ async def applied(target: Database, expected: int = 1) -> None:
 
 def parallel(found: Replica) -> int:
     return found.subscription.status.statistics.parallel_transactions
+
+
+def last_error(found: Replica) -> SubscriberError | None:
+    return found.subscription.status.last_error
 
 
 async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: Database, tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ async def test_errors_are_those_of_the_commit(publisher_db: Database, target_db:
             await eventually(target_db, BUSY, 0)
             publisher_db.execute("INSERT INTO t VALUES (5000, 1, 'goes on')")
             await found.caught_up()
-            assert found.subscription.status.last_error is None
+            assert last_error(found) is None
             session.execute("ROLLBACK TO a")
             session.execute(fill(1001))
             session.execute("COMMIT")
@@ -257,7 +261,7 @@ async def test_errors_are_those_of_the_commit(publisher_db: Database, target_db:
             assert target_db.value(PARALLEL.replace("count(*)", "pg_terminate_backend(pid)"))
             session.execute("COMMIT")
         assert len(await found.same(ROWS)) == 2 * MANY + 1
-        assert found.subscription.status.last_error is None
+        assert last_error(found) is None
 
         # one that stays
         with publisher_db.connect() as session:
@@ -266,8 +270,8 @@ async def test_errors_are_those_of_the_commit(publisher_db: Database, target_db:
             await applied(target_db)
             session.execute("INSERT INTO t VALUES (6000, 100, 'refused by the target')")
             session.execute("COMMIT")
-        await until(lambda: found.subscription.status.last_error is not None, "an error")
-        error = found.subscription.status.last_error
+        await until(lambda: last_error(found) is not None, "an error")
+        error = last_error(found)
         assert isinstance(error, ApplyError)
         assert 'violates check constraint "small"' in str(error)
         assert target_db.value("SELECT count(*) FROM t") == 2 * MANY + 1
