@@ -35,7 +35,7 @@ from tests.integration.sink_postgres import Remote, row, truncate
 from tests.unit.apply.memory_publisher import xlog
 
 SESSIONS = 5
-KEYS = 40
+KEYS = 16
 T = Remote("t", "*id", "v", relation_id=1)
 LOG = Remote("log", "label", relation_id=2)
 _REMOTES = {1: T.relation, 2: LOG.relation}

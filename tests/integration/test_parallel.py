@@ -148,9 +148,14 @@ async def test_depends_on_what_was_committed_before(publisher_db: Database, targ
             await eventually(target_db, waiting_at(1), 1)
             session.execute("UPDATE t SET u = 2 WHERE id = 90000")
             session.execute(fill(1001))
-            session.execute("COMMIT")
+            publisher_db.execute("INSERT INTO other VALUES (1)")
+            end = publisher_db.current_lsn()
+            await until(lambda: found.subscription.status.received >= end, "the UPDATE received")
+            await applied(target_db)
             assert target_db.value("SELECT count(*) FROM t") == 0
             release(1)
+            await eventually(target_db, waiting_at(1), 0)
+            session.execute("COMMIT")
         assert (90000, 2) in [row[:2] for row in await found.same(ROWS)]
         statistics = found.subscription.status.statistics
         assert (statistics.parallel_transactions, statistics.confl_update_missing) == (1, 0)
