@@ -7,11 +7,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
 TEST_ARGS ?= -n 2
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test benchmark-parallel lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal'
 	@echo 'make test               all tests, on real servers that it brings itself'
+	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
 $(VENV)/.made:
@@ -32,6 +33,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+benchmark-parallel: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmark.parallel_apply
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
