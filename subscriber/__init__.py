@@ -18,7 +18,11 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.altering import SubscriptionAlteration, alter_subscription
+from subscriber.subscription.creating import create_subscription
+from subscriber.subscription.dropping import drop_subscription
 from subscriber.subscription.facade import Subscription
+from subscriber.subscription.launching import Launcher
 from subscriber.subscription.problems import check
 from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
 from subscriber.subscription.status import Status, Until
@@ -45,6 +49,7 @@ __all__ = [
     "DeleteChange",
     "Finding",
     "InsertChange",
+    "Launcher",
     "Lsn",
     "MessageChange",
     "ProtocolError",
@@ -60,6 +65,7 @@ __all__ = [
     "Status",
     "SubscriberError",
     "Subscription",
+    "SubscriptionAlteration",
     "SubscriptionInUse",
     "SubscriptionOptions",
     "TableEntry",
@@ -72,6 +78,9 @@ __all__ = [
     "Until",
     "UpdateChange",
     "__version__",
+    "alter_subscription",
     "check",
+    "create_subscription",
+    "drop_subscription",
     "transactions",
 ]

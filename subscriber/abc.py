@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal, Protocol
 
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 
@@ -35,6 +35,7 @@ __all__ = [
     "TableSink",
     "TableState",
     "TwoPhaseState",
+    "WorkerActivity",
 ]
 
 
@@ -102,6 +103,8 @@ class SubscriptionState:
     ``oid`` is unique in the target's cluster: names of slots and prepared transactions are made with it.
     ``target_identifier`` tells this target from every other one that may use the same publisher.
     ``slot_name`` is None until the slot's creation was begun; ``position`` is None until it was done.
+    ``managed``: the catalog defines it, with the publisher's connection string; else its command line does.
+    ``skip_lsn`` is the finish LSN of a transaction to be skipped, or INVALID_LSN.
     """
 
     oid: int
@@ -111,6 +114,8 @@ class SubscriptionState:
     publications: tuple[str, ...]
     two_phase: TwoPhaseState
     position: Position | None
+    managed: bool = False
+    skip_lsn: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +207,38 @@ class Capabilities:
     """Streamed transactions can be applied before their end: :meth:`Sink.open_parallel`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerActivity:
+    """What one worker does, as pg_stat_subscription shows it, and ours behind it.
+
+    Attributes:
+        table: whose synchronization it is; None: the apply worker.
+        received, latest_end: up to where changes were received; what was last reported to the publisher as durable.
+        sent_at, received_at, reported_at: when the publisher sent the last message; when it came; when we reported last. Seconds since
+            1970, or None.
+        applied, flushed: visible in the target; durable there.
+        transactions, changes: applied since the process started.
+        transactions_per_second, changes_per_second: over the last seconds.
+        copied_rows: of a copy under way.
+        estimated_rows: of its table, None if unknown.
+    """
+
+    table: TableName | None = None
+    received: Lsn | None = None
+    latest_end: Lsn | None = None
+    sent_at: float | None = None
+    received_at: float | None = None
+    reported_at: float | None = None
+    applied: Lsn | None = None
+    flushed: Lsn | None = None
+    transactions: int = 0
+    changes: int = 0
+    transactions_per_second: float = 0.0
+    changes_per_second: float = 0.0
+    copied_rows: int = 0
+    estimated_rows: int | None = None
+
+
 @dataclass(slots=True)
 class ApplyStatistics:
     """Counters since the sink was opened, for status and tests. Names are those of pg_stat_subscription_stats where it has them."""
@@ -213,6 +250,8 @@ class ApplyStatistics:
     updates: int = 0
     deletes: int = 0
     truncates: int = 0
+    apply_error_count: int = 0
+    sync_error_count: int = 0
     confl_update_missing: int = 0
     confl_delete_missing: int = 0
     skipped_tables: set[str] = field(default_factory=set)
@@ -504,6 +543,31 @@ class Sink(Protocol):
 
         Raises:
             TargetUnavailable, TargetError: it cannot be found out.
+        """
+        ...
+
+    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+        """Pass over a transaction, and forget ``skip_lsn``; durable on return. What it says of relations counts.
+
+        A prepared one is prepared without any change: its COMMIT PREPARED will come.
+        """
+        ...
+
+    async def clear_skip(self) -> None:
+        """Forget ``skip_lsn``."""
+        ...
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """Tell everybody who looks into the target what the workers do, and what :attr:`statistics` counted since the last time.
+
+        May overlap with any other call. Does nothing while the sink is not open. Need not be durable.
+
+        Args:
+            workers: all there are.
+            last_error: the latest of this run; None leaves what is there.
+
+        Raises:
+            TargetUnavailable: the next other call will say so too.
         """
         ...
 

@@ -15,11 +15,14 @@ from typing import Any, Final, Literal, Self, get_type_hints
 
 from subscriber.errors import ConfigurationError
 
-__all__ = ["Settings", "SubscriptionOptions", "parse_assignments"]
+__all__ = ["ALTERABLE", "NO_SLOT", "Settings", "Streaming", "SubscriptionOptions", "parse_assignments", "parse_changes"]
 
 Streaming = Literal["off", "on", "parallel"]
 SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"]
 OriginFilter = Literal["none", "any"]
+
+NO_SLOT: Final = "none"
+"""The value of ``slot_name`` that stands for NONE; no slot can be named so."""
 
 _TIME_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS: Final = {"B": 1, "kB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
@@ -96,7 +99,7 @@ class SubscriptionOptions:
     create_slot: bool = True
     enabled: bool = True
     slot_name: str | None = None
-    """None: the subscription's own name."""
+    """None: the subscription's own name. :data:`NO_SLOT`: none at all."""
     binary: bool = False
     copy_data: bool = True
     streaming: Streaming = "parallel"
@@ -116,22 +119,7 @@ class SubscriptionOptions:
         Raises:
             ConfigurationError: unknown parameter or value, or a combination that CREATE SUBSCRIPTION refuses.
         """
-        given = parse_assignments(items)
-        known = get_type_hints(cls)
-        values: dict[str, Any] = {}
-        for name, text in given.items():
-            if name not in known:
-                raise ConfigurationError(f'unrecognized subscription parameter: "{name}"', hint=f"one of {', '.join(sorted(known))}")
-            if name == "slot_name":
-                values[name] = _slot_name(text)
-            elif name == "streaming":
-                values[name] = _streaming(text)
-            elif name == "synchronous_commit":
-                values[name] = _synchronous_commit(text)
-            elif name == "origin":
-                values[name] = _choice(name, text, ("none", "any"))
-            else:
-                values[name] = parse_bool(name, text)
+        values = _parse_parameters(items, frozenset(get_type_hints(cls)))
         for conflicting in ("enabled", "create_slot", "copy_data"):
             if values.get("connect") is False and values.get(conflicting) is True:
                 raise ConfigurationError(
@@ -140,7 +128,7 @@ class SubscriptionOptions:
         options = cls(**values)
         if not options.connect:
             options = replace(options, enabled=False, create_slot=False, copy_data=False)
-        if "slot_name" in values and values["slot_name"] is None:
+        if options.slot_name == NO_SLOT:
             for name, conflicts in (("enabled", options.enabled), ("create_slot", options.create_slot)):
                 if conflicts and name in values:
                     raise ConfigurationError(f"slot_name = NONE and {name} = true are mutually exclusive options", hint="name a slot")
@@ -149,9 +137,56 @@ class SubscriptionOptions:
         return options
 
 
-def _slot_name(text: str) -> str | None:
-    if text.lower() == "none":
-        return None
+ALTERABLE: Final = frozenset(
+    {
+        "slot_name",
+        "synchronous_commit",
+        "binary",
+        "streaming",
+        "disable_on_error",
+        "password_required",
+        "run_as_owner",
+        "origin",
+        "failover",
+        "two_phase",
+    }
+)
+"""What ``ALTER SUBSCRIPTION … SET (…)`` takes."""
+
+
+def parse_changes(items: Iterable[str], allowed: frozenset[str] = ALTERABLE) -> dict[str, Any]:
+    """Read ``parameter=value`` texts of an ALTER SUBSCRIPTION.
+
+    Returns:
+        Values by parameter.
+
+    Raises:
+        ConfigurationError: unknown parameter or value.
+    """
+    return _parse_parameters(items, allowed)
+
+
+def _parse_parameters(items: Iterable[str], known: frozenset[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in parse_assignments(items).items():
+        if name not in known:
+            raise ConfigurationError(f'unrecognized subscription parameter: "{name}"', hint=f"one of {', '.join(sorted(known))}")
+        if name == "slot_name":
+            values[name] = _slot_name(text)
+        elif name == "streaming":
+            values[name] = _streaming(text)
+        elif name == "synchronous_commit":
+            values[name] = _synchronous_commit(text)
+        elif name == "origin":
+            values[name] = _choice(name, text, ("none", "any"))
+        else:
+            values[name] = parse_bool(name, text)
+    return values
+
+
+def _slot_name(text: str) -> str:
+    if text.lower() == NO_SLOT:
+        return NO_SLOT
     if not re.fullmatch(r"[a-z0-9_]{1,63}", text, re.ASCII):
         raise ConfigurationError(
             f'replication slot name "{text}" contains an invalid character or is empty or too long',

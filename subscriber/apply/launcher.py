@@ -115,12 +115,12 @@ class SyncLauncher:
         try:
             task.result()
         except SubscriberError as error:
+            self._tell(table, error)
             answer = policy(error)
             if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient()):
                 raise
             pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
             self._not_before[table] = asyncio.get_running_loop().time() + pause
-            self._tell(table, error)
             _log.error('synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())
         else:
             for forget in (self._work, self._backoff, self._not_before):

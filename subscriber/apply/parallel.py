@@ -18,7 +18,8 @@ Only ever the same rows
       first record, where there is a savepoint, so the session goes back to it; what the session had not yet done needs no undoing. A
       cut is seen before any record that came behind it is read.
     * *Which tables.* The gate's answer may depend on the final LSN. So attempts begin only while every table is ready, as natively, and
-      end when one is not; and at the commit the gate is asked again, with the LSN.
+      end when one is not; and at the commit the gate is asked again, with the LSN. Nor are there any while a transaction is to be
+      skipped, which is known at its end only.
     * *Position.* It moves in the very transaction that holds the changes.
 
 Never a deadlock
@@ -193,17 +194,19 @@ class ParallelApply:
         sink: opened.
         tables: states of the subscription's tables.
         limit: how many attempts at once; 0: none ever.
+        paused: asked before any begins, and whenever something happens; True ends them all.
 
     Attributes:
         events: how many of the stream's events are committed in the target.
     """
 
-    def __init__(self, receiver: Receiver, sink: Sink, tables: TableStates, limit: int) -> None:
+    def __init__(self, receiver: Receiver, sink: Sink, tables: TableStates, limit: int, paused: Callable[[], bool] = lambda: False) -> None:
         self.receiver = receiver
         self.sink = sink
         self.tables = tables
         self.events = 0
         self._limit = limit
+        self._paused = paused
         self._attempts: dict[int, _Attempt] = {}
         self._tried: set[int] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -273,7 +276,7 @@ class ParallelApply:
 
     def _look(self) -> None:
         """Something was received, or committed."""
-        if not self.tables.all_ready:
+        if not self.tables.all_ready or self._paused():
             for attempt in self._attempts.values():
                 self._abandon_soon(attempt)
             return

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Sequence
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable
-from subscriber.protocol.frames import StandbyStatusUpdate, XLogData, decode_frame, encode_frame
+from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_frame, encode_frame
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
@@ -47,6 +47,10 @@ class Receiver:
 
     Attributes:
         popped: how many events were taken.
+        sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
+        received_at: when that came.
+        reported_at: when we last sent a status; and what it said of ``flush``:
+        reported: None before the first.
     """
 
     def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings) -> None:
@@ -70,6 +74,10 @@ class Receiver:
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
         self.popped = 0
+        self.sent_at: float | None = None
+        self.received_at: float | None = None
+        self.reported_at: float | None = None
+        self.reported: Lsn | None = None
 
     async def start(self) -> None:
         """Begin to read and to report."""
@@ -207,6 +215,7 @@ class Receiver:
     async def _take_frames(self, frames: Sequence[bytes]) -> None:
         feed = self._reassembly.feed
         tracker = self._tracker
+        frame: XLogData | PrimaryKeepalive | None = None
         for data in frames:
             frame = decode_frame(data)
             if isinstance(frame, XLogData):
@@ -227,6 +236,8 @@ class Receiver:
                     self._forced = True
                     self._asked = True
                 self._feedback_wanted.set()
+        if frame is not None:
+            self.sent_at, self.received_at = frame.send_time / 1_000_000 + _EPOCH_SECONDS, time.time()
 
     def _put(self, event: Event) -> None:
         held = RECORD_OVERHEAD
@@ -293,3 +304,4 @@ class Receiver:
         await self._stream.send(
             encode_frame(StandbyStatusUpdate(write=write, flush=flush, apply=apply, send_time=moment, reply_requested=reply_requested))
         )
+        self.reported, self.reported_at = flush, time.time()

@@ -33,7 +33,7 @@ class Policy(Enum):
     """How an error is answered."""
 
     SOON = "soon"
-    """Try again with growing pauses, from a fraction of a second up to wal_retrieve_retry_interval: it passes by itself."""
+    """Try again with growing pauses, from a fraction of a second up to one: it passes by itself."""
     INTERVAL = "interval"
     """Try again every wal_retrieve_retry_interval: somebody has to mend something, and we go on as soon as it is."""
     NEVER = "never"
@@ -57,6 +57,9 @@ _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
 )
 
 
+_SOON_SECONDS: Final = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A row of the table."""
@@ -77,7 +80,8 @@ class Backoff:
     """The pause before the next attempt. Starts anew after :meth:`reset`."""
 
     def __init__(self, settings: Settings, first: float = 0.1) -> None:
-        self._ceiling = settings.wal_retrieve_retry_interval
+        self._interval = settings.wal_retrieve_retry_interval
+        self._ceiling = min(self._interval, _SOON_SECONDS)
         self._first = min(first, self._ceiling)
         self._next = self._first
 
@@ -88,7 +92,7 @@ class Backoff:
     def pause(self, answer: Answer) -> float:
         """Seconds to wait."""
         if answer.policy is Policy.INTERVAL:
-            return self._ceiling
+            return self._interval
         pause = self._next
         self._next = min(self._next * 2, self._ceiling)
         return pause

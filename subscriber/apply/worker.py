@@ -14,16 +14,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from subscriber.abc import Sink, TableEntry, TableState, TwoPhaseState
+from subscriber.abc import Batch, Sink, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.batch import collect
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
+from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.config import Settings
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.transaction.model import PreparedTransaction, Transaction
+from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 
 __all__ = ["ApplyWorker"]
 
@@ -43,6 +44,7 @@ class ApplyWorker:
         tables: states of the subscription's tables.
         settings: batches.
         two_phase: the state the stream was started with; PENDING lets the worker end once all tables are ready.
+        skipping: the transaction to be skipped, if any.
         finished: asked after every step; True ends the worker.
         awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
         progressed: called after every step.
@@ -58,6 +60,7 @@ class ApplyWorker:
         tables: TableStates,
         settings: Settings,
         two_phase: TwoPhaseState,
+        skipping: Skipping,
         finished: Callable[[], bool],
         awaited: Callable[[Lsn], bool],
         progressed: Callable[[], None],
@@ -69,6 +72,7 @@ class ApplyWorker:
         self._tables = tables
         self._settings = settings
         self._two_phase = two_phase
+        self._skipping = skipping
         self._finished = finished
         self._awaited = awaited
         self._progressed = progressed
@@ -89,7 +93,7 @@ class ApplyWorker:
                 await self._receiver.wait(_TICK)
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
                 pass
-            elif isinstance(event, Transaction):
+            elif isinstance(event, Transaction) and not self._skipping.waits:
                 await self._apply_batch()
             else:
                 await self._apply_single(event)
@@ -124,17 +128,26 @@ class ApplyWorker:
         self._tracker.applied_to(batch.end_lsn)
         self._receiver.report()
 
-    async def _apply_single(self, event: PreparedTransaction | CommitPrepared | RollbackPrepared | LogicalMessage) -> None:
+    async def _apply_single(self, event: Event) -> None:
         held = self._receiver.pop()[1]
         end_lsn: Lsn | None = None
         try:
             match event:
+                case Transaction():
+                    end_lsn = event.end_lsn
+                    if not await self._tables.hand(end_lsn, self._finished):
+                        return
+                    if not await self._skipping.skips(event, self._sink):
+                        await self._sink.apply(Batch((event,), self._tables.gate))
+                        await self._skipping.passed(event, self._sink)
                 case PreparedTransaction(transaction):
                     end_lsn = transaction.end_lsn
                     if not await self._tables.hand(end_lsn, self._finished):
                         return
-                    prepared = event
-                    await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
+                    if not await self._skipping.skips(event, self._sink):
+                        prepared = event
+                        await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
+                        await self._skipping.passed(transaction, self._sink)
                 case CommitPrepared():
                     end_lsn = event.end_lsn
                     await self._sink.commit_prepared(event)

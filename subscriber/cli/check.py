@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_argument, add_target_argument
+from subscriber.cli.options import Verbs, add_name_option, add_publisher_arguments, add_settings_argument, add_target_argument
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.problems import check
 
@@ -21,6 +21,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     add_publisher_arguments(parser)
     add_target_argument(parser)
+    add_name_option(parser)
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute)
 

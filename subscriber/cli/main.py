@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 import subscriber
-from subscriber.cli import check, decode, demo, run, tail
+from subscriber.cli import alter, check, create, decode, demo, drop, run, status, tail
 from subscriber.errors import SubscriberError
 
 __all__ = ["main"]
 
-_VERBS = (run, check, tail, decode, demo)
+_VERBS = (run, create, alter, drop, status, check, tail, decode, demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
-        status: int = asyncio.run(args.execute(args))
+        ended: int = asyncio.run(args.execute(args))
     except SubscriberError as error:
         print(f"subscriber: {error.one_line()}", file=sys.stderr)
         return 1
@@ -47,4 +47,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    return status
+    return ended

@@ -7,19 +7,27 @@ from typing import Any
 
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["Verbs", "add_publisher_arguments", "add_settings_argument", "add_target_argument", "lsn"]
+__all__ = [
+    "Verbs",
+    "add_name_argument",
+    "add_name_option",
+    "add_publisher_arguments",
+    "add_settings_argument",
+    "add_target_argument",
+    "lsn",
+]
 
 Verbs = Any
 """What ``add_subparsers`` returns: argparse names its class only privately."""
 
 
-def add_publisher_arguments(parser: argparse.ArgumentParser) -> None:
+def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """``--connection``, ``--publication`` and ``-o``."""
     parser.add_argument(
-        "--connection", required=True, metavar="CONNINFO", help="the publisher: keywords and values, or a URL, as libpq takes them"
+        "--connection", required=required, metavar="CONNINFO", help="the publisher: keywords and values, or a URL, as libpq takes them"
     )
     parser.add_argument(
-        "--publication", required=True, action="append", metavar="P", help="a publication to subscribe to; give it again for more"
+        "--publication", required=required, action="append", metavar="P", help="a publication to subscribe to; give it again for more"
     )
     parser.add_argument(
         "-o", dest="options", action="append", default=[], metavar="parameter=value", help="a parameter of CREATE SUBSCRIPTION … WITH (…)"
@@ -34,8 +42,17 @@ def add_settings_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target_argument(parser: argparse.ArgumentParser) -> None:
-    """``--target`` and ``--name``."""
+    """``--target``."""
     parser.add_argument("--target", required=True, metavar="URL", help="for example postgresql://user@host:5432/dbname")
+
+
+def add_name_argument(parser: argparse.ArgumentParser) -> None:
+    """``NAME``, of a subscription in the target's catalog."""
+    parser.add_argument("name", metavar="NAME", help="of the subscription")
+
+
+def add_name_option(parser: argparse.ArgumentParser) -> None:
+    """``--name``."""
     parser.add_argument("--name", default="subscriber", metavar="N", help="of the subscription, and of its slot; default: %(default)s")
 
 

@@ -1,14 +1,17 @@
-"""``subscriber run``: one command is a replica. It makes what is missing, and goes on from where it was when there."""
+"""``subscriber run``: one command is a replica; or all that a target's catalog defines."""
 
 from __future__ import annotations
 
 import argparse
 
-from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_argument, add_target_argument, lsn
+from subscriber.apply.progress import CopyProgress
+from subscriber.cli.options import Verbs, add_name_option, add_publisher_arguments, add_settings_argument, add_target_argument, lsn
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError
 from subscriber.subscription.facade import Subscription
+from subscriber.subscription.launching import Launcher
 from subscriber.subscription.status import Until
 
 __all__ = ["add_parser"]
@@ -18,13 +21,16 @@ def add_parser(verbs: Verbs) -> None:
     """Describe the verb's arguments."""
     parser = verbs.add_parser(
         "run",
-        help="keep a replica",
-        description="Copies the published tables into the target and follows the changes. What is missing is made (slot, catalog,"
-        " position); what is there is gone on from. SIGTERM and SIGINT end it cleanly: what was applied is durable and"
-        " acknowledged, the slot stays.",
+        help="keep a replica, or all that were created",
+        description="With --connection and --publication: copies the published tables into the target and follows the changes. What is"
+        " missing is made (slot, catalog, position); what is there is gone on from. Without: runs the subscriptions that"
+        ' "subscriber create" defined in the target, and follows what alter and drop change.'
+        " SIGTERM and SIGINT end it cleanly: what was applied is durable and acknowledged, the slots stay.",
     )
-    add_publisher_arguments(parser)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only these of the target's subscriptions")
+    add_publisher_arguments(parser, required=False)
     add_target_argument(parser)
+    add_name_option(parser)
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
         "--until-caught-up", action="store_true", help="end when everything that is committed on the publisher now is in the target"
@@ -35,7 +41,32 @@ def add_parser(verbs: Verbs) -> None:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    if (args.connection is None) != (args.publication is None):
+        raise ConfigurationError(
+            "--connection and --publication belong together", hint="both for one replica, none to run what the target's catalog defines"
+        )
     progress = copy_progress()
+    try:
+        return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
+    finally:
+        if isinstance(progress, Bars):
+            progress.close()
+
+
+async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
+    if args.options or args.until_caught_up or args.until_lsn is not None:
+        raise ConfigurationError(
+            "-o and --until-... are for --connection and --publication", hint='change a created subscription by "subscriber alter"'
+        )
+    launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
+    with clean_end(launcher.stop) as ending:
+        await launcher.run()
+    return ending.status
+
+
+async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
+    if args.names:
+        raise ConfigurationError("a NAME is for subscriptions that were created", hint="say --name")
     subscription = Subscription(
         args.name,
         connection=args.connection,
@@ -47,9 +78,5 @@ async def _execute(args: argparse.Namespace) -> int:
     )
     until = Until(args.until_lsn) if args.until_caught_up or args.until_lsn is not None else None
     with clean_end(subscription.stop) as ending:
-        try:
-            await subscription.run(until)
-        finally:
-            if isinstance(progress, Bars):
-                progress.close()
+        await subscription.run(until)
     return ending.status

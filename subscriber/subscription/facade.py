@@ -19,9 +19,10 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.following import Following
+from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
 from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared, Setup
@@ -51,6 +52,8 @@ class Subscription:
         options: the parameters of CREATE SUBSCRIPTION.
         settings: what a server keeps in postgresql.conf.
         progress: is told about table copies.
+        managed: the target's catalog defines the subscription (:func:`subscriber.create_subscription`), and its tables; the other
+            arguments are what it says.
 
     Raises:
         ConfigurationError: arguments that cannot be used together, or a target that no sink serves.
@@ -74,6 +77,7 @@ class Subscription:
         options: SubscriptionOptions | None = None,
         settings: Settings | None = None,
         progress: CopyProgress | None = None,
+        managed: bool = False,
     ) -> None:
         if isinstance(publications, str):
             raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
@@ -82,7 +86,7 @@ class Subscription:
         self._publications = tuple(publications)
         self._options = options or SubscriptionOptions()
         self._settings = settings or Settings()
-        self._progress = progress or Quiet()
+        self._progress = KnownProgress(progress or Quiet())
         self._sink = open_target(target, self._options, self._settings) if isinstance(target, str) else target
         self._setup = Setup(
             name,
@@ -91,6 +95,7 @@ class Subscription:
             options=self._options,
             settings=self._settings,
             sink=self._sink,
+            managed=managed,
         )
         self._running = Running()
         self._is_running = self._ended = False
@@ -193,11 +198,18 @@ class Subscription:
             # so does whoever starts a subscription for the first time, as long as no table came through
             launcher = self._make_launcher(prepared, lambda: patient and (not prepared.first or running.states.any_synchronized))
             following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient)
+            reporting = Reporting(running, self._sink, self._progress)
             async with task_group() as group:
-                synchronizing = group.create_task(launcher.run())
-                await following.run()
+                beside = [group.create_task(launcher.run()), group.create_task(reporting.run())]
+                try:
+                    await following.run()
+                finally:
+                    # the last error, before the sink is closed
+                    with contextlib.suppress(TargetError):
+                        await reporting.report()
                 await launcher.leave(_LEAVE_SECONDS)
-                synchronizing.cancel()
+                for task in beside:
+                    task.cancel()
 
     def _slot(self, prepared: Prepared) -> FollowedSlot:
         return FollowedSlot(
@@ -242,7 +254,9 @@ class Subscription:
         return SyncLauncher(self._running.states, self._settings, make, self._synchronization_ended, patient=patient)
 
     def _synchronization_ended(self, _: TableName, error: SubscriberError | None) -> None:
-        self._running.last_error = error or self._running.last_error
+        if error is not None:
+            self._running.last_error = error
+            self._sink.statistics.sync_error_count += 1
         self._running.wake()
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from subscriber.abc import Sink, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, TargetError
@@ -47,6 +48,7 @@ class Following:
         self._slot = slot
         self._name = prepared.state.name
         self._two_phase = prepared.state.two_phase
+        self._skipping = Skipping(prepared.state.skip_lsn, self._name)
         self._position = prepared.position
         self._sink = sink
         self._settings = settings
@@ -71,6 +73,8 @@ class Following:
                 await self._attempt()
             except SubscriberError as error:
                 self._running.last_error = error
+                if self._was_streaming:
+                    self._sink.statistics.apply_error_count += 1
                 pause = self._judge(error)
                 _log.log(
                     self._level(error),
@@ -110,6 +114,7 @@ class Following:
             )
         self._position = state.position
         self._two_phase = state.two_phase
+        self._skipping = Skipping(state.skip_lsn, self._name)
 
     async def _close_sink(self) -> None:
         self._sink_is_open = False
@@ -137,7 +142,8 @@ class Following:
         running = self._running
         running.tracker, running.session = session.tracker, session
         self._was_streaming = True
-        parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit)
+        skipping = self._skipping
+        parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(
             receiver=session.receiver,
             sink=self._sink,
@@ -145,6 +151,7 @@ class Following:
             tables=running.states,
             settings=self._settings,
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
+            skipping=skipping,
             finished=running.finished,
             awaited=running.is_awaited,
             progressed=self._progressed,

@@ -8,14 +8,14 @@ from typing import Final
 
 from subscriber.abc import Finding, Sink
 from subscriber.apply.spool import SpoolDirectory
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["check", "check_options", "find_problems"]
+__all__ = ["check", "check_options", "check_slot_name", "find_problems"]
 
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
@@ -31,13 +31,22 @@ def check_options(publications: Sequence[str], slot_name: str, options: Subscrip
     if not options.connect or not options.enabled:
         word = "enabled" if options.connect else "connect"
         raise ConfigurationError(f"{word} = false leaves nothing to run", hint="leave the parameter out")
+    check_slot_name(slot_name)
+    if options.two_phase and not sink.capabilities.two_phase:
+        raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
+
+
+def check_slot_name(slot_name: str) -> None:
+    """See whether a slot can be named so.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
     if not _SLOT_NAME.fullmatch(slot_name):
         raise ConfigurationError(
             f'replication slot name "{slot_name}" contains an invalid character or is empty or too long',
             hint="up to 63 lower case letters, digits and underscores: choose another name, or set slot_name",
         )
-    if options.two_phase and not sink.capabilities.two_phase:
-        raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
 
 
 async def find_problems(
@@ -49,6 +58,7 @@ async def find_problems(
     slot_name: str,
     options: SubscriptionOptions,
     settings: Settings,
+    later: bool = False,
 ) -> tuple[list[Finding], list[Finding]]:
     """Look at the publisher, and at the target.
 
@@ -60,6 +70,7 @@ async def find_problems(
         slot_name: the subscription's.
         options: of the subscription.
         settings: how many tables are synchronized at once.
+        later: what is to be made by others, publications and a slot, may also be made later.
 
     Raises:
         PublisherError, TargetError: one of the two cannot be looked at.
@@ -69,12 +80,13 @@ async def find_problems(
     publisher = await check_publisher(
         connection,
         publications,
-        slot_name,
+        None if slot_name == NO_SLOT else slot_name,
         copy_data=options.copy_data,
         only_local=options.origin == "none",
         sync_workers=settings.max_sync_workers_per_subscription,
+        missing="warning" if later else "error",
     )
-    if not known:
+    if not known and (options.create_slot or not later):
         publisher += await _first_slot(connection, slot_name, options)
     tables = await published_tables(connection, publications)
     return publisher, await sink.check(tables, two_phase=options.two_phase)

@@ -1,14 +1,17 @@
-"""Which sink a target's text means."""
+"""Which sink and which catalog a target's text means."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator, Sequence
 
 from subscriber.abc import Sink
+from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["open_target"]
+__all__ = ["observe_target", "open_catalog", "open_target"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _POSTGRES = frozenset({"postgresql", "postgres"})
@@ -20,16 +23,52 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings) -
     Raises:
         ConfigurationError: no sink serves this kind of URL, its driver is not installed, or the text is neither URL nor conninfo.
     """
+    _require_known(target)
+    with _postgres():
+        from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- its driver comes with an extra
+    return PostgresSink(target, options=options, settings=settings)
+
+
+async def open_catalog(target: str, application_name: str) -> Catalog:
+    """Connect with the target's catalog of subscriptions; make it if it is not there.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`.
+        TargetUnavailable, TargetError
+    """
+    _require_known(target)
+    with _postgres():
+        from subscriber.sinks.postgres import PostgresCatalog  # noqa: PLC0415 -- as above
+    return await PostgresCatalog.open(target, application_name)
+
+
+async def observe_target(target: str) -> Sequence[Observation]:
+    """What the target knows of its subscriptions; nothing is made.
+
+    Raises:
+        ConfigurationError: as :func:`open_target`.
+        TargetUnavailable, TargetError
+    """
+    _require_known(target)
+    with _postgres():
+        from subscriber.sinks.postgres import observe  # noqa: PLC0415 -- as above
+    return await observe(target)
+
+
+def _require_known(target: str) -> None:
     scheme = _SCHEME.match(target)
     if scheme is not None and scheme[1].lower() not in _POSTGRES:
         raise ConfigurationError(
             f'there is no sink for targets of kind "{scheme[1]}"',
             hint="a target is a PostgreSQL database: postgresql://user@host:5432/dbname",
         )
+
+
+@contextlib.contextmanager
+def _postgres() -> Iterator[None]:
     try:
-        from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- its driver comes with an extra
+        yield
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"a PostgreSQL target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[postgres]'"
         ) from error
-    return PostgresSink(target, options=options, settings=settings)

@@ -77,6 +77,18 @@ class Transaction:
         """How many records there are, spilled ones included."""
         return self.spilled + len(self.records)
 
+    def without_records(self) -> Transaction:
+        """The same transaction, had it changed nothing."""
+        return Transaction(
+            xid=self.xid,
+            final_lsn=self.final_lsn,
+            end_lsn=self.end_lsn,
+            commit_time=self.commit_time,
+            origin=self.origin,
+            prefixed=self.prefixed,
+            records=[],
+        )
+
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
         """All records in order, or those from number ``start`` on, in pieces of bounded size. May be called again."""
         if self.spool is not None and start < self.spilled:

@@ -8,6 +8,7 @@ Source: PostgreSQL manual, Logical Replication, Configuration Settings and Secur
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from subscriber.abc import Finding, PublishedTable
 from subscriber.protocol.quoting import quote_literal
@@ -25,6 +26,7 @@ async def check_publisher(
     copy_data: bool = True,
     only_local: bool = False,
     sync_workers: int = 2,
+    missing: Literal["error", "warning"] = "error",
 ) -> list[Finding]:
     """Look at everything that a subscription needs on the publisher. Changes nothing.
 
@@ -35,6 +37,7 @@ async def check_publisher(
         copy_data: whether tables are to be copied, so that they must be readable.
         only_local: whether changes that came from elsewhere are to be left out (origin = none).
         sync_workers: how many tables are synchronized at once; each takes a slot and a walsender.
+        missing: what a publication is that does not exist.
 
     Raises:
         PublisherError: the publisher refused to answer; or column lists of two publications contradict each other.
@@ -43,7 +46,7 @@ async def check_publisher(
     findings += await _slot(connection, slot_name)
     findings += await _headroom(connection, slot_name, sync_workers if copy_data else 0)
     findings += [
-        Finding("error", f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or mend the name')
+        Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or mend the name')
         for name in await missing_publications(connection, publications)
     ]
     tables = await published_tables(connection, publications)

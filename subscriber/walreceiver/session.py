@@ -24,7 +24,7 @@ from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, capabilities
 from subscriber.walreceiver.failures import connect_error, connection_lost, conninfo_error, result_error
 
-__all__ = ["Row", "Session"]
+__all__ = ["Row", "Session", "check_conninfo"]
 
 Row = tuple[str | None, ...]
 
@@ -158,6 +158,15 @@ class Session:
     async def close(self) -> None:
         """Disconnect, whatever state it is in. Idempotent."""
         await self._connection.close()
+
+
+def check_conninfo(conninfo: str) -> None:
+    """See whether libpq can read it. Nothing is connected.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    _parameters(conninfo, "", replication=True)
 
 
 def _parameters(conninfo: str, application_name: str, *, replication: bool) -> dict[str, Any]:

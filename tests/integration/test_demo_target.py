@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription
 from subscriber.testing.demo_target import forget_subscription, inspect_database
@@ -16,7 +17,7 @@ async def subscribe(target: Database, name: str) -> int:
     connection = await asyncpg.connect(target.dsn)
     try:
         await ensure_catalog(connection)
-        oid = await ensure_subscription(connection, name)
+        oid = await ensure_subscription(connection, name, SubscriptionOptions())
     finally:
         await connection.close()
     target.execute(f"INSERT INTO subscriber.\"position\" VALUES ({oid}, 0, 'slot', '1', 1, '0/1')")

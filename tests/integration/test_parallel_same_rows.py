@@ -16,10 +16,11 @@ from subscriber.abc import Batch, TableEntry, TableName, TableState, TwoPhaseSta
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.postgres import PostgresSink
 from subscriber.transaction.feedback import FlushTracker
 from tests.database import WAIT_SECONDS, Database
@@ -48,6 +49,7 @@ class Shop:
             tracker=self.tracker,
             tables=states,
             settings=SETTINGS,
+            skipping=Skipping(INVALID_LSN, "sub"),
             two_phase=TwoPhaseState.ENABLED,
             finished=lambda: False,
             awaited=lambda _: False,

@@ -19,7 +19,8 @@ from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, T
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres import PostgresSink
+from subscriber.sinks.postgres import PostgresSink, catalog
+from subscriber.sinks.postgres.catalog import VERSION
 from subscriber.sinks.postgres.target import asyncpg_arguments
 from tests.database import Database
 from tests.integration.sink_postgres import NAME, START, Feed, Remote, opened
@@ -30,6 +31,22 @@ async def state_of(database: Database, name: str = NAME) -> SubscriptionState:
     state = await feed.sink.open(name, feed.durable.append)
     await feed.sink.close()
     return state
+
+
+async def test_catalog_of_the_first_version_is_taken_forward(target_db: Database) -> None:
+    target_db.execute("CREATE SCHEMA subscriber; CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
+    target_db.execute(catalog._STEPS[0])
+    target_db.execute(
+        f"INSERT INTO subscriber.version VALUES (1); INSERT INTO subscriber.pg_subscription (oid, subname) VALUES (77, '{NAME}')"
+    )
+    feed = Feed(target_db)
+    state = await feed.sink.open(NAME, feed.durable.append)
+    await feed.sink.close()
+    assert (state.oid, state.managed) == (77, False)
+    assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
+    database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    assert target_db.fetch(f"SELECT subdbid = {database}, subenabled FROM subscriber.pg_subscription") == [(True, True)]
+    assert target_db.fetch("SELECT subid::int, apply_error_count::int FROM subscriber.pg_stat_subscription_stats") == [(77, 0)]
 
 
 async def test_what_is_stored_comes_back(any_target_db: Database) -> None:
@@ -86,13 +103,13 @@ async def test_catalog_made_by_many_at_once(target_db: Database) -> None:
     # two openers of one name meet: the later one waits, and finds the lock free
     assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 4
     assert len({state.oid for state in states}) == 4
-    assert target_db.fetch("SELECT version FROM subscriber.version") == [(1,)]
+    assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
 
 
 async def test_later_catalog_is_refused(target_db: Database) -> None:
     await state_of(target_db)
     target_db.execute("UPDATE subscriber.version SET version = 99")
-    with pytest.raises(TargetError, match='schema "subscriber" of the target has version 99, this program knows versions up to 1'):
+    with pytest.raises(TargetError, match=f'schema "subscriber" of the target has version 99, this program knows versions up to {VERSION}'):
         await state_of(target_db)
 
 

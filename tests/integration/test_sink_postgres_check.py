@@ -8,6 +8,7 @@ import pytest
 
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.postgres.catalog import VERSION
 from tests.database import Database
 from tests.integration.sink_postgres import Feed
 
@@ -119,12 +120,12 @@ async def test_catalog_of_another_version_or_owner(target_db: Database, plain_ro
     await feed.sink.close()
     assert await findings(target_db) == []
     found = await findings(target_db, target=plain_role)
-    assert 'role "checker" cannot use schema "subscriber" of the target: permission denied for schema subscriber' in [
+    assert 'role "checker" cannot use schema "subscriber" of the target: permission denied for table pg_subscription' in [
         f.message for f in found
     ]
     target_db.execute("UPDATE subscriber.version SET version = 7")
     assert [finding.message for finding in await findings(target_db)] == [
-        'schema "subscriber" of the target has version 7, this program knows versions up to 1'
+        f'schema "subscriber" of the target has version 7, this program knows versions up to {VERSION}'
     ]
 
 

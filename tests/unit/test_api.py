@@ -29,6 +29,19 @@ def test_all_that_is_exported_is_there_and_describes_itself() -> None:
 
 
 def test_nothing_else_looks_public() -> None:
-    rooms = {"abc", "apply", "cli", "config", "errors", "protocol", "sinks", "subscription", "testing", "transaction", "walreceiver"}
+    rooms = {
+        "abc",
+        "apply",
+        "catalog",
+        "cli",
+        "config",
+        "errors",
+        "protocol",
+        "sinks",
+        "subscription",
+        "testing",
+        "transaction",
+        "walreceiver",
+    }
     found = {name for name in vars(subscriber) if not name.startswith("_")}
     assert found - rooms == {name for name in subscriber.__all__ if not name.startswith("_")}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.config import Settings, SubscriptionOptions, parse_assignments, parse_bool, parse_bytes, parse_seconds
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, parse_assignments, parse_bool, parse_bytes, parse_seconds
 from subscriber.errors import ConfigurationError
 
 DEFAULT = SubscriptionOptions()
@@ -143,7 +143,7 @@ def test_slot_name_none(items: list[str], message: str) -> None:
 def test_slot_name_none_where_it_is_allowed() -> None:
     for items in (["slot_name=NONE", "enabled=false", "create_slot=false"], ["slot_name=NONE", "connect=false"]):
         options = SubscriptionOptions.parse(items)
-        assert options.slot_name is None
+        assert options.slot_name == NO_SLOT
         assert not options.enabled
         assert not options.create_slot
 

@@ -1,5 +1,7 @@
-"""The PostgreSQL sink."""
+"""PostgreSQL as a target."""
 
+from subscriber.sinks.postgres.observing import observe
 from subscriber.sinks.postgres.sink import PostgresSink
+from subscriber.sinks.postgres.subscriptions import PostgresCatalog
 
-__all__ = ["PostgresSink"]
+__all__ = ["PostgresCatalog", "PostgresSink", "observe"]

@@ -79,6 +79,9 @@ class Owner:
 class Applier:
     """Applies transactions through one session.
 
+    Attributes:
+        relations: which remote relation is what.
+
     Args:
         owner: whose position is moved.
         position: the stored position.
@@ -97,7 +100,7 @@ class Applier:
         committed: Committed,
     ) -> None:
         self._session = session
-        self._relations = relations
+        self.relations = relations
         self.owner = owner
         self.position = position
         self._tally = tally
@@ -116,7 +119,7 @@ class Applier:
                 await self.skip(transaction)
         if not pending:
             return
-        known = self._relations.has_targets
+        known = self.relations.has_targets
         try:
             await self._attempt(pending, batch.gate)
         except TargetsChanged:
@@ -128,7 +131,7 @@ class Applier:
                 raise
         else:
             return
-        self._relations.forget_targets()
+        self.relations.forget_targets()
         for transaction in pending:
             await self._attempt([transaction], batch.gate)
 
@@ -138,7 +141,7 @@ class Applier:
         Raises:
             ProtocolError, SpoolError
         """
-        await self._relations.learn(transaction)
+        await self.relations.learn(transaction)
         await transaction.discard()
 
     async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
@@ -148,7 +151,7 @@ class Applier:
             ApplyError, RelationError, TargetError: nothing of it stays.
             TargetUnavailable
         """
-        known = self._relations.has_targets
+        known = self.relations.has_targets
         try:
             await self._prepare(transaction, gate, gid)
         except TargetsChanged:
@@ -160,7 +163,7 @@ class Applier:
                 raise
         else:
             return
-        self._relations.forget_targets()
+        self.relations.forget_targets()
         await self._prepare(transaction, gate, gid)
 
     async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate) -> None:
@@ -193,14 +196,14 @@ class Applier:
 
     def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
         """Another session carried it out, with what :meth:`send_commit` or :meth:`send_prepare` sent: it counts here as if this had."""
-        self._relations.adopt(relations)
+        self.relations.adopt(relations)
         self._tally.add(counted)
         if not prepared:
             self.position = transaction.end_lsn
             self._committed(transaction.end_lsn, wal)
 
     async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
-        remembered = self._relations.remembered()
+        remembered = self.relations.remembered()
         counted = Counted()
         wal: Lsn | None = None
 
@@ -215,7 +218,7 @@ class Applier:
         try:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(BEGIN, None)
-                sender = TransactionSender(self._relations, pipeline, gate, self.owner.origin, counted.statistics.skipped_tables)
+                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, counted.statistics.skipped_tables)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -228,7 +231,7 @@ class Applier:
             raise self._error(failure) from None
         finally:
             if not done:
-                self._relations.restore(remembered)
+                self.relations.restore(remembered)
         self._tally.add(counted)
         return wal
 

@@ -14,8 +14,16 @@ Its tables and columns bear the names of PostgreSQL's own where they hold the sa
     Inserted and never updated: a row that was updated under PREPARE TRANSACTION would stay locked until COMMIT PREPARED.
 ``copy_part``
     transaction id of each committed part of a copy that is under way: how to find its rows if they must be undone.
+``worker``
+    what the workers of a process tell of themselves, each about once a second; unlogged, and of worth only while the worker's lock is held.
+``subscription_stats``
+    counters, and the last error.
+``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
+    as PostgreSQL's. ``pid`` is that of the worker's session in the target.
 ``version``
     which of the steps below were made.
+
+Everybody may read what PostgreSQL lets everybody read: not ``subconninfo``, which may hold a password.
 
 Every table has a replica identity: the target may itself publish all its tables.
 
@@ -24,15 +32,17 @@ No foreign keys: their triggers do not fire under session_replication_role = rep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import asyncpg
 
+from subscriber.config import Streaming, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.locks import CATALOG_KEY
 
-__all__ = ["VERSION", "ensure_catalog", "ensure_subscription", "require_name"]
+__all__ = ["STREAMING_CODES", "VERSION", "ensure_catalog", "ensure_subscription", "insert_subscription", "require_name"]
 
 _STEPS: Final = (
     """
@@ -77,6 +87,95 @@ _STEPS: Final = (
     ALTER TABLE subscriber.copy_part REPLICA IDENTITY FULL;
     CREATE INDEX copy_part_index ON subscriber.copy_part (srsubid, srrelid);
     """,
+    """
+    ALTER TABLE subscriber.pg_subscription
+        ADD subdbid oid,
+        ADD subowner oid,
+        ADD subbinary boolean NOT NULL DEFAULT false,
+        ADD substream "char" NOT NULL DEFAULT 'p' CHECK (substream IN ('f', 't', 'p')),
+        ADD subdisableonerr boolean NOT NULL DEFAULT false,
+        ADD subpasswordrequired boolean NOT NULL DEFAULT false,
+        ADD subrunasowner boolean NOT NULL DEFAULT false,
+        ADD subfailover boolean NOT NULL DEFAULT false,
+        ADD subconninfo text,
+        ADD subsynccommit text NOT NULL DEFAULT 'off',
+        ADD suborigin text NOT NULL DEFAULT 'any',
+        ADD submade boolean NOT NULL DEFAULT true;
+    UPDATE subscriber.pg_subscription SET
+        subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()),
+        subowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user);
+    ALTER TABLE subscriber.pg_subscription ALTER subdbid SET NOT NULL, ALTER subowner SET NOT NULL;
+
+    CREATE UNLOGGED TABLE subscriber.worker (
+        subid oid NOT NULL,
+        relid oid NOT NULL,
+        lock_key bigint NOT NULL,
+        worker_type text NOT NULL,
+        received_lsn pg_lsn,
+        applied_lsn pg_lsn,
+        flushed_lsn pg_lsn,
+        last_msg_send_time timestamptz,
+        last_msg_receipt_time timestamptz,
+        latest_end_lsn pg_lsn,
+        latest_end_time timestamptz,
+        transactions bigint,
+        changes bigint,
+        transactions_per_second float8,
+        changes_per_second float8,
+        copied_rows bigint,
+        estimated_rows bigint,
+        PRIMARY KEY (subid, relid)
+    );
+    CREATE TABLE subscriber.subscription_stats (
+        subid oid PRIMARY KEY,
+        apply_error_count bigint NOT NULL DEFAULT 0,
+        sync_error_count bigint NOT NULL DEFAULT 0,
+        confl_insert_exists bigint NOT NULL DEFAULT 0,
+        confl_update_origin_differs bigint NOT NULL DEFAULT 0,
+        confl_update_exists bigint NOT NULL DEFAULT 0,
+        confl_update_missing bigint NOT NULL DEFAULT 0,
+        confl_delete_origin_differs bigint NOT NULL DEFAULT 0,
+        confl_delete_missing bigint NOT NULL DEFAULT 0,
+        confl_multiple_unique_conflicts bigint NOT NULL DEFAULT 0,
+        stats_reset timestamptz,
+        last_error text,
+        last_error_time timestamptz
+    );
+    INSERT INTO subscriber.subscription_stats (subid) SELECT oid FROM subscriber.pg_subscription;
+
+    CREATE VIEW subscriber.pg_stat_subscription AS
+    SELECT s.oid AS subid, s.subname, w.worker_type, w.pid, NULL::integer AS leader_pid, nullif(w.relid, 0::oid) AS relid,
+           w.received_lsn, w.last_msg_send_time, w.last_msg_receipt_time, w.latest_end_lsn, w.latest_end_time
+    FROM subscriber.pg_subscription s
+    LEFT JOIN (
+        SELECT l.pid, worker.*
+        FROM subscriber.worker
+        JOIN pg_catalog.pg_locks l
+            ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+           AND l.classid = ((worker.lock_key >> 32) & 4294967295)::oid AND l.objid = (worker.lock_key & 4294967295)::oid
+        JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = pg_catalog.current_database()
+    ) w ON w.subid = s.oid;
+    CREATE VIEW subscriber.pg_stat_subscription_stats AS
+    SELECT s.oid AS subid, s.subname, t.apply_error_count, t.sync_error_count, t.confl_insert_exists, t.confl_update_origin_differs,
+           t.confl_update_exists, t.confl_update_missing, t.confl_delete_origin_differs, t.confl_delete_missing,
+           t.confl_multiple_unique_conflicts, t.stats_reset
+    FROM subscriber.pg_subscription s JOIN subscriber.subscription_stats t ON t.subid = s.oid;
+    CREATE FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) RETURNS void LANGUAGE sql AS $$
+        UPDATE subscriber.subscription_stats SET
+            apply_error_count = 0, sync_error_count = 0, confl_insert_exists = 0, confl_update_origin_differs = 0,
+            confl_update_exists = 0, confl_update_missing = 0, confl_delete_origin_differs = 0, confl_delete_missing = 0,
+            confl_multiple_unique_conflicts = 0, stats_reset = pg_catalog.now()
+        WHERE $1 IS NULL OR subid = $1
+    $$;
+    REVOKE EXECUTE ON FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) FROM PUBLIC;
+
+    GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
+    GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subbinary, substream, subtwophasestate, subdisableonerr,
+                  subpasswordrequired, subrunasowner, subfailover, subslotname, subsynccommit, subpublications, suborigin, submade)
+        ON subscriber.pg_subscription TO PUBLIC;
+    GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
+                    subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;
+    """,
 )
 """Each takes the catalog one version further. Never changed, only added to."""
 
@@ -87,6 +186,24 @@ _EXISTS: Final = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'subscriber' AND c.relname = 'version')
 """
+
+_INSERT: Final = """
+INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner)
+SELECT $1, $2, d.oid, r.oid FROM pg_catalog.pg_database d, pg_catalog.pg_roles r
+WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user
+"""
+
+_SHOW_OPTIONS: Final = """
+UPDATE subscriber.pg_subscription
+SET subbinary = $2, substream = $3::text::"char", subsynccommit = $4, subdisableonerr = $5, subpasswordrequired = $6,
+    subrunasowner = $7, subfailover = $8, suborigin = $9
+WHERE oid = $1 AND subconninfo IS NULL
+  AND (subbinary, substream, subsynccommit, subdisableonerr, subpasswordrequired, subrunasowner, subfailover, suborigin)
+      IS DISTINCT FROM ($2, $3::text::"char", $4, $5, $6, $7, $8, $9)
+"""
+
+STREAMING_CODES: Final[Mapping[Streaming, str]] = {"off": "f", "on": "t", "parallel": "p"}
+"""``pg_subscription.substream``, as native."""
 
 _NAME_BYTES: Final = 63
 
@@ -140,8 +257,10 @@ def require_name(name: str) -> None:
         raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
 
 
-async def ensure_subscription(connection: asyncpg.Connection[Any], name: str) -> int:
+async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, options: SubscriptionOptions) -> int:
     """Find the subscription's entry, or make it; return its oid.
+
+    An entry that its command line defines shows the parameters of the latest one.
 
     Raises:
         TargetError: no privilege.
@@ -154,8 +273,27 @@ async def ensure_subscription(connection: asyncpg.Connection[Any], name: str) ->
                 await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", CATALOG_KEY)
                 oid = await connection.fetchval(find, name)
                 if oid is None:
-                    # a large object is what SQL lets one draw an oid of the cluster's counter with
-                    oid = await connection.fetchval("SELECT pg_catalog.lo_create(0)")
-                    await connection.execute("SELECT pg_catalog.lo_unlink($1)", oid)
-                    await connection.execute("INSERT INTO subscriber.pg_subscription (oid, subname) VALUES ($1, $2)", oid, name)
+                    oid = await insert_subscription(connection, name)
+        await connection.execute(
+            _SHOW_OPTIONS,
+            oid,
+            options.binary,
+            STREAMING_CODES[options.streaming],
+            options.synchronous_commit,
+            options.disable_on_error,
+            options.password_required,
+            options.run_as_owner,
+            options.failover,
+            options.origin,
+        )
     return int(oid)
+
+
+async def insert_subscription(connection: asyncpg.Connection[Any], name: str) -> int:
+    """Make a subscription's entry, in the transaction that is open and holds the catalog's lock; return its oid."""
+    # a large object is what SQL lets one draw an oid of the cluster's counter with
+    oid = int(await connection.fetchval("SELECT pg_catalog.lo_create(0)"))
+    await connection.execute("SELECT pg_catalog.lo_unlink($1)", oid)
+    await connection.execute(_INSERT, oid, name)
+    await connection.execute("INSERT INTO subscriber.subscription_stats (subid) VALUES ($1)", oid)
+    return oid

@@ -129,6 +129,11 @@ async def _catalog(reader: CatalogReader, catalog: int | None, namespace: int | 
     if version > VERSION:
         message = f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}'
         return [Finding("error", message, "use the version of pg-subscriber that made it, or a later one")]
+    # everybody may look into it; this one has to write
+    query = "SELECT pg_catalog.has_table_privilege('subscriber.pg_subscription', 'INSERT') AS granted"
+    if not (await reader.fetch(query))[0]["granted"]:
+        message = f'role "{role}" cannot use schema "subscriber" of the target: permission denied for table pg_subscription'
+        return [Finding("error", message, "use the role that made it")]
     return []
 
 

@@ -14,6 +14,11 @@ Kinds of keys, each a 64-bit hash of what it guards; all in the target database,
     whether the table is still in state ``d`` with the attempt's number it was started for. A successor takes the key *exclusively*, in the
     transaction that undoes the copy: it waits for parts that were before it, and those that come later find another state
     or another attempt, and write nothing.
+``verb(oid)``
+    Held by a verb (create, alter, drop) while it works on a subscription. The launcher looks for it, and does not run what is claimed
+    so; the verb waits until the writer has gone. So nobody ever changes rows under a worker.
+``launcher``
+    Held by the one process that runs the target's subscriptions.
 
 ``parallel(oid)``, and fences
     Of the sessions that apply streamed transactions before their end: see :mod:`subscriber.sinks.postgres.parallel_sessions`.
@@ -30,7 +35,18 @@ from typing import Final, Protocol
 
 from subscriber.errors import SubscriptionInUse
 
-__all__ = ["CATALOG_KEY", "HOLDERS", "Fetch", "copying_key", "parallel_key", "table_key", "take", "writer_key"]
+__all__ = [
+    "CATALOG_KEY",
+    "HOLDERS",
+    "LAUNCHER_KEY",
+    "Fetch",
+    "copying_key",
+    "parallel_key",
+    "table_key",
+    "take",
+    "verb_key",
+    "writer_key",
+]
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
@@ -61,6 +77,10 @@ CATALOG_KEY: Final = _key("catalog")
 """Held while the catalog is made or migrated, and while a subscription's entry is made."""
 
 
+LAUNCHER_KEY: Final = _key("launcher")
+"""Of the target's one launcher."""
+
+
 def writer_key(oid: int) -> int:
     """Of the subscription's one writer."""
     return _key("writer", oid)
@@ -76,20 +96,25 @@ def table_key(oid: int, relid: int) -> int:
     return _key("table", oid, relid)
 
 
+def verb_key(oid: int) -> int:
+    """Of a verb at work on the subscription."""
+    return _key("verb", oid)
+
+
 def copying_key(oid: int, relid: int) -> int:
     """Shared by the parts of a table's copy, exclusive for undoing it."""
     return _key("copying", oid, relid)
 
 
-async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = False) -> None:
-    """Take a lock exclusively, for the session or for the transaction that is open in it.
+async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = False, wait: float = _WAIT) -> None:
+    """Take a lock exclusively, for the session or for the transaction that is open in it. ``wait``: seconds.
 
     Raises:
-        SubscriptionInUse: another session still has it after ten seconds.
+        SubscriptionInUse: another session still has it after that time.
     """
     function = "pg_try_advisory_xact_lock" if in_transaction else "pg_try_advisory_lock"
     clock = asyncio.get_running_loop()
-    deadline = clock.time() + _WAIT
+    deadline = clock.time() + wait
     while True:
         if (await fetch(f"SELECT pg_catalog.{function}(%s)", key))[0][0]:
             return

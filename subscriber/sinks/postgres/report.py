@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -134,6 +135,15 @@ class Tally:
         self._statistics = statistics
         self._missing: Counter[tuple[TableName | None, str]] = Counter()
         self._timers: dict[TableName | None, asyncio.TimerHandle] = {}
+        self._written: Counter[str] = Counter()
+
+    def unwritten(self, name: str) -> int:
+        """By how much a counter grew since :meth:`wrote`."""
+        return int(getattr(self._statistics, name)) - self._written[name]
+
+    def wrote(self, counted: Mapping[str, int]) -> None:
+        """So much is in the catalog now."""
+        self._written.update(counted)
 
     def add(self, counted: Counted) -> None:
         """An attempt was committed."""

@@ -19,6 +19,7 @@ from subscriber.abc import (
     TableName,
     TableState,
     TwoPhaseState,
+    WorkerActivity,
 )
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
@@ -34,13 +35,14 @@ from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.report import Tally
+from subscriber.sinks.postgres.reporter import Reporter
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
 from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
 from subscriber.sinks.postgres.twophase import TwoPhase
-from subscriber.transaction.model import PreparedTransaction
+from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
 
@@ -73,6 +75,7 @@ class _Open:
         relations = RelationMap(reader, as_owner=as_owner, subscription=state.oid)
         self.applier = Applier(session, relations, Owner(state.oid), position=position, tally=tally, committed=self.durability.committed)
         self.two_phase = TwoPhase(session, self.rows, self.applier)
+        self.reporter = Reporter(reader, state.oid, tally)
 
 
 class PostgresSink:
@@ -136,7 +139,7 @@ class PostgresSink:
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
-            oid = await ensure_subscription(reader.connection, name)
+            oid = await ensure_subscription(reader.connection, name, self._options)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
             fence = await raise_fence(session, oid)
             rows = SubscriptionRows(session, oid)
@@ -260,6 +263,41 @@ class PostgresSink:
         if opened.applier.position == before and opened.durability.idle:
             opened.durability.committed(before, None)
 
+    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+        """See :meth:`subscriber.abc.Sink.skip`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        self._require_ready()
+        opened = self._open
+        before = opened.applier.position
+        if isinstance(event, PreparedTransaction):
+            await opened.applier.skip(event.transaction)
+            await opened.two_phase.prepare(event.transaction.without_records(), _nothing_applies)
+            await self.clear_skip()
+        else:
+            await opened.applier.skip(event)
+            async with opened.session.transaction():
+                await opened.rows.move_position(event.end_lsn)
+                await opened.rows.clear_skip()
+            opened.applier.position = max(event.end_lsn, before)
+        self._report(before)
+
+    async def clear_skip(self) -> None:
+        """Forget the transaction to be skipped; on disk on return."""
+        async with self._open.session.transaction():
+            await self._open.rows.clear_skip()
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """See :meth:`subscriber.abc.Sink.report`.
+
+        Raises:
+            TargetUnavailable: the session was lost.
+        """
+        if self._opened is not None:
+            await self._opened.reporter.report(workers, last_error)
+
     def _require_ready(self) -> None:
         self._open.durability.require_watch()
         if not self._open.has_position:
@@ -356,6 +394,8 @@ class PostgresSink:
             return
         try:
             await opened.parallel.close()
+            with contextlib.suppress(TargetError):
+                await opened.reporter.report([], None)
             await opened.durability.close()
             if not opened.durability.idle and opened.session.usable:
                 # a commit that waits for the disk takes all before it along
@@ -369,3 +409,7 @@ class PostgresSink:
         finally:
             await opened.session.close()
             await opened.reader.close()
+
+
+def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
+    return False

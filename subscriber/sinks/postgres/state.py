@@ -17,7 +17,7 @@ __all__ = ["SubscriptionRows"]
 
 _SUBSCRIPTION: Final = """
 SELECT s.oid::int8, s.subname::text, c.system_identifier::text, s.subslotname::text, s.subpublications, s.subtwophasestate::text,
-       p.slot_name, p.system_identifier, p.timeline, p.remote_lsn::text
+       s.subconninfo IS NOT NULL, s.subskiplsn::text, p.slot_name, p.system_identifier, p.timeline, p.remote_lsn::text
 FROM subscriber.pg_subscription s
 CROSS JOIN pg_catalog.pg_control_system() c
 LEFT JOIN subscriber."position" p ON p.srsubid = s.oid AND p.srrelid = 0
@@ -67,7 +67,7 @@ class SubscriptionRows:
         rows = await self._session.fetch(_SUBSCRIPTION, self.oid)
         if not rows:
             raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now; start again")
-        oid, name, target, slot, publications, two_phase, *position = rows[0]
+        oid, name, target, slot, publications, two_phase, managed, skip_lsn, *position = rows[0]
         return SubscriptionState(
             oid=oid,
             name=name,
@@ -76,6 +76,8 @@ class SubscriptionRows:
             publications=tuple(publications),
             two_phase=TwoPhaseState(two_phase),
             position=_position(position),
+            managed=managed,
+            skip_lsn=Lsn.parse(skip_lsn),
         )
 
     async def update_subscription(self, assignments: str, *values: object) -> None:
@@ -126,6 +128,10 @@ class SubscriptionRows:
             raise TargetError(
                 f"the target has no position of subscription {self.oid}", hint="was the subscription dropped? start it with a new name"
             )
+
+    async def clear_skip(self) -> None:
+        """Forget the transaction to be skipped, in the transaction that is open if one is."""
+        await self._session.fetch("UPDATE subscriber.pg_subscription SET subskiplsn = '0/0' WHERE oid = %s::int8::oid", self.oid)
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables; those dropped in the target are removed."""

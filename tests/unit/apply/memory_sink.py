@@ -28,9 +28,10 @@ from subscriber.abc import (
     TableName,
     TableState,
     TwoPhaseState,
+    WorkerActivity,
 )
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.changes import ChangeReader, InsertChange
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -57,6 +58,7 @@ class State:
     table_positions: dict[TableName, Position] = field(default_factory=dict)
     rows: dict[TableName, list[str]] = field(default_factory=dict)
     prepared: dict[str, list[tuple[TableName, str]]] = field(default_factory=dict)
+    skip_lsn: Lsn = INVALID_LSN
 
 
 class TargetServer:
@@ -107,6 +109,7 @@ class MemorySink:
         self.server = server
         self.batches: list[Batch] = []
         self.advanced: list[Lsn] = []
+        self.reports: list[tuple[list[WorkerActivity], str | None]] = []
         self._step = step
         self._lazy = lazy
         self.parallel: list[MemoryParallel] = []
@@ -165,6 +168,7 @@ class MemorySink:
             publications=("pub",),
             two_phase=state.two_phase,
             position=state.position,
+            skip_lsn=state.skip_lsn,
         )
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
@@ -282,6 +286,22 @@ class MemorySink:
         self._statistics.parallel_transactions += 1
         if not self._lazy:
             self.settle()
+
+    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+        await self._step("skip")
+        self._state.skip_lsn = INVALID_LSN
+        if isinstance(event, PreparedTransaction):
+            self._state.prepared[event.gid] = []
+            event = event.transaction
+        self._move(event.end_lsn)
+        self.settle()
+
+    async def clear_skip(self) -> None:
+        self._state.skip_lsn = INVALID_LSN
+        self.server.flush()
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        self.reports.append((list(workers), last_error))
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         return []

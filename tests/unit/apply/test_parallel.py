@@ -10,11 +10,12 @@ from dataclasses import replace
 from subscriber.abc import Position, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.parallel import PATIENCE, ParallelApply
 from subscriber.apply.receiver import Receiver
+from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, TargetUnavailable
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import StreamAbort, StreamCommit
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import relation, table, xlog
@@ -42,13 +43,15 @@ class Shop:
         self.states.load(entries, Lsn(50))
         self.spool = MemorySpool()
         self.receiver = Receiver(self.stream, self.tracker, self.spool, settings)
-        self.parallel = ParallelApply(self.receiver, self.sink, self.states, limit)
+        self.paused = False
+        self.parallel = ParallelApply(self.receiver, self.sink, self.states, limit, paused=lambda: self.paused)
         self.worker = ApplyWorker(
             receiver=self.receiver,
             sink=self.sink,
             tracker=self.tracker,
             tables=self.states,
             settings=settings,
+            skipping=Skipping(INVALID_LSN, "sub"),
             two_phase=TwoPhaseState.DISABLED,
             finished=lambda: False,
             awaited=lambda _: False,
@@ -249,6 +252,21 @@ def test_ends_when_a_table_is_not_ready() -> None:
             assert attempt.xid == 30
             assert attempt.ended == "rolled back"
             assert s.rows == ["1", *["9"] * 4]
+
+    run(work())
+
+
+def test_not_while_one_is_to_be_skipped() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.paused = True
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            assert s.ended() == []
+            s.paused = False
+            s.stream.give(transaction(2))
+            await asyncio.sleep(0.01)
+            assert s.ended() == [None]
 
     run(work())
 

@@ -11,11 +11,12 @@ import pytest
 
 from subscriber.abc import Batch, Position, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.receiver import Receiver
+from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, PublisherUnavailable, TargetUnavailable
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import keepalive, relation, table, xlog
@@ -32,7 +33,7 @@ QUIET = Settings(wal_receiver_timeout=0)
 class Shop:
     """One worker and all around it."""
 
-    def __init__(self, *, settings: Settings, entry: TableEntry, lazy: bool, two_phase: TwoPhaseState) -> None:
+    def __init__(self, *, settings: Settings, entry: TableEntry, lazy: bool, two_phase: TwoPhaseState, skip_lsn: Lsn) -> None:
         entries = {table(0): entry}
         self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
         self.sink = MemorySink(self.server, lazy=lazy, two_phase=True)
@@ -51,6 +52,7 @@ class Shop:
             tables=self.states,
             settings=settings,
             two_phase=two_phase,
+            skipping=Skipping(skip_lsn, "sub"),
             finished=lambda: self.stopped,
             awaited=lambda lsn: self.goal is not None and lsn >= self.goal,
             progressed=self._progressed,
@@ -81,8 +83,9 @@ async def shop(
     entry: TableEntry = READY,
     lazy: bool = False,
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED,
+    skip_lsn: Lsn = INVALID_LSN,
 ) -> AsyncIterator[tuple[Shop, asyncio.Task[None]]]:
-    found = Shop(settings=settings or QUIET, entry=entry, lazy=lazy, two_phase=two_phase)
+    found = Shop(settings=settings or QUIET, entry=entry, lazy=lazy, two_phase=two_phase, skip_lsn=skip_lsn)
     await found.sink.open("sub", found.tracker.flush)
     await found.receiver.start()
     task = asyncio.create_task(found.worker.run())

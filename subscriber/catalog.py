@@ -1,0 +1,170 @@
+"""The seam to a target's catalog of subscriptions: what the verbs, the launcher and ``status`` need of it.
+
+:class:`subscriber.abc.Sink` is the work of one subscription; this is about all of them. A target keeps both in the same place, so that a
+subscription's definition, its position and its rows are of one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from subscriber.abc import TableEntry, TableName, TwoPhaseState, WorkerActivity
+from subscriber.config import SubscriptionOptions
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+
+__all__ = ["Catalog", "Definition", "Observation", "TableObservation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A subscription, as its row of ``pg_subscription`` defines it.
+
+    Attributes:
+        oid: unique in the target's cluster; 0 before it is stored.
+        name: unique in the catalog.
+        enabled: whether the launcher runs it.
+        conninfo: of the publisher. None: whoever runs it gives it (``subscriber run --connection``), and no launcher does.
+        slot_name: None: it has none.
+        publications: names, at least one.
+        options: its parameters. ``connect``, ``create_slot``, ``copy_data``, ``enabled`` and ``slot_name`` in it mean nothing.
+        two_phase: ``subtwophasestate``; ``options.two_phase`` follows from it.
+        skip_lsn: finish LSN of the transaction to be skipped, or INVALID_LSN.
+        position: up to where the target has everything, or None before the first.
+        made: False while it is being created, and when that was cut off.
+        claimed: a verb is at work on it just now: it must not be run.
+    """
+
+    oid: int = 0
+    name: str
+    enabled: bool
+    conninfo: str | None
+    slot_name: str | None
+    publications: tuple[str, ...]
+    options: SubscriptionOptions
+    two_phase: TwoPhaseState
+    skip_lsn: Lsn = INVALID_LSN
+    position: Lsn | None = None
+    made: bool = True
+    claimed: bool = False
+
+
+class Catalog(Protocol):
+    """A session with a target's catalog. One call at a time, except for :meth:`wait`'s cancellation."""
+
+    async def subscriptions(self) -> Sequence[Definition]:
+        """All of them, by name.
+
+        Raises:
+            TargetUnavailable: the connection was lost: open the catalog again.
+            TargetError: no privilege, or a catalog that this program does not know.
+        """
+        ...
+
+    def create(self, definition: Definition) -> AbstractAsyncContextManager[Definition]:
+        """Store a new subscription, not enabled and not made, and claim it while the block lasts.
+
+        What an earlier process that was killed left of this name has to be removed before (:meth:`claim`, :meth:`remove`).
+
+        Raises:
+            TargetError: native's words: subscription already exists.
+        """
+        ...
+
+    def claim(self, name: str) -> AbstractAsyncContextManager[Definition]:
+        """Keep everybody else from working on a subscription while the block lasts; wait until whoever runs it has stopped.
+
+        Gives the definition as it is then.
+
+        Raises:
+            TargetError: native's words: subscription does not exist.
+            SubscriptionInUse: whoever works on it does not stop.
+        """
+        ...
+
+    async def update(self, oid: int, changes: Mapping[str, Any]) -> None:
+        """Change columns of a subscription, all or none. To be called under a claim.
+
+        Args:
+            oid: the subscription's.
+            changes: new values of :class:`Definition`'s attributes, or of its options', by their names.
+
+        Raises:
+            TargetError: native's words: the new name is taken.
+        """
+        ...
+
+    async def remove(self, oid: int) -> Sequence[str]:
+        """Remove a subscription with its tables, positions and notes. To be called under a claim.
+
+        Returns:
+            Names of prepared transactions that it leaves in the target: nobody but the caller's user can decide about them.
+        """
+        ...
+
+    async def prepared_transactions(self, oid: int) -> Sequence[str]:
+        """Names of the prepared transactions that a subscription holds in the target."""
+        ...
+
+    async def become_launcher(self) -> None:
+        """Be the one launcher of this target, until the session ends.
+
+        Raises:
+            SubscriptionInUse: there is one.
+        """
+        ...
+
+    async def wait(self, timeout: float) -> None:
+        """Return when a verb changed something, or after ``timeout`` seconds.
+
+        Raises:
+            TargetUnavailable: the connection was lost.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableObservation:
+    """One table of a subscription.
+
+    Attributes:
+        table: its name.
+        entry: its state, as ``pg_subscription_rel`` has it.
+        worker: what its synchronization tells, if one is at work.
+    """
+
+    table: TableName
+    entry: TableEntry
+    worker: WorkerActivity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything that a target knows of one subscription.
+
+    Attributes:
+        definition: its ``conninfo`` is None also where the looking role may not read it.
+        pid: of the apply worker's session in the target; None: nobody runs it.
+        worker: what the apply worker tells.
+        tables: by name.
+        counters: those of pg_stat_subscription_stats, by their names.
+        stats_reset: when they were reset.
+        last_error: the latest error of its workers, one line.
+        last_error_time: when.
+    """
+
+    definition: Definition
+    pid: int | None = None
+    worker: WorkerActivity | None = None
+    tables: tuple[TableObservation, ...] = ()
+    counters: Mapping[str, int]
+    stats_reset: datetime | None = None
+    last_error: str | None = None
+    last_error_time: datetime | None = None

@@ -1,0 +1,90 @@
+"""``subscriber alter``: ALTER SUBSCRIPTION in the target's catalog, one form at a time."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from subscriber.cli.options import Verbs, add_name_argument, add_settings_argument, add_target_argument, lsn
+from subscriber.config import Settings, parse_changes
+from subscriber.errors import ConfigurationError
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.altering import SubscriptionAlteration, alter_subscription
+
+__all__ = ["add_parser"]
+
+_Act = Callable[[SubscriptionAlteration], Awaitable[None]]
+
+_REFRESHING: Final = frozenset({"copy_data"})
+_PUBLISHING: Final = frozenset({"copy_data", "refresh"})
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser(
+        "alter",
+        help="change a subscription",
+        description="As ALTER SUBSCRIPTION. Its worker is stopped, and started again by the launcher when this is done.",
+    )
+    add_name_argument(parser)
+    add_target_argument(parser)
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--enable", action="store_true", help="let the launcher run it")
+    forms.add_argument("--disable", action="store_true", help="stop it")
+    forms.add_argument("--connection", metavar="CONNINFO", help="another way to the publisher")
+    forms.add_argument("--set-publication", action="append", metavar="P", help="subscribe to these instead; give it again for more")
+    forms.add_argument("--add-publication", action="append", metavar="P", help="subscribe to these too")
+    forms.add_argument("--drop-publication", action="append", metavar="P", help="subscribe to these no longer")
+    forms.add_argument("--refresh", action="store_true", help="add the tables published since, forget those no longer published")
+    forms.add_argument(
+        "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes there; NONE: none after all"
+    )
+    forms.add_argument("--rename", metavar="NEW", help="another name")
+    parser.add_argument(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="parameter=value",
+        help="a parameter; with --refresh: copy_data; with publications: refresh, copy_data",
+    )
+    add_settings_argument(parser)
+    parser.set_defaults(execute=_execute)
+
+
+def _lsn_or_none(text: str) -> Lsn | str:
+    return "none" if text.lower() == "none" else lsn(text)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    act = _form(args)
+    async with alter_subscription(args.name, target=args.target, settings=Settings.parse(args.settings)) as subscription:
+        await act(subscription)
+    return 0
+
+
+def _form(args: argparse.Namespace) -> _Act:
+    for name in ("set", "add", "drop"):
+        publications = getattr(args, f"{name}_publication")
+        if publications:
+            options = parse_changes(args.options, _PUBLISHING if name != "drop" else frozenset({"refresh"}))
+            return lambda found: getattr(found, f"{name}_publications")(publications, **options)
+    if args.refresh:
+        options = parse_changes(args.options, _REFRESHING)
+        return lambda found: found.refresh(**options)
+    simple: list[tuple[bool, _Act]] = [
+        (args.enable, lambda found: found.enable()),
+        (args.disable, lambda found: found.disable()),
+        (args.connection is not None, lambda found: found.set_connection(args.connection)),
+        (args.rename is not None, lambda found: found.rename(args.rename)),
+        (args.skip_lsn is not None, lambda found: found.skip(None if args.skip_lsn == "none" else args.skip_lsn)),
+    ]
+    for given, act in simple:
+        if given:
+            parse_changes(args.options, frozenset())
+            return act
+    if not args.options:
+        raise ConfigurationError("nothing to alter", hint="say --enable, --refresh, -o parameter=value, ...; alter --help lists them")
+    changes = parse_changes(args.options)
+    return lambda found: found.set(changes)

@@ -1,0 +1,37 @@
+"""``subscriber create``: CREATE SUBSCRIPTION in the target's catalog."""
+
+from __future__ import annotations
+
+import argparse
+
+from subscriber.cli.options import Verbs, add_name_argument, add_publisher_arguments, add_settings_argument, add_target_argument
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.subscription.creating import create_subscription
+
+__all__ = ["add_parser"]
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser(
+        "create",
+        help="define a subscription in the target",
+        description='As CREATE SUBSCRIPTION: on return the slot is there and the tables are listed. "subscriber run --target" runs it.',
+    )
+    add_name_argument(parser)
+    add_publisher_arguments(parser)
+    add_target_argument(parser)
+    add_settings_argument(parser)
+    parser.set_defaults(execute=_execute)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    await create_subscription(
+        args.name,
+        connection=args.connection,
+        publications=args.publication,
+        target=args.target,
+        options=SubscriptionOptions.parse(args.options),
+        settings=Settings.parse(args.settings),
+    )
+    return 0

@@ -1,0 +1,32 @@
+"""``subscriber drop``: DROP SUBSCRIPTION in the target's catalog."""
+
+from __future__ import annotations
+
+import argparse
+
+from subscriber.cli.options import Verbs, add_name_argument, add_settings_argument, add_target_argument
+from subscriber.config import Settings
+from subscriber.subscription.dropping import drop_subscription
+
+__all__ = ["add_parser"]
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser(
+        "drop",
+        help="remove a subscription",
+        description="As DROP SUBSCRIPTION: its worker ends, its slots are dropped, those of unfinished copies included. The rows stay.",
+    )
+    add_name_argument(parser)
+    add_target_argument(parser)
+    parser.add_argument(
+        "--connection", metavar="CONNINFO", help="the publisher, for a subscription that was run by --connection and not created"
+    )
+    add_settings_argument(parser)
+    parser.set_defaults(execute=_execute)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    await drop_subscription(args.name, target=args.target, connection=args.connection, settings=Settings.parse(args.settings))
+    return 0

@@ -1,0 +1,92 @@
+"""``subscriber status``: how the subscriptions of a target stand, once or live, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from subscriber.cli.options import Verbs, add_target_argument
+from subscriber.cli.signals import clean_end
+from subscriber.cli.status_text import describe
+from subscriber.errors import SubscriberError
+from subscriber.subscription.observing import subscription_status
+from subscriber.subscription.status_json import status_as_json
+
+__all__ = ["add_parser"]
+
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser(
+        "status",
+        help="say how subscriptions stand",
+        description="Looks at the target's catalog, and at each publisher that it may connect to. Changes nothing.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    add_target_argument(parser)
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="one JSON object, also when something fails")
+    shape.add_argument("--watch", action="store_true", help="again and again, until interrupted")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks of --watch; default: 1")
+    parser.set_defaults(execute=_execute)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number of seconds from 0.1 to 86400')
+    return value
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    if args.json:
+        return await _json(args)
+    if args.watch:
+        return await _watch(args)
+    print(describe(await subscription_status(args.target, args.names)))
+    return 0
+
+
+async def _json(args: argparse.Namespace) -> int:
+    try:
+        found = await subscription_status(args.target, args.names)
+    except SubscriberError as error:
+        # whoever parses it learns why, in JSON too
+        print(_dump({"error": {"message": str(error), "hint": error.hint, "sqlstate": error.sqlstate}, "subscriptions": []}))
+        print(f"subscriber: {error.one_line()}", file=sys.stderr)
+        return 1
+    print(_dump({"error": None, "subscriptions": [status_as_json(status) for status in found]}))
+    return 0
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+async def _watch(args: argparse.Namespace) -> int:
+    stop = asyncio.Event()
+    with clean_end(stop.set) as ending:
+        while not stop.is_set():
+            text = await _look(args.target, args.names)
+            print(f"{_CLEAR}{text}" if sys.stdout.isatty() else text, flush=True)
+            waiting = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({waiting}, timeout=args.interval)
+            waiting.cancel()
+    return ending.status
+
+
+async def _look(target: str, names: Sequence[str]) -> str:
+    try:
+        return describe(await subscription_status(target, names))
+    except SubscriberError as error:
+        # a target that is away comes back
+        return f"subscriber: {error.one_line()}"

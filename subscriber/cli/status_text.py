@@ -1,0 +1,78 @@
+"""A subscription's status for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.abc import TableState
+from subscriber.protocol.lsn import INVALID_LSN
+from subscriber.subscription.observing import State, SubscriptionStatus
+
+__all__ = ["describe"]
+
+_STATES = {
+    TableState.INIT: "waiting",
+    TableState.DATASYNC: "copying",
+    TableState.FINISHEDCOPY: "catching up",
+    TableState.SYNCDONE: "synchronized",
+    TableState.READY: "ready",
+}
+
+
+def describe(statuses: Sequence[SubscriptionStatus]) -> str:
+    """Some lines for each."""
+    if not statuses:
+        return "no subscriptions"
+    return "\n\n".join("\n".join(_lines(status)) for status in statuses)
+
+
+def _lines(status: SubscriptionStatus) -> list[str]:
+    found, definition, slot, worker = status.observation, status.observation.definition, status.slot, status.observation.worker
+    pid = f", PID {found.pid}" if found.pid else ""
+    lines = [f"{definition.name}: {status.state.value}{pid}"]
+    lines.append(f"  publications  {', '.join(definition.publications)}")
+    if slot is not None:
+        word = "active" if slot.active else "inactive"
+        lines.append(f"  slot          {definition.slot_name} ({word}, {slot.wal_status}), retains {size(slot.retained_bytes)} of WAL")
+    elif definition.slot_name is not None:
+        lines.append(f"  slot          {definition.slot_name}")
+    if worker is not None:
+        lines.append(f"  received      {worker.received}   applied {worker.applied}   flushed {worker.flushed}")
+        lines.append(f"  rates         {worker.transactions_per_second:.1f} transactions/s   {worker.changes_per_second:.0f} changes/s")
+    elif definition.position is not None:
+        lines.append(f"  position      {definition.position}")
+    if status.lag_bytes is not None:
+        seconds = "" if status.lag_seconds is None else f", {status.lag_seconds:.1f} s"
+        lines.append(f"  lag           {size(status.lag_bytes)}{seconds}")
+    lines += _tables(status)
+    counted = {name: count for name, count in found.counters.items() if count}
+    if counted:
+        lines.append("  counters      " + ", ".join(f"{name} {count}" for name, count in counted.items()))
+    if definition.skip_lsn != INVALID_LSN:
+        lines.append(f"  will skip     {definition.skip_lsn}")
+    if status.publisher_error:
+        lines.append(f"  publisher     {status.publisher_error}")
+    if found.last_error and status.state is not State.CREATING:
+        when = f"{found.last_error_time:%Y-%m-%d %H:%M:%S%z} " if found.last_error_time else ""
+        lines.append(f"  last error    {when}{found.last_error}")
+    return lines
+
+
+def _tables(status: SubscriptionStatus) -> list[str]:
+    tables = status.observation.tables
+    counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in _STATES.items()]
+    lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
+    for table in tables:
+        if table.entry.state is TableState.DATASYNC and table.worker is not None:
+            of = f" of about {table.worker.estimated_rows}" if table.worker.estimated_rows else ""
+            lines.append(f"    {table.table}: {table.worker.copied_rows} rows{of}")
+    return lines
+
+
+def size(count: int) -> str:
+    """Bytes, as pg_size_pretty writes them."""
+    value, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 10240 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} {units[0]}"

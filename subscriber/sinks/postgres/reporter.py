@@ -1,0 +1,118 @@
+"""What the workers do, and what was counted, written where pg_stat_subscription and pg_stat_subscription_stats show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from subscriber.abc import WorkerActivity
+from subscriber.sinks.postgres.locks import table_key, writer_key
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.report import Tally
+
+__all__ = ["Reporter"]
+
+_RELID: Final = """
+SELECT c.oid::int8 AS relid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
+"""
+
+_WORKERS: Final = """
+WITH gone AS (DELETE FROM subscriber.worker WHERE subid = $1::int8::oid AND relid <> ALL ($2::int8[]::oid[]))
+INSERT INTO subscriber.worker (subid, relid, lock_key, worker_type, received_lsn, applied_lsn, flushed_lsn, last_msg_send_time,
+    last_msg_receipt_time, latest_end_lsn, latest_end_time, transactions, changes, transactions_per_second, changes_per_second,
+    copied_rows, estimated_rows)
+SELECT $1::int8::oid, w.* FROM ROWS FROM (
+    pg_catalog.unnest($2::int8[]::oid[]), pg_catalog.unnest($3::int8[]), pg_catalog.unnest($4::text[]),
+    pg_catalog.unnest($5::text[]::pg_lsn[]), pg_catalog.unnest($6::text[]::pg_lsn[]), pg_catalog.unnest($7::text[]::pg_lsn[]),
+    pg_catalog.unnest($8::timestamptz[]), pg_catalog.unnest($9::timestamptz[]), pg_catalog.unnest($10::text[]::pg_lsn[]),
+    pg_catalog.unnest($11::timestamptz[]), pg_catalog.unnest($12::int8[]), pg_catalog.unnest($13::int8[]),
+    pg_catalog.unnest($14::float8[]), pg_catalog.unnest($15::float8[]), pg_catalog.unnest($16::int8[]), pg_catalog.unnest($17::int8[])
+) AS w
+ON CONFLICT (subid, relid) DO UPDATE SET lock_key = excluded.lock_key, worker_type = excluded.worker_type,
+    received_lsn = excluded.received_lsn, applied_lsn = excluded.applied_lsn, flushed_lsn = excluded.flushed_lsn,
+    last_msg_send_time = excluded.last_msg_send_time, last_msg_receipt_time = excluded.last_msg_receipt_time,
+    latest_end_lsn = excluded.latest_end_lsn, latest_end_time = excluded.latest_end_time, transactions = excluded.transactions,
+    changes = excluded.changes, transactions_per_second = excluded.transactions_per_second,
+    changes_per_second = excluded.changes_per_second, copied_rows = excluded.copied_rows, estimated_rows = excluded.estimated_rows
+"""
+
+_COUNTERS: Final = (
+    "apply_error_count",
+    "sync_error_count",
+    "confl_update_missing",
+    "confl_delete_missing",
+)
+"""Names both of pg_stat_subscription_stats and of ApplyStatistics."""
+
+# names are ours
+_COUNT: Final = f"""
+UPDATE subscriber.subscription_stats SET {", ".join(f"{name} = {name} + ${number}" for number, name in enumerate(_COUNTERS, 4))},
+    last_error = coalesce($2, last_error), last_error_time = CASE WHEN $2 IS NULL THEN last_error_time ELSE $3 END
+WHERE subid = $1::int8::oid
+"""  # noqa: S608
+
+
+class Reporter:
+    """Writes for one subscription, while its sink is open.
+
+    Args:
+        reader: of the sink.
+        oid: the subscription's.
+        tally: the sink's, which knows how much of its counters was written already.
+    """
+
+    def __init__(self, reader: CatalogReader, oid: int, tally: Tally) -> None:
+        self._reader = reader
+        self._oid = oid
+        self._tally = tally
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """Write all of it.
+
+        Raises:
+            TargetUnavailable: the session was lost.
+        """
+        rows = [(await self._relid(worker), worker) for worker in workers]
+        known = [(relid, worker) for relid, worker in rows if relid is not None]
+        columns = list(zip(*(self._row(relid, worker) for relid, worker in known), strict=True)) or [()] * 16
+        await self._reader.fetch(_WORKERS, self._oid, *columns)
+        counted = {name: self._tally.unwritten(name) for name in _COUNTERS}
+        if last_error is not None or any(counted.values()):
+            await self._reader.fetch(_COUNT, self._oid, last_error, datetime.now(UTC), *counted.values())
+            self._tally.wrote(counted)
+
+    async def _relid(self, worker: WorkerActivity) -> int | None:
+        if worker.table is None:
+            return 0
+        found = await self._reader.fetch(_RELID, worker.table.namespace, worker.table.name)
+        return found[0]["relid"] if found else None
+
+    def _row(self, relid: int, worker: WorkerActivity) -> tuple[object, ...]:
+        return (
+            relid,
+            table_key(self._oid, relid) if relid else writer_key(self._oid),
+            "table synchronization" if relid else "apply",
+            _text(worker.received),
+            _text(worker.applied),
+            _text(worker.flushed),
+            _time(worker.sent_at),
+            _time(worker.received_at),
+            _text(worker.latest_end),
+            _time(worker.reported_at),
+            worker.transactions,
+            worker.changes,
+            worker.transactions_per_second,
+            worker.changes_per_second,
+            worker.copied_rows,
+            worker.estimated_rows,
+        )
+
+
+def _text(lsn: object) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,266 @@
+"""ALTER SUBSCRIPTION, in all its forms: one at a time, as natively.
+
+Whoever runs the subscription stops first (:meth:`subscriber.catalog.Catalog.claim`), and starts again with what it is then.
+
+Source: PostgreSQL manual, ALTER SUBSCRIPTION; subscriptioncmds.c (AlterSubscription).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from subscriber.abc import TwoPhaseState
+from subscriber.catalog import Catalog, Definition
+from subscriber.config import ALTERABLE, NO_SLOT, Settings
+from subscriber.errors import ConfigurationError, PublisherError, TargetError
+from subscriber.protocol.commands import alter_replication_slot
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.subscription.creating import check_publication_list
+from subscriber.subscription.problems import check_slot_name
+from subscriber.subscription.setup import Setup
+from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.session import check_conninfo
+
+__all__ = ["SubscriptionAlteration", "alter_subscription"]
+
+
+def alter_subscription(name: str, *, target: str, settings: Settings | None = None) -> AbstractAsyncContextManager[SubscriptionAlteration]:
+    """Claim a subscription to change it.
+
+    Example::
+
+        async with alter_subscription("replica", target="postgresql:///copy") as subscription:
+            await subscription.set({"binary": True})
+
+    On entry nobody runs it any more; on exit the launcher starts it again, if it is enabled.
+
+    Raises:
+        TargetError: it does not exist.
+        SubscriptionInUse: whoever runs it does not stop.
+    """
+    return SubscriptionAlteration(name, target, settings or Settings())
+
+
+class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration"]):
+    """Made by :func:`alter_subscription`. Every method is one ALTER SUBSCRIPTION: done, or refused in native's words and nothing done.
+
+    Raises:
+        ConfigurationError: a change that makes no sense, for this subscription or at all.
+        PublisherError, TargetError
+    """
+
+    def __init__(self, name: str, target: str, settings: Settings) -> None:
+        self._name = name
+        self._target = target
+        self._settings = settings
+        self._catalog: Catalog | None = None
+        self._claim: AbstractAsyncContextManager[Definition] | None = None
+        self._definition: Definition | None = None
+
+    async def __aenter__(self) -> SubscriptionAlteration:
+        self._catalog = await open_catalog(self._target, "subscriber alter")
+        try:
+            self._claim = self._catalog.claim(self._name)
+            found = await self._claim.__aenter__()
+            if not found.made:
+                await self._claim.__aexit__(None, None, None)
+                raise TargetError(
+                    f'subscription "{self._name}" was not made to its end', sqlstate="55000", hint="drop it, or create it once more"
+                )
+        except BaseException:
+            await self._catalog.close()
+            raise
+        self._definition = found
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        assert self._catalog is not None
+        assert self._claim is not None
+        try:
+            await self._claim.__aexit__(*raised)
+        finally:
+            await self._catalog.close()
+
+    @property
+    def definition(self) -> Definition:
+        """The subscription as it is now."""
+        assert self._definition is not None, "to be used in an async with block"
+        return self._definition
+
+    async def _update(self, changes: Mapping[str, Any]) -> None:
+        assert self._catalog is not None
+        await self._catalog.update(self.definition.oid, changes)
+        self._definition = next(found for found in await self._catalog.subscriptions() if found.oid == self.definition.oid)
+
+    # --- the forms
+
+    async def enable(self) -> None:
+        """ENABLE."""
+        if self.definition.slot_name is None:
+            raise ConfigurationError("cannot enable subscription that does not have a slot name", hint="set slot_name first")
+        if self.definition.conninfo is None:
+            raise ConfigurationError(
+                f'subscription "{self._name}" has no connection string: its command line defines it', hint="set its connection first"
+            )
+        await self._update({"enabled": True})
+
+    async def disable(self) -> None:
+        """DISABLE. It is stopped already."""
+        await self._update({"enabled": False})
+
+    async def set_connection(self, conninfo: str) -> None:
+        """CONNECTION."""
+        check_conninfo(conninfo)
+        await self._update({"conninfo": conninfo})
+
+    async def rename(self, name: str) -> None:
+        """RENAME TO. The slot keeps its name."""
+        await self._update({"name": name})
+        self._name = name
+
+    async def skip(self, lsn: Lsn | None) -> None:
+        """SKIP (lsn = …); None: NONE."""
+        if lsn is None:
+            await self._update({"skip_lsn": INVALID_LSN})
+            return
+        if lsn == INVALID_LSN:
+            raise ConfigurationError(f"invalid WAL location (LSN): {lsn}", hint="the LSN behind 'finished at' in the error's message")
+        position = self.definition.position
+        if position is not None and lsn <= position:
+            raise ConfigurationError(
+                f"skip WAL location (LSN {lsn}) must be greater than origin LSN {position}",
+                hint="that one was applied already",
+            )
+        await self._update({"skip_lsn": lsn})
+
+    async def set_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
+        """SET PUBLICATION."""
+        check_publication_list(publications)
+        if refresh:
+            self._require_refreshable("ALTER SUBSCRIPTION with refresh", "with refresh", copy_data=copy_data)
+        before = self.definition.publications
+        await self._update({"publications": tuple(publications)})
+        if refresh:
+            try:
+                await self._refresh(copy_data=copy_data)
+            except BaseException:
+                await self._update({"publications": before})
+                raise
+
+    async def add_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
+        """ADD PUBLICATION."""
+        check_publication_list(publications)
+        for name in publications:
+            if name in self.definition.publications:
+                raise ConfigurationError(f'publication "{name}" is already in subscription "{self._name}"', hint="leave it out")
+        await self.set_publications([*self.definition.publications, *publications], refresh=refresh, copy_data=copy_data)
+
+    async def drop_publications(self, publications: Sequence[str], *, refresh: bool = True) -> None:
+        """DROP PUBLICATION."""
+        check_publication_list(publications)
+        for name in publications:
+            if name not in self.definition.publications:
+                raise ConfigurationError(f'publication "{name}" is not in subscription "{self._name}"', hint="leave it out")
+        left = [name for name in self.definition.publications if name not in publications]
+        if not left:
+            raise ConfigurationError("cannot drop all the publications from a subscription", hint="drop the subscription instead")
+        await self.set_publications(left, refresh=refresh)
+
+    async def refresh(self, *, copy_data: bool = True) -> None:
+        """REFRESH PUBLICATION."""
+        self._require_refreshable("ALTER SUBSCRIPTION ... REFRESH", "... REFRESH", copy_data=copy_data)
+        await self._refresh(copy_data=copy_data)
+
+    def _require_refreshable(self, what: str, form: str, *, copy_data: bool) -> None:
+        if not self.definition.enabled:
+            raise ConfigurationError(
+                f"{what} is not allowed for disabled subscriptions", hint="enable it first, or say refresh = false if that can be said"
+            )
+        if self.definition.two_phase is TwoPhaseState.ENABLED and copy_data:
+            words = f"ALTER SUBSCRIPTION {form} and copy_data" if form == "with refresh" else f"ALTER SUBSCRIPTION {form} with copy_data"
+            raise ConfigurationError(
+                f"{words} is not allowed when two_phase is enabled",
+                hint="say copy_data = false, or drop the subscription and create it again",
+            )
+
+    async def _refresh(self, *, copy_data: bool) -> None:
+        found = self.definition
+        options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
+        sink = open_target(self._target, options, self._settings)
+        try:
+            setup = Setup(
+                found.name,
+                conninfo=found.conninfo or "",
+                publications=found.publications,
+                options=options,
+                settings=self._settings,
+                sink=sink,
+                managed=True,
+            )
+            await setup.refresh()
+        finally:
+            await sink.close()
+
+    async def set(self, parameters: Mapping[str, Any]) -> None:
+        """SET (parameter = value, …); values as in :class:`SubscriptionOptions`, ``slot_name`` ``"none"`` for NONE."""
+        for name in parameters:
+            if name not in ALTERABLE:
+                raise ConfigurationError(f'unrecognized subscription parameter: "{name}"', hint=f"one of {', '.join(sorted(ALTERABLE))}")
+        changes = dict(parameters)
+        found = self.definition
+        if "slot_name" in changes:
+            changes["slot_name"] = self._slot_name(changes["slot_name"])
+        if "two_phase" in changes:
+            changes["two_phase"] = await self._two_phase(wanted=bool(changes["two_phase"]))
+        if "failover" in changes and bool(changes["failover"]) != found.options.failover:
+            self._require_disabled("failover")
+            await self._alter_slot("failover", wanted=bool(changes["failover"]))
+        await self._update(changes)
+
+    def _slot_name(self, value: str | None) -> str | None:
+        if value is not None and value != NO_SLOT:
+            check_slot_name(value)
+            return value
+        if self.definition.enabled:
+            raise ConfigurationError("cannot set slot_name = NONE for enabled subscription", hint="disable it first")
+        return None
+
+    def _require_disabled(self, option: str) -> None:
+        if self.definition.slot_name is None:
+            raise ConfigurationError(f"cannot set {option} for a subscription that does not have a slot name", hint="set slot_name first")
+        if self.definition.enabled:
+            raise ConfigurationError(f'cannot set option "{option}" for enabled subscription', hint="disable it first")
+
+    async def _two_phase(self, *, wanted: bool) -> TwoPhaseState:
+        found = self.definition
+        if wanted == (found.two_phase is not TwoPhaseState.DISABLED):
+            return found.two_phase
+        self._require_disabled("two_phase")
+        if wanted:
+            return TwoPhaseState.PENDING
+        assert self._catalog is not None
+        if await self._catalog.prepared_transactions(found.oid):
+            raise ConfigurationError(
+                'cannot disable "two_phase" when prepared transactions exist', hint="Resolve these transactions and try again."
+            )
+        await self._alter_slot("two_phase", wanted=False)
+        return TwoPhaseState.DISABLED
+
+    async def _alter_slot(self, option: str, *, wanted: bool) -> None:
+        found = self.definition
+        assert found.slot_name is not None
+        connection = await WalReceiverConnection.connect(found.conninfo or "", application_name=f"{found.name} alter")
+        try:
+            able = connection.capabilities.alter_slot if option == "failover" else connection.capabilities.alter_slot_two_phase
+            if not able:
+                raise PublisherError(
+                    f'the publisher is too old to change "{option}" of a replication slot',
+                    hint=f"it needs PostgreSQL {17 if option == 'failover' else 18}; or drop the subscription and create it again",
+                )
+            await connection.execute(alter_replication_slot(connection.capabilities, found.slot_name, **{option: wanted}))
+        finally:
+            await connection.close()

@@ -1,0 +1,123 @@
+"""The beginning of a subscription: its slot and its first position.
+
+A note comes first, then the slot, then the position. A crash between the note and the position leaves a slot of which nothing was used: it
+is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from subscriber.abc import Position, Sink, SubscriptionState, TwoPhaseState
+from subscriber.config import SubscriptionOptions
+from subscriber.errors import PublisherError
+from subscriber.protocol.capabilities import Capabilities
+from subscriber.protocol.lsn import Lsn
+from subscriber.walreceiver.connection import WalReceiverConnection
+
+__all__ = ["Beginning"]
+
+_log = logging.getLogger(__name__)
+
+_DUPLICATE_OBJECT = "42710"
+
+
+class Beginning:
+    """Gives a subscription that has none a slot and a position.
+
+    Args:
+        state: as the opened sink holds it.
+        conninfo: of the publisher.
+        slot_name: the slot's.
+        publications: stored with the note.
+        options: ``create_slot``, ``copy_data``, ``two_phase``, ``failover``.
+        sink: opened.
+    """
+
+    def __init__(
+        self,
+        state: SubscriptionState,
+        *,
+        conninfo: str,
+        slot_name: str,
+        publications: Sequence[str],
+        options: SubscriptionOptions,
+        sink: Sink,
+    ) -> None:
+        self._state = state
+        self._conninfo = conninfo
+        self._slot_name = slot_name
+        self._publications = tuple(publications)
+        self._options = options
+        self._sink = sink
+
+    async def begin(self, connection: WalReceiverConnection) -> SubscriptionState:
+        """Do it; return the state with its position.
+
+        Raises:
+            PublisherError: there is no such slot, or it cannot be made.
+            TargetError
+        """
+        two_phase = self._first_two_phase(connection.capabilities)
+        identity = await connection.identify_system()
+        if self._options.create_slot:
+            lsn = await self._create_slot(connection, two_phase)
+        else:
+            found = await connection.slot(self._slot_name)
+            if found is None or found.confirmed_flush_lsn is None:
+                raise PublisherError(
+                    f'there is no logical replication slot "{self._slot_name}" on the publisher', hint="leave out create_slot = false"
+                )
+            lsn = found.confirmed_flush_lsn
+            if found.two_phase:
+                two_phase = TwoPhaseState.ENABLED
+            await self._sink.begin_slot(self._slot_name, self._publications, two_phase)
+        position = Position(self._slot_name, identity.system_identifier, identity.timeline, lsn)
+        await self._sink.set_position(position)
+        _log.info('subscription "%s" starts at %s of replication slot "%s"', self._state.name, lsn, self._slot_name)
+        state = replace(self._state, slot_name=self._slot_name, publications=self._publications)
+        return replace(state, two_phase=two_phase, position=position)
+
+    def _first_two_phase(self, capabilities: Capabilities) -> TwoPhaseState:
+        if not self._options.two_phase:
+            return TwoPhaseState.DISABLED
+        if not capabilities.two_phase:
+            _log.warning("the publisher is too old for two_phase (it needs PostgreSQL 15): transactions come with COMMIT PREPARED")
+        elif not self._options.copy_data and self._options.create_slot:
+            return TwoPhaseState.ENABLED
+        return TwoPhaseState.PENDING
+
+    async def _create_slot(self, connection: WalReceiverConnection, two_phase: TwoPhaseState) -> Lsn:
+        if self._state.slot_name is not None:
+            # an earlier process ended between its note and its first position: nothing was read from that slot. Its walsender may
+            # still be creating it: that it lost its client it notices only at the end
+            await connection.drop_slot(self._state.slot_name, wait=True, missing_ok=True)
+        await self._sink.begin_slot(self._slot_name, self._publications, two_phase)
+        try:
+            slot = await connection.create_slot(
+                self._slot_name,
+                two_phase=two_phase is TwoPhaseState.ENABLED,
+                failover=self._options.failover and connection.capabilities.failover_slots,
+            )
+        except (PublisherError, asyncio.CancelledError) as error:
+            # a slot that somebody else makes under this name must not be taken for ours next time
+            if (isinstance(error, PublisherError) and error.sqlstate == _DUPLICATE_OBJECT) or not await self._slot_exists():
+                await self._sink.begin_slot(None, self._publications, two_phase)
+            raise
+        return slot.consistent_point
+
+    async def _slot_exists(self) -> bool:
+        """Asked on a new connection: the other was left in the middle of a command. Unknown counts as yes."""
+        try:
+            connection = await WalReceiverConnection.connect(self._conninfo, application_name=f"{self._state.name} setup")
+        except PublisherError:
+            return True
+        try:
+            return await connection.slot(self._slot_name) is not None
+        except PublisherError:
+            return True
+        finally:
+            await connection.close()

@@ -1,0 +1,133 @@
+"""CREATE SUBSCRIPTION: what a launcher will run, defined in the target's catalog; slot and tables are there when it returns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from subscriber.abc import TwoPhaseState
+from subscriber.catalog import Catalog, Definition
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.subscription.dropping import remove
+from subscriber.subscription.problems import check_slot_name
+from subscriber.subscription.setup import Setup
+from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.walreceiver.session import check_conninfo
+
+__all__ = ["check_publication_list", "create_subscription"]
+
+_log = logging.getLogger(__name__)
+
+
+async def create_subscription(
+    name: str,
+    *,
+    connection: str,
+    publications: Sequence[str],
+    target: str,
+    options: SubscriptionOptions | None = None,
+    settings: Settings | None = None,
+) -> None:
+    """Define a subscription in the target's catalog, as CREATE SUBSCRIPTION does.
+
+    On return its slot is there (unless ``connect`` or ``create_slot`` is false) and its tables are listed; a launcher
+    (:class:`subscriber.Launcher`, ``subscriber run --target``) runs it from now on, if ``enabled``.
+
+    Args:
+        name: unique in the target; also the slot's unless ``options.slot_name`` says otherwise.
+        connection: conninfo of the publisher; it is stored, with its password if it has one, readable by the catalog's owner alone.
+        publications: at least one. Natively those that do not exist are a warning.
+        target: URL or conninfo.
+        options: parameters.
+        settings: of the process.
+
+    Raises:
+        ConfigurationError: arguments that cannot be used, alone or together.
+        PublisherError, TargetError: what is wrong there; nothing was made, or it was taken away again.
+    """
+    options, settings = options or SubscriptionOptions(), settings or Settings()
+    check_publication_list(publications)
+    check_conninfo(connection)
+    slot_name = None if options.slot_name == NO_SLOT else options.slot_name or name
+    if slot_name is not None:
+        check_slot_name(slot_name)
+    definition = Definition(
+        name=name,
+        enabled=options.enabled,
+        conninfo=connection,
+        # noted when it is about to be made
+        slot_name=None if options.create_slot else slot_name,
+        publications=tuple(publications),
+        options=options,
+        two_phase=TwoPhaseState.PENDING if options.two_phase else TwoPhaseState.DISABLED,
+    )
+    catalog = await open_catalog(target, "subscriber create")
+    try:
+        await _remove_unmade(catalog, name, target, settings)
+        async with catalog.create(definition) as made:
+            try:
+                if options.connect:
+                    await _make(made, options, settings, target)
+                await catalog.update(made.oid, {"made": True, "enabled": options.enabled})
+            except BaseException:
+                await _take_back(catalog, name, target, settings)
+                raise
+    finally:
+        await catalog.close()
+    if not options.connect:
+        _log.warning(
+            "subscription was created, but is not connected (hint: To initiate replication, you must manually create the replication slot,"
+            " enable the subscription, and refresh the subscription.)"
+        )
+
+
+async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> None:
+    sink = open_target(target, options, settings)
+    try:
+        setup = Setup(
+            definition.name,
+            conninfo=definition.conninfo or "",
+            publications=definition.publications,
+            options=replace(options, enabled=True),
+            settings=settings,
+            sink=sink,
+            managed=True,
+        )
+        await setup.create()
+    finally:
+        await sink.close()
+
+
+async def _take_back(catalog: Catalog, name: str, target: str, settings: Settings) -> None:
+    """Nothing half done. What cannot be taken back now goes with the next create or drop of this name."""
+    try:
+        for found in await catalog.subscriptions():
+            if found.name == name and not found.made:
+                await remove(catalog, found, target=target, settings=settings)
+    except SubscriberError as error:
+        _log.warning('subscription "%s" was not made, and what there is of it could not be removed: %s', name, error.one_line())
+
+
+async def _remove_unmade(catalog: Catalog, name: str, target: str, settings: Settings) -> None:
+    """What an earlier create that was killed left."""
+    if any(found.name == name and not found.made and not found.claimed for found in await catalog.subscriptions()):
+        async with catalog.claim(name) as found:
+            if not found.made:
+                await remove(catalog, found, target=target, settings=settings)
+
+
+def check_publication_list(publications: Sequence[str]) -> None:
+    """See that it is a list of different names.
+
+    Raises:
+        ConfigurationError: native's words.
+    """
+    if isinstance(publications, str):
+        raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
+    if not publications:
+        raise ConfigurationError("no publication to subscribe to", hint="name at least one publication")
+    for name in publications:
+        if publications.count(name) > 1:
+            raise ConfigurationError(f'publication name "{name}" used more than once', hint="say it once")

@@ -1,0 +1,110 @@
+"""DROP SUBSCRIPTION: the end of a subscription, with every slot it has on the publisher.
+
+Everything that could come back comes last: rows of unfinished copies go first, then the slots, then the entry in the catalog. Cut off
+anywhere, it can be done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from subscriber.abc import SubscriptionState, TableState
+from subscriber.catalog import Catalog, Definition
+from subscriber.config import Settings
+from subscriber.errors import PublisherError, PublisherUnavailable, SlotInUse
+from subscriber.protocol.lsn import Lsn
+from subscriber.subscription.refreshing import drop_leftover_slots, undo_copy
+from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.walreceiver.connection import WalReceiverConnection
+
+__all__ = ["drop_subscription", "remove"]
+
+_log = logging.getLogger(__name__)
+
+_SLOT_SECONDS: Final = 30.0
+"""How long the walsender of a process that was killed may hold a slot."""
+
+
+async def drop_subscription(name: str, *, target: str, connection: str | None = None, settings: Settings | None = None) -> None:
+    """Remove a subscription: it is stopped wherever it is run by a launcher, its slots are dropped, its entry goes. The rows stay.
+
+    Prepared transactions that it holds in the target stay too, with a warning: somebody has to decide about them.
+
+    Args:
+        name: the subscription's.
+        target: URL or conninfo of the target.
+        connection: of the publisher, for a subscription that its command line defines (``subscriber run --connection``).
+        settings: of the process.
+
+    Raises:
+        TargetError: it does not exist.
+        SubscriptionInUse: a process that runs it does not stop.
+        PublisherError: its slots cannot be dropped; it is still there, and can be dropped later, or after ``slot_name = NONE``.
+    """
+    catalog = await open_catalog(target, "subscriber drop")
+    try:
+        async with catalog.claim(name) as definition:
+            await remove(catalog, definition, target=target, connection=connection, settings=settings or Settings())
+    finally:
+        await catalog.close()
+
+
+async def remove(catalog: Catalog, definition: Definition, *, target: str, connection: str | None = None, settings: Settings) -> None:
+    """Remove a subscription that is claimed.
+
+    Raises:
+        PublisherError: its slots cannot be dropped.
+        TargetError
+    """
+    sink = open_target(target, definition.options, settings)
+    try:
+        state = await sink.open(definition.name, _nothing)
+        for table, entry in (await sink.tables()).items():
+            if entry.state is TableState.DATASYNC:
+                await undo_copy(sink, table)
+        conninfo = connection or definition.conninfo
+        if definition.slot_name is not None:
+            if conninfo is None:
+                raise PublisherError(
+                    f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known here',
+                    hint="give --connection; or detach the slot first by alter -o slot_name=NONE",
+                )
+            await _drop_slots(conninfo, definition.name, definition.slot_name, state)
+    finally:
+        await sink.close()
+    left = await catalog.remove(definition.oid)
+    if left:
+        _log.warning(
+            "prepared transactions of the subscription are left in the target: %s (hint: COMMIT PREPARED or ROLLBACK PREPARED them)",
+            ", ".join(left),
+        )
+
+
+async def _drop_slots(conninfo: str, name: str, slot_name: str, state: SubscriptionState) -> None:
+    try:
+        connection = await WalReceiverConnection.connect(conninfo, application_name=f"{name} drop")
+    except PublisherError as error:
+        raise type(error)(
+            f'could not connect to publisher when attempting to drop replication slot "{slot_name}": {error}',
+            hint="disable the subscription, then disassociate it from the slot by alter -o slot_name=NONE, and drop it then",
+            sqlstate=error.sqlstate,
+        ) from error
+    try:
+        async with asyncio.timeout(_SLOT_SECONDS):
+            await drop_leftover_slots(connection, None, state)
+            await connection.drop_slot(slot_name, wait=True, missing_ok=True)
+    except TimeoutError:
+        raise SlotInUse(
+            f'could not drop replication slot "{slot_name}" on publisher: it stays in use',
+            hint="end the walsender that uses it (pg_replication_slots.active_pid), and try again",
+        ) from None
+    except PublisherUnavailable as error:
+        raise PublisherUnavailable(f'could not drop replication slot "{slot_name}" on publisher: {error}', hint="try again") from error
+    finally:
+        await connection.close()
+
+
+def _nothing(_: Lsn) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,258 @@
+"""The launcher: runs every enabled subscription of one target's catalog, and follows what the verbs change there.
+
+It compares what runs with what the catalog says, at each notification and at least once a second. A subscription whose definition changed,
+or that a verb claims, is ended cleanly, and started anew once it is free. A worker that ends with an error is started again: at
+once or nearly if the error passes by itself, else after ``wal_retrieve_retry_interval``, as native's launcher does.
+
+A target that is away takes the catalog's session with it. The workers look after themselves meanwhile; the launcher comes back to the
+catalog as soon as it can, and has to be the only one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.apply.progress import CopyProgress
+from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.tasks import task_group
+from subscriber.catalog import Catalog, Definition
+from subscriber.config import NO_SLOT, Settings
+from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.subscription.facade import Subscription
+from subscriber.subscription.targets import open_catalog
+
+__all__ = ["Launcher"]
+
+_log = logging.getLogger(__name__)
+
+_TICK: Final = 1.0
+
+
+class _Worker:
+    """One subscription that is run."""
+
+    def __init__(self, definition: Definition, subscription: Subscription) -> None:
+        self.definition = definition
+        self.subscription = subscription
+        self.stopping = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.task is not None and self.task.done()
+
+    def stop(self) -> None:
+        """End it cleanly."""
+        self.stopping.set()
+        self.subscription.stop()
+
+
+class Launcher:
+    """Runs the subscriptions of a target's catalog.
+
+    Args:
+        target: URL or conninfo.
+        names: of the subscriptions to run; empty: all that are enabled, now or later.
+        settings: for all of them.
+        progress: is told about table copies.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        names: Sequence[str] = (),
+        *,
+        settings: Settings | None = None,
+        progress: CopyProgress | None = None,
+    ) -> None:
+        self._target = target
+        self._names = frozenset(names)
+        self._settings = settings or Settings()
+        self._progress = progress
+        self._workers: dict[int, _Worker] = {}
+        self._stop = asyncio.Event()
+
+    @property
+    def subscriptions(self) -> dict[str, Subscription]:
+        """Those that run now, by name."""
+        return {worker.definition.name: worker.subscription for worker in self._workers.values()}
+
+    def stop(self) -> None:
+        """End :meth:`run` soon and cleanly, as :meth:`Subscription.stop`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Run until :meth:`stop`.
+
+        Raises:
+            SubscriptionInUse: the target has a launcher.
+            TargetError, ConfigurationError: the target cannot be used, or a subscription named does not exist. Only at the start: later
+                the target is waited for.
+        """
+        catalog = await self._open()
+        try:
+            await self._require_names(catalog)
+            async with task_group() as group:
+                try:
+                    while not self._stop.is_set():
+                        try:
+                            await self._follow(catalog, group)
+                        except TargetError as error:
+                            if isinstance(error, SubscriptionInUse):
+                                raise
+                            _log.warning("the catalog cannot be read: %s", error.one_line())
+                            await catalog.close()
+                            catalog = await self._reopen()
+                finally:
+                    for worker in self._workers.values():
+                        worker.stop()
+        finally:
+            await catalog.close()
+
+    async def _open(self) -> Catalog:
+        catalog = await open_catalog(self._target, "subscriber launcher")
+        try:
+            await catalog.become_launcher()
+        except BaseException:
+            await catalog.close()
+            raise
+        return catalog
+
+    async def _reopen(self) -> Catalog:
+        backoff = Backoff(self._settings)
+        while True:
+            try:
+                return await self._open()
+            except TargetError as error:
+                if isinstance(error, SubscriptionInUse):
+                    raise
+                await _wait(self._stop, backoff.pause(policy(error)))
+                if self._stop.is_set():
+                    raise TargetUnavailable("the launcher was stopped while the target was away") from error
+
+    async def _require_names(self, catalog: Catalog) -> None:
+        missing = self._names - {found.name for found in await catalog.subscriptions()}
+        for name in sorted(missing):
+            raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber create makes one")
+
+    async def _follow(self, catalog: Catalog, group: asyncio.TaskGroup) -> None:
+        """One look at the catalog, and the wait for the next."""
+        wanted = {found.oid: found for found in await catalog.subscriptions() if self._is_wanted(found)}
+        for oid, worker in list(self._workers.items()):
+            if worker.done:
+                del self._workers[oid]
+            elif oid not in wanted or _essence(wanted[oid]) != _essence(worker.definition):
+                worker.stop()
+        for oid, definition in wanted.items():
+            if oid not in self._workers:
+                self._start(definition, catalog, group)
+        waiting = {asyncio.ensure_future(catalog.wait(_TICK)), asyncio.ensure_future(self._stop.wait())}
+        ending = {worker.task for worker in self._workers.values() if worker.task is not None and worker.stopping.is_set()}
+        try:
+            done, _ = await asyncio.wait({*waiting, *ending}, return_when=asyncio.FIRST_COMPLETED)
+            for future in done & waiting:
+                future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _is_wanted(self, found: Definition) -> bool:
+        if self._names and found.name not in self._names:
+            return False
+        return found.enabled and found.made and not found.claimed and found.conninfo is not None and found.slot_name is not None
+
+    def _start(self, definition: Definition, catalog: Catalog, group: asyncio.TaskGroup) -> None:
+        subscription = Subscription(
+            definition.name,
+            connection=definition.conninfo or "",
+            publications=definition.publications,
+            target=self._target,
+            options=replace(definition.options, slot_name=definition.slot_name or NO_SLOT, create_slot=False),
+            settings=self._settings,
+            progress=self._progress and _Named(self._progress, definition.name),
+            managed=True,
+        )
+        _log.info('subscription "%s" is started', definition.name)
+        worker = self._workers[definition.oid] = _Worker(definition, subscription)
+        worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
+
+    async def _keep(self, worker: _Worker) -> None:
+        """Run one until it is stopped."""
+        backoff = Backoff(self._settings)
+        definition = worker.definition
+        clock = asyncio.get_running_loop()
+        while not worker.stopping.is_set():
+            began = clock.time()
+            try:
+                await worker.subscription.run()
+            except SubscriberError as error:
+                if clock.time() - began > self._settings.wal_retrieve_retry_interval:
+                    backoff.reset()
+                answer = policy(error)
+                if definition.options.disable_on_error and answer.policy is not Policy.SOON:
+                    await self._disable(definition, error)
+                    return
+                pause = backoff.pause(answer)
+                _log.log(
+                    logging.WARNING if answer.policy is Policy.SOON else logging.ERROR,
+                    'subscription "%s": %s; next attempt in %.1f s',
+                    definition.name,
+                    error.one_line(),
+                    pause,
+                )
+                await _wait(worker.stopping, pause)
+
+    async def _disable(self, definition: Definition, error: SubscriberError) -> None:
+        _log.error('subscription "%s": %s', definition.name, error.one_line())
+        backoff = Backoff(self._settings)
+        while not self._stop.is_set():
+            try:
+                catalog = await open_catalog(self._target, "subscriber launcher")
+                try:
+                    await catalog.update(definition.oid, {"enabled": False})
+                finally:
+                    await catalog.close()
+            except TargetError as failure:
+                await _wait(self._stop, backoff.pause(policy(failure)))
+            else:
+                _log.error('subscription "%s" has been disabled because of an error', definition.name)
+                return
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _essence(definition: Definition) -> tuple[object, ...]:
+    """What a change of restarts the worker. ``skip_lsn`` and ``two_phase`` it changes itself."""
+    return definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
+
+
+class _Named:
+    """Progress of one of several subscriptions."""
+
+    def __init__(self, other: CopyProgress, name: str) -> None:
+        self._other = other
+        self._name = name
+
+    def _table(self, table: TableName) -> TableName:
+        return TableName(f"{self._name}: {table.namespace}", table.name)
+
+    def started(self, table: TableName, estimated_rows: int | None) -> None:
+        self._other.started(self._table(table), estimated_rows)
+
+    def advanced(self, table: TableName, rows: int) -> None:
+        self._other.advanced(self._table(table), rows)
+
+    def finished(self, table: TableName) -> None:
+        self._other.finished(self._table(table))

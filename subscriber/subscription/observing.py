@@ -1,0 +1,110 @@
+"""How the subscriptions of a target stand: what the target knows of them, and what their publishers say of their slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from subscriber.abc import TableState
+from subscriber.catalog import Observation
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.subscription.targets import observe_target
+from subscriber.walreceiver.monitoring import SlotObservation, observe_slot
+
+__all__ = ["State", "SubscriptionStatus", "subscription_status"]
+
+_PUBLISHER_SECONDS: Final = 5.0
+
+
+class State(StrEnum):
+    """In one word."""
+
+    CREATING = "creating"
+    """Its create is at work, or was cut off."""
+    DISABLED = "disabled"
+    DOWN = "down"
+    """Enabled, and nobody runs it."""
+    CONNECTING = "connecting"
+    """It is run, and has no stream."""
+    SYNCHRONIZING = "synchronizing"
+    """It streams, and tables are being copied or catch up."""
+    STREAMING = "streaming"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionStatus:
+    """How one subscription stands.
+
+    Attributes:
+        state: in one word.
+        observation: what the target knows.
+        slot: what the publisher knows of its slot; None if it was not, or could not be asked.
+        publisher_error: why not, one line.
+        lag_bytes: from what is durable in the target to the end of the publisher's WAL, or None.
+        lag_seconds: how old that is, as pg_stat_replication measures it; 0 when there is nothing to wait for; None if unknown.
+    """
+
+    state: State
+    observation: Observation
+    slot: SlotObservation | None = None
+    publisher_error: str | None = None
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """See the class."""
+        if self.slot is None:
+            return None
+        position = self.observation.worker.flushed if self.observation.worker else None
+        position = position or self.observation.definition.position
+        return None if position is None else max(int(self.slot.publisher_lsn) - int(position), 0)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """See the class."""
+        return None if self.slot is None else self.slot.lag_seconds
+
+
+async def subscription_status(target: str, names: Sequence[str] = ()) -> list[SubscriptionStatus]:
+    """Look at the subscriptions of a target.
+
+    Args:
+        target: URL or conninfo.
+        names: only these; empty: all.
+
+    Raises:
+        TargetError: the target cannot be looked at, or one of ``names`` does not exist. A publisher that cannot be asked is in the answer.
+    """
+    found = {observation.definition.name: observation for observation in await observe_target(target)}
+    for name in names:
+        if name not in found:
+            raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="status without a name lists those that do")
+    return list(await asyncio.gather(*(_status(found[name]) for name in names or found)))
+
+
+async def _status(observation: Observation) -> SubscriptionStatus:
+    slot, problem = None, None
+    definition = observation.definition
+    if definition.conninfo is not None and definition.slot_name is not None:
+        try:
+            async with asyncio.timeout(_PUBLISHER_SECONDS):
+                slot = await observe_slot(definition.conninfo, definition.slot_name, application_name="subscriber status")
+        except SubscriberError as error:
+            problem = error.one_line()
+        except TimeoutError:
+            problem = f"the publisher did not answer within {_PUBLISHER_SECONDS:g} s"
+    return SubscriptionStatus(state=_state(observation), observation=observation, slot=slot, publisher_error=problem)
+
+
+def _state(observation: Observation) -> State:
+    definition, worker = observation.definition, observation.worker
+    if not definition.made:
+        return State.CREATING
+    if worker is None:
+        return State.DOWN if definition.enabled else State.DISABLED
+    if worker.received_at is None:
+        return State.CONNECTING
+    synchronized = all(table.entry.state in {TableState.SYNCDONE, TableState.READY} for table in observation.tables)
+    return State.STREAMING if synchronized else State.SYNCHRONIZING

@@ -1,0 +1,118 @@
+"""Which tables a subscription has: those newly published are added, those no longer published are forgotten, as by REFRESH PUBLICATION."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from subscriber.abc import PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.apply.tablesync import sync_slot_prefix
+from subscriber.errors import RelationError, SlotInUse, TargetError
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.publication import published_tables
+
+__all__ = ["TableRefresh", "drop_leftover_slots", "undo_copy"]
+
+_log = logging.getLogger(__name__)
+
+
+class TableRefresh:
+    """Brings the target's list of a subscription's tables up to the publisher's.
+
+    Args:
+        publications: subscribed to.
+        copy_data: whether new tables are copied.
+        sink: opened.
+    """
+
+    def __init__(self, publications: Sequence[str], sink: Sink, *, copy_data: bool) -> None:
+        self._publications = publications
+        self._sink = sink
+        self._copy_data = copy_data
+
+    async def refresh(
+        self, connection: WalReceiverConnection, state: SubscriptionState, *, first: bool = False, demanded: bool = False
+    ) -> Mapping[TableName, TableEntry]:
+        """Add and forget tables; return all there are.
+
+        Args:
+            connection: to the publisher.
+            state: the subscription's.
+            first: it was made just now.
+            demanded: somebody asked for it: what cannot be added is an error, and then nothing is.
+
+        Raises:
+            RelationError: a published table is not in the target, and it was ``demanded`` or is the ``first`` time.
+            PublisherError, TargetError
+        """
+        published = {table.name: table for table in await published_tables(connection, self._publications)}
+        entries = await self._sink.tables()
+        new = sorted(published.keys() - entries.keys())
+        if demanded:
+            await self._require([published[name] for name in new])
+        for name in new:
+            await self._add(name, state, first=first, demanded=demanded)
+        for name in sorted(entries.keys() - published.keys()):
+            if entries[name].state is TableState.DATASYNC:
+                await undo_copy(self._sink, name)
+            _log.warning('table "%s" is no longer published: its rows stay as they are', name)
+            await self._sink.remove_table(name)
+        return await self._sink.tables()
+
+    async def _require(self, tables: Sequence[PublishedTable]) -> None:
+        for finding in await self._sink.check(tables, two_phase=False):
+            if finding.severity == "error":
+                raise TargetError(finding.message, hint=finding.hint)
+            _log.warning("%s (hint: %s)", finding.message, finding.hint)
+
+    async def _add(self, table: TableName, state: SubscriptionState, *, first: bool, demanded: bool) -> None:
+        if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
+            # as native refuses REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, unseen by both
+            _log.warning(
+                'table "%s" is published now, but cannot be copied while two_phase is enabled: it is left out'
+                " (hint: copy it by another subscription, or start once with copy_data = false)",
+                table,
+            )
+            return
+        try:
+            await self._sink.add_table(table, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
+        except RelationError as error:
+            if first or demanded:
+                raise
+            _log.warning("a table is published now, but left out: %s", error.one_line())
+            return
+        if not first:
+            _log.info('table "%s" is published now: added', table)
+
+
+async def undo_copy(sink: Sink, table: TableName) -> None:
+    """Remove the rows of a copy that was cut off: published again, the table is copied from zero."""
+    work = sink.open_table(table)
+    try:
+        await work.begin()
+    finally:
+        await work.close()
+
+
+async def drop_leftover_slots(
+    connection: WalReceiverConnection, sink: Sink | None, state: SubscriptionState, tables: Mapping[TableName, TableEntry] | None = None
+) -> None:
+    """Drop the slots of table synchronizations that ended without dropping theirs.
+
+    Args:
+        connection: to the publisher.
+        sink: opened; it knows which slots are still needed. None: none is.
+        state: the subscription's.
+        tables: whose slots may be in the making.
+    """
+    # the slot of a copy that was cut off may still be in the making, behind a long transaction of the publisher: that table's own
+    # synchronization waits for it, and nothing else does
+    copying = any(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in (tables or {}).values())
+    needed = frozenset[str]() if sink is None else await sink.slot_names()
+    for slot in await connection.slots(sync_slot_prefix(state.oid)):
+        if slot.slot_name.endswith(f"_{state.target_identifier}") and slot.slot_name not in needed:
+            _log.info('dropping replication slot "%s", left behind by a table synchronization', slot.slot_name)
+            try:
+                await connection.drop_slot(slot.slot_name, wait=not copying, missing_ok=True)
+            except SlotInUse:
+                _log.info('replication slot "%s" is still in use', slot.slot_name)

@@ -1,0 +1,118 @@
+"""What a run tells of itself in the target, about once a second: see pg_stat_subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Final
+
+from subscriber.abc import Sink, TableName, WorkerActivity
+from subscriber.apply.progress import CopyProgress
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.subscription.running import Running
+
+__all__ = ["KnownProgress", "Reporting"]
+
+_INTERVAL: Final = 1.0
+_RATE_SECONDS: Final = 5.0
+
+
+class KnownProgress:
+    """A :class:`CopyProgress` that remembers, and passes on.
+
+    Attributes:
+        copying: for each table being copied, the rows read so far and how many there may be.
+    """
+
+    def __init__(self, other: CopyProgress) -> None:
+        self._other = other
+        self.copying: dict[TableName, tuple[int, int | None]] = {}
+
+    def started(self, table: TableName, estimated_rows: int | None) -> None:
+        """A copy starts."""
+        self.copying[table] = 0, estimated_rows
+        self._other.started(table, estimated_rows)
+
+    def advanced(self, table: TableName, rows: int) -> None:
+        """So many rows more."""
+        read, estimated = self.copying.get(table, (0, None))
+        self.copying[table] = read + rows, estimated
+        self._other.advanced(table, rows)
+
+    def finished(self, table: TableName) -> None:
+        """All rows are there."""
+        self._other.finished(table)
+
+
+class Reporting:
+    """Reports as long as :meth:`run` runs.
+
+    Args:
+        running: what is reported.
+        sink: where to; it is skipped while it is closed.
+        progress: of the copies.
+    """
+
+    def __init__(self, running: Running, sink: Sink, progress: KnownProgress) -> None:
+        self._running = running
+        self._sink = sink
+        self._progress = progress
+        self._told: SubscriberError | None = None
+        self._samples: deque[tuple[float, int, int]] = deque()
+
+    async def run(self) -> None:
+        """Report at once, and then every second, until cancelled."""
+        while True:
+            # a lost session is found by the worker, and its attempt ends with it
+            with contextlib.suppress(TargetError):
+                await self.report()
+            await asyncio.sleep(_INTERVAL)
+
+    async def report(self) -> None:
+        """Report now.
+
+        Raises:
+            TargetUnavailable: the session was lost.
+        """
+        error = self._running.last_error
+        news = error.one_line() if error is not None and error is not self._told else None
+        await self._sink.report([self._apply(), *self._synchronizations()], news)
+        self._told = error
+
+    def _apply(self) -> WorkerActivity:
+        running, statistics = self._running, self._sink.statistics
+        receiver = running.session.receiver if running.session is not None else None
+        changes = statistics.inserts + statistics.updates + statistics.deletes + statistics.truncates
+        per_second = self._rates(statistics.transactions, changes)
+        return WorkerActivity(
+            received=running.tracker.received,
+            applied=running.tracker.applied,
+            flushed=running.tracker.flushed,
+            sent_at=receiver.sent_at if receiver else None,
+            received_at=receiver.received_at if receiver else None,
+            latest_end=receiver.reported if receiver else None,
+            reported_at=receiver.reported_at if receiver else None,
+            transactions=statistics.transactions,
+            changes=changes,
+            transactions_per_second=per_second[0],
+            changes_per_second=per_second[1],
+        )
+
+    def _rates(self, transactions: int, changes: int) -> tuple[float, float]:
+        now = asyncio.get_running_loop().time()
+        samples = self._samples
+        samples.append((now, transactions, changes))
+        while len(samples) > 1 and now - samples[1][0] >= _RATE_SECONDS:
+            samples.popleft()
+        since, before_transactions, before_changes = samples[0]
+        if now <= since:
+            return 0.0, 0.0
+        return (transactions - before_transactions) / (now - since), (changes - before_changes) / (now - since)
+
+    def _synchronizations(self) -> list[WorkerActivity]:
+        found = []
+        for table in self._running.states.unsynchronized:
+            rows, estimated = self._progress.copying.get(table, (0, None))
+            found.append(WorkerActivity(table=table, copied_rows=rows, estimated_rows=estimated))
+        return found

@@ -1,0 +1,101 @@
+"""A subscription's status as JSON: names are PostgreSQL's where it has them, LSNs its texts, times ISO 8601, unknown is null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from subscriber.abc import WorkerActivity
+from subscriber.catalog import TableObservation
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.subscription.observing import SubscriptionStatus
+
+__all__ = ["status_as_json"]
+
+
+def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
+    """Nothing in it but what JSON has. No password: the connection string is not in it."""
+    found, definition, slot = status.observation, status.observation.definition, status.slot
+    worker = found.worker
+    return {
+        "name": definition.name,
+        "oid": definition.oid,
+        "state": status.state.value,
+        "enabled": definition.enabled,
+        "pid": found.pid,
+        "publications": list(definition.publications),
+        "slot_name": definition.slot_name,
+        "two_phase_state": definition.two_phase.value,
+        "skip_lsn": None if definition.skip_lsn == INVALID_LSN else str(definition.skip_lsn),
+        "position": _lsn(definition.position),
+        "received_lsn": _lsn(worker and worker.received),
+        "applied_lsn": _lsn(worker and worker.applied),
+        "flushed_lsn": _lsn(worker and worker.flushed),
+        "latest_end_lsn": _lsn(worker and worker.latest_end),
+        "last_msg_send_time": _seconds(worker and worker.sent_at),
+        "last_msg_receipt_time": _seconds(worker and worker.received_at),
+        "latest_end_time": _seconds(worker and worker.reported_at),
+        "lag_bytes": status.lag_bytes,
+        "lag_seconds": _number(status.lag_seconds),
+        "transactions": worker and worker.transactions,
+        "changes": worker and worker.changes,
+        "transactions_per_second": _number(worker and worker.transactions_per_second),
+        "changes_per_second": _number(worker and worker.changes_per_second),
+        "publisher": None
+        if slot is None
+        else {
+            "lsn": str(slot.publisher_lsn),
+            "slot_active": slot.active,
+            "wal_status": slot.wal_status,
+            "confirmed_flush_lsn": _lsn(slot.confirmed_flush_lsn),
+            "retained_wal_bytes": slot.retained_bytes,
+        },
+        "publisher_error": _text(status.publisher_error),
+        "last_error": _text(found.last_error),
+        "last_error_time": _time(found.last_error_time),
+        "counters": dict(found.counters),
+        "stats_reset": _time(found.stats_reset),
+        "tables": [_table(table) for table in found.tables],
+        "tables_by_state": _by_state(found.tables),
+    }
+
+
+def _table(table: TableObservation) -> dict[str, Any]:
+    return {
+        "schema": _text(table.table.namespace),
+        "name": _text(table.table.name),
+        "state": table.entry.state.value,
+        "lsn": _lsn(table.entry.lsn),
+        "copied_rows": table.worker and table.worker.copied_rows,
+        "estimated_rows": table.worker and table.worker.estimated_rows,
+    }
+
+
+def _by_state(tables: tuple[TableObservation, ...]) -> Mapping[str, int]:
+    counted: dict[str, int] = {}
+    for table in tables:
+        counted[table.entry.state.value] = counted.get(table.entry.state.value, 0) + 1
+    return counted
+
+
+def _lsn(lsn: Lsn | WorkerActivity | None) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _text(text: str | None) -> str | None:
+    """Without what is no Unicode: JSON has no bytes."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _number(value: float | WorkerActivity | None) -> float | None:
+    return round(value, 3) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _seconds(seconds: float | WorkerActivity | None) -> str | None:
+    return datetime.fromtimestamp(seconds, UTC).isoformat() if isinstance(seconds, int | float) else None
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()

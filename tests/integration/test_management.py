@@ -1,0 +1,205 @@
+"""create, alter, drop and the launcher, as a person who knows CREATE SUBSCRIPTION expects them."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber import (
+    ConfigurationError,
+    Launcher,
+    Lsn,
+    PublisherError,
+    SubscriptionInUse,
+    SubscriptionOptions,
+    TargetError,
+    alter_subscription,
+    create_subscription,
+    drop_subscription,
+)
+from tests.database import Database
+from tests.integration.managed import QUICK, create, launched, same
+from tests.integration.program import slots
+
+ROWS = "SELECT id, v FROM t ORDER BY id"
+TABLES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
+
+
+def tables(publisher: Database, target: Database, *names: str) -> None:
+    for database in (publisher, target):
+        for name in names:
+            database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+
+
+async def test_life(publisher_db: Database, target_db: Database) -> None:
+    tables(publisher_db, target_db, "t", "u")
+    publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher_db, target_db)
+    # there when it returns
+    assert slots(publisher_db) == [name]
+    assert target_db.fetch(TABLES) == [("t", "i")]
+    assert target_db.fetch("SELECT subname, subenabled, subslotname, subpublications FROM subscriber.pg_subscription") == [
+        (name, True, name, ["pub"])
+    ]
+    with pytest.raises(TargetError, match=f'^subscription "{name}" already exists$'):
+        await create(publisher_db, target_db)
+    async with launched(target_db):
+        assert await same(publisher_db, target_db, name, ROWS) == [(1, "a")]
+        publisher_db.execute("INSERT INTO t VALUES (2, 'b'); INSERT INTO u VALUES (1, 'u')")
+        assert await same(publisher_db, target_db, name, ROWS) == [(1, "a"), (2, "b")]
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            await subscription.add_publications(["more"])
+            # added when it returns, as pollers of srsubstate expect
+            assert target_db.fetch(TABLES) == [("t", "r"), ("u", "i")]
+        assert await same(publisher_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            await subscription.disable()
+        publisher_db.execute("INSERT INTO t VALUES (3, 'c')")
+        target_db.wait("SELECT count(*) FROM subscriber.pg_stat_subscription WHERE pid IS NOT NULL", 0)
+        publisher_db.wait("SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()", 0)
+        renamed = f"{name}_2"
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            await subscription.rename(renamed)
+            await subscription.set({"binary": True, "streaming": "off", "origin": "none", "synchronous_commit": "local"})
+            await subscription.enable()
+        assert len(await same(publisher_db, target_db, renamed, ROWS)) == 3
+        assert publisher_db.fetch("SELECT application_name FROM pg_stat_replication WHERE state = 'streaming'") == [(renamed,)]
+        await drop_subscription(renamed, target=target_db.dsn, settings=QUICK)
+        assert slots(publisher_db) == []
+        for table in ("pg_subscription", "pg_subscription_rel", '"position"', "worker", "subscription_stats"):
+            assert target_db.value(f"SELECT count(*) FROM subscriber.{table}") == 0
+        assert len(target_db.fetch(ROWS)) == 3
+    with pytest.raises(TargetError, match=r'^subscription "gone" does not exist$'):
+        await drop_subscription("gone", target=target_db.dsn)
+
+
+async def test_refresh_and_removed_tables(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t", "u", "w")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t, u; INSERT INTO t VALUES (1, 'a'); INSERT INTO w VALUES (1, 'w')")
+    name = await create(publisher18_db, target_db)
+    async with launched(target_db):
+        await same(publisher18_db, target_db, name, ROWS)
+        publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE w; ALTER PUBLICATION pub DROP TABLE u; INSERT INTO w VALUES (2, 'w')")
+        await same(publisher18_db, target_db, name, ROWS)
+        # not of the subscription until somebody asks
+        assert target_db.fetch("SELECT * FROM w") == []
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            await subscription.refresh(copy_data=False)
+        assert target_db.fetch(TABLES) == [("t", "r"), ("w", "r")]
+        publisher18_db.execute("INSERT INTO w VALUES (3, 'w')")
+        await same(publisher18_db, target_db, name, ROWS)
+        assert target_db.fetch("SELECT id FROM w") == [(3,)]
+        publisher18_db.execute("CREATE TABLE absent (id int); ALTER PUBLICATION pub ADD TABLE absent, u")
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            with pytest.raises(TargetError, match=r'"public\.absent" does not exist'):
+                await subscription.refresh()
+        assert target_db.fetch(TABLES) == [("t", "r"), ("w", "r")], "all or nothing"
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+async def test_refusals_in_natives_words(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(publisher18_db, target_db, options=SubscriptionOptions(enabled=False))
+    async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+        for attempt, words in (
+            (subscription.refresh(), "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions"),
+            (subscription.add_publications(["more"]), "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"),
+            (subscription.add_publications(["pub"]), f'publication "pub" is already in subscription "{name}"'),
+            (subscription.add_publications(["a", "a"]), 'publication name "a" used more than once'),
+            (subscription.drop_publications(["other"]), f'publication "other" is not in subscription "{name}"'),
+            (subscription.drop_publications(["pub"]), "cannot drop all the publications from a subscription"),
+            (subscription.set({"copy_data": False}), 'unrecognized subscription parameter: "copy_data"'),
+            (subscription.skip(Lsn(1)), "skip WAL location \\(LSN 0/1\\) must be greater than origin LSN"),
+            (subscription.skip(Lsn(0)), "invalid WAL location \\(LSN\\): 0/0"),
+            (subscription.set_connection("no such thing"), "invalid connection string"),
+        ):
+            with pytest.raises(ConfigurationError, match=words):
+                await attempt
+        await subscription.set_publications(["later"], refresh=False)
+        assert subscription.definition.publications == ("later",)
+        await subscription.set_publications(["pub"], refresh=False)
+        await subscription.set({"slot_name": "none"})
+        with pytest.raises(ConfigurationError, match="cannot enable subscription that does not have a slot name"):
+            await subscription.enable()
+        await subscription.set({"slot_name": name})
+        await subscription.enable()
+        with pytest.raises(ConfigurationError, match="cannot set slot_name = NONE for enabled subscription"):
+            await subscription.set({"slot_name": "none"})
+        for option in ("failover", "two_phase"):
+            with pytest.raises(ConfigurationError, match=f'cannot set option "{option}" for enabled subscription'):
+                await subscription.set({option: True})
+        await subscription.disable()
+        await subscription.set({"two_phase": True, "failover": True})
+        assert publisher18_db.value(f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{name}'") is True
+        assert subscription.definition.two_phase == "p"
+        with pytest.raises(TargetError, match=f'subscription "{name}" already exists'):
+            await create(publisher18_db, target_db, name)
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+async def test_nothing_half_done(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    name = f"sub_{publisher18_db.name}"
+    with pytest.raises(TargetError, match=r'"public\.t" does not exist'):
+        await create(publisher18_db, target_db)
+    assert slots(publisher18_db) == []
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with pytest.raises(PublisherError):
+        await create_subscription(name, connection=publisher18_db.conninfo(port="1"), publications=["pub"], target=target_db.dsn)
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    # killed between the slot and the end: the next one of this name cleans up
+    await create(publisher18_db, target_db)
+    target_db.execute("UPDATE subscriber.pg_subscription SET submade = false, subenabled = false")
+    async with launched(target_db) as launcher:
+        assert launcher.subscriptions == {}
+        await create(publisher18_db, target_db)
+        assert slots(publisher18_db) == [name]
+        publisher18_db.execute("INSERT INTO t VALUES (1)")
+        await same(publisher18_db, target_db, name, "SELECT * FROM t")
+    await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_drop_needs_the_publisher_or_no_slot(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(publisher18_db, target_db, options=SubscriptionOptions(enabled=False))
+    async with alter_subscription(name, target=target_db.dsn) as subscription:
+        await subscription.set_connection(publisher18_db.conninfo(port="1"))
+    with pytest.raises(PublisherError, match=f'could not connect to publisher when attempting to drop replication slot "{name}"'):
+        await drop_subscription(name, target=target_db.dsn)
+    async with alter_subscription(name, target=target_db.dsn) as subscription:
+        await subscription.set({"slot_name": "none"})
+    await drop_subscription(name, target=target_db.dsn)
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    assert slots(publisher18_db) == [name]
+
+
+async def test_not_connected(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t")
+    name = f"sub_{publisher18_db.name}"
+    options = SubscriptionOptions.parse(["connect=false"])
+    await create_subscription(name, connection=publisher18_db.conninfo(), publications=["pub"], target=target_db.dsn, options=options)
+    assert slots(publisher18_db) == []
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.fetch(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 'before')")
+    async with launched(target_db):
+        async with alter_subscription(name, target=target_db.dsn) as subscription:
+            await subscription.enable()
+            await subscription.refresh()
+        await same(publisher18_db, target_db, name, ROWS)
+    await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_one_launcher_and_no_claim_over_a_run(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher18_db, target_db)
+    async with launched(target_db, name):
+        await same(publisher18_db, target_db, name, ROWS)
+        with pytest.raises(SubscriptionInUse, match="the launcher of this target is active for PID"):
+            await Launcher(target_db.dsn).run()
+    with pytest.raises(TargetError, match='subscription "absent" does not exist'):
+        await Launcher(target_db.dsn, ["absent"]).run()
+    await drop_subscription(name, target=target_db.dsn)

@@ -1,0 +1,132 @@
+"""disable_on_error, and SKIP of the transaction that cannot be applied, as natively (029_on_error)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from subscriber import Lsn, SubscriptionOptions, alter_subscription, drop_subscription
+from tests.database import Database
+from tests.integration.managed import QUICK, create, launched, same
+
+ROWS = "SELECT id, v FROM t ORDER BY id"
+ENABLED = "SELECT subenabled FROM subscriber.pg_subscription"
+LARGE = "INSERT INTO t SELECT i, repeat('x', 400) FROM generate_series(1000, 1999) AS i"
+SMALL_MEMORY = "ALTER DATABASE {} SET logical_decoding_work_mem = '64kB'"
+
+
+def finished_at(text: str) -> Lsn:
+    """The LSN of the error's context."""
+    found = re.findall(r"finished at ([0-9A-F]+/[0-9A-F]+)", text)
+    assert found, text
+    return Lsn.parse(found[-1])
+
+
+async def skip(publisher: Database, target: Database, name: str, conflicting: str) -> Lsn:
+    """A transaction conflicts with a row of the target: the subscription is disabled; skip it; it goes on."""
+    for statement in conflicting.split(";"):
+        publisher.execute(statement)
+    await asyncio.to_thread(target.wait, ENABLED, False)
+    error = target.value("SELECT last_error FROM subscriber.subscription_stats")
+    assert 'conflict detected on relation "public.t": conflict=insert_exists' in error
+    lsn = finished_at(error)
+    async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+        await subscription.skip(lsn)
+        assert target.value("SELECT subskiplsn::text FROM subscriber.pg_subscription") == str(lsn)
+        await subscription.enable()
+    await asyncio.to_thread(target.wait, "SELECT subskiplsn::text FROM subscriber.pg_subscription", "0/0")
+    return lsn
+
+
+@pytest.mark.parametrize("streaming", ["on", "off"])
+async def test_disabled_then_skipped(
+    publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, streaming: str
+) -> None:
+    publisher, target = publisher18_db, target_db
+    for database in (publisher, target):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    publisher.execute(SMALL_MEMORY.format(publisher.name))
+    options = SubscriptionOptions.parse(["disable_on_error=true", "two_phase=true", f"streaming={streaming}"])
+    name = await create(publisher, target, options=options)
+    async with launched(target):
+        publisher.execute("INSERT INTO t VALUES (0, 'first')")
+        await same(publisher, target, name, ROWS)
+        await asyncio.to_thread(target.wait, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+        target.execute("INSERT INTO t VALUES (1, 'of the target'), (6, 'of the target'), (1500, 'of the target')")
+        lsn = await skip(publisher, target, name, "INSERT INTO t VALUES (1, 'skipped'), (2, 'skipped')")
+        await asyncio.to_thread(publisher.execute, "INSERT INTO t VALUES (3, 'after')")
+        await asyncio.to_thread(target.wait, "SELECT v FROM t WHERE id = 3", "after")
+        # a large one, streamed where it may be
+        await skip(publisher, target, name, LARGE)
+        # a prepared one: skipped at its PREPARE, and nothing comes of its COMMIT PREPARED
+        await skip(
+            publisher,
+            target,
+            name,
+            "BEGIN;INSERT INTO t VALUES (4, 'skipped'), (6, 'skipped');PREPARE TRANSACTION 'g'",
+        )
+        publisher.execute("COMMIT PREPARED 'g'")
+        publisher.execute("INSERT INTO t VALUES (5, 'last')")
+        await asyncio.to_thread(target.wait, "SELECT v FROM t WHERE id = 5", "last")
+        assert target.fetch(ROWS) == [
+            (0, "first"),
+            (1, "of the target"),
+            (3, "after"),
+            (5, "last"),
+            (6, "of the target"),
+            (1500, "of the target"),
+        ]
+        assert target.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
+        counted = target.fetch("SELECT apply_error_count::int, sync_error_count::int FROM subscriber.pg_stat_subscription_stats")
+        assert counted == [(3, 0)]
+        for kind in ("starts", "completed"):
+            assert f"logical replication {kind} skipping transaction at LSN {lsn}" in caplog.text
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_wrong_lsn_is_cleared(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    publisher, target = publisher18_db, target_db
+    for database in (publisher, target):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(publisher, target)
+    async with launched(target):
+        publisher.execute("INSERT INTO t VALUES (1, 'a')")
+        await same(publisher, target, name, ROWS)
+        wrong = Lsn(publisher.current_lsn() + 2**30)
+        async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+            await subscription.skip(wrong)
+        publisher.execute("INSERT INTO t VALUES (2, 'b')")
+        assert len(await same(publisher, target, name, ROWS)) == 2
+        await asyncio.to_thread(target.wait, "SELECT subskiplsn::text FROM subscriber.pg_subscription", "0/0")
+        assert f'skip-LSN of subscription "{name}" cleared' in caplog.text
+        assert f"did not match skip-LSN {wrong}" in caplog.text
+        async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+            await subscription.skip(wrong)
+            await subscription.skip(None)
+        assert target.value("SELECT subskiplsn::text FROM subscriber.pg_subscription") == "0/0"
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_copy_that_fails_disables(publisher18_db: Database, target_db: Database) -> None:
+    publisher, target = publisher18_db, target_db
+    for database in (publisher, target):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    target.execute("INSERT INTO t VALUES (1, 'of the target')")
+    name = await create(publisher, target, options=SubscriptionOptions(disable_on_error=True))
+    async with launched(target):
+        await asyncio.to_thread(target.wait, ENABLED, False)
+        assert target.fetch("SELECT apply_error_count::int, sync_error_count::int FROM subscriber.pg_stat_subscription_stats") == [(0, 1)]
+        target.execute("TRUNCATE t")
+        async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+            await subscription.enable()
+        assert await same(publisher, target, name, ROWS) == [(1, "a")]
+        target.execute(f"SELECT subscriber.pg_stat_reset_subscription_stats(oid) FROM subscriber.pg_subscription WHERE subname = '{name}'")
+        assert target.fetch(
+            "SELECT apply_error_count::int, sync_error_count::int, stats_reset IS NOT NULL FROM subscriber.pg_stat_subscription_stats"
+        ) == [(0, 0, True)]
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
