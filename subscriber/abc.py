@@ -252,8 +252,13 @@ class ApplyStatistics:
     truncates: int = 0
     apply_error_count: int = 0
     sync_error_count: int = 0
+    confl_insert_exists: int = 0
+    confl_update_origin_differs: int = 0
+    confl_update_exists: int = 0
     confl_update_missing: int = 0
+    confl_delete_origin_differs: int = 0
     confl_delete_missing: int = 0
+    confl_multiple_unique_conflicts: int = 0
     skipped_tables: set[str] = field(default_factory=set)
 
 

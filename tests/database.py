@@ -99,6 +99,9 @@ def drop_database(server: ServerAddress, name: str) -> None:
             inside.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(subscription)))
             inside.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(subscription)))
             inside.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(subscription)))
+        ours: list[tuple[int]] = []
+        with contextlib.suppress(psycopg.errors.UndefinedTable):
+            ours = inside.execute("SELECT oid::int8 FROM subscriber.pg_subscription").fetchall()
     with psycopg.connect(server.dsn(), autocommit=True) as outside:
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
@@ -110,7 +113,22 @@ def drop_database(server: ServerAddress, name: str) -> None:
             if time.monotonic() > deadline:
                 raise AssertionError(f"the slots of {name} cannot be dropped")
             time.sleep(0.02)
+        _drop_origins(outside, [oid for (oid,) in ours], deadline)
         outside.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _drop_origins(connection: psycopg.Connection[Any], oids: list[int], deadline: float) -> None:
+    """Replication origins belong to the cluster, and each occupies one of few places."""
+    ours = "|".join(map(str, oids)) or "none"
+    left = "SELECT roname FROM pg_replication_origin WHERE roname ~ %s"
+    while names := connection.execute(left, (f"^subscriber_({ours})(_|$)",)).fetchall():
+        for (name,) in names:
+            # in use until the session that was terminated just now has ended
+            with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                connection.execute("SELECT pg_replication_origin_drop(%s)", (name,))
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the replication origins {names} cannot be dropped")
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -113,6 +113,12 @@ async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: D
         assert rows[90000] == 4
         assert not {1001, 2001, 10_000} & rows.keys()
         assert parallel(found) == 1
+        # no subscriber of the target with origin = none gets it
+        oid = target_db.value("SELECT oid FROM subscriber.pg_subscription")
+        origins = (
+            f"SELECT pg_replication_origin_progress(roname, true) FROM pg_replication_origin WHERE roname ~ '^subscriber_{oid}_parallel_'"
+        )
+        assert [lsn for (lsn,) in target_db.fetch(origins) if lsn is not None]
         status = found.subscription.status
         assert status.last_error is None
         statistics = status.statistics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -152,6 +153,7 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
         lines = [record.message for record in caplog.records]
         assert lines == [
             'conflict detected on relation "public.t": conflict=update_missing: Could not find the row to be updated (100 rows).'
+            " Replica identity (id)."
         ]
         for number in range(1, 51):
             await feed.apply(remote.delete(number, None))
@@ -161,7 +163,7 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
     assert len(texts) < 10, "one line at once, and one a second"
     counted = feed.sink.statistics
     assert (counted.confl_update_missing, counted.confl_delete_missing) == (100, 50)
-    logged = sum(int(text.rpartition("(")[2].split()[0]) if text.endswith("rows).") else 1 for text in texts)
+    logged = sum(int(found[1]) if (found := re.search(r"\((\d+) rows\)", text)) else 1 for text in texts)
     assert logged == 150, "what waited is logged when the sink closes"
 
 

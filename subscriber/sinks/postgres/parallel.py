@@ -118,6 +118,7 @@ class PostgresParallelTransaction:
                     lambda relation, _: self._gate(relation),
                     self._applier.owner.origin,
                     self._counted.statistics.skipped_tables,
+                    differs=self._applier.differs,
                 )
                 for subxid, run in self._runs(records):
                     if subxid is not None:
@@ -192,7 +193,7 @@ class PostgresParallelTransaction:
         """
         if transaction.end_lsn <= self._applier.position or not self._complete(transaction):
             return False
-        if not await self._finish(lambda pipeline: self._applier.send_commit(pipeline, transaction)):
+        if not await self._finish(lambda pipeline: self._applier.send_commit(pipeline, transaction, self._session)):
             return False
         self._applier.adopt(transaction, self._relations, self._counted, self._wal)
         await transaction.discard()
@@ -211,7 +212,7 @@ class PostgresParallelTransaction:
         if not self._complete(transaction) or await self._two_phase.is_done(transaction.xid):
             return False
         gid = self._two_phase.gid(transaction.xid)
-        if not await self._finish(lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid)):
+        if not await self._finish(lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid, self._session)):
             return False
         self._applier.adopt(transaction, self._relations, self._counted, None, prepared=True)
         await self._two_phase.prepared(transaction)

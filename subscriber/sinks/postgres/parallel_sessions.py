@@ -11,6 +11,9 @@ locks of their own keep the promise of :mod:`subscriber.sinks.postgres.locks` ne
     anybody has it. So a session that came too late for the first lock (its process lives, but has lost the apply session and does not
     know it yet) cannot commit.
 
+An origin serves one session at a time: each has its own, named ``subscriber_<oid>_parallel_<k>``, if the apply session has one. Without it
+a session is not used: what it changes would come back from a subscriber of the target with ``origin = none``.
+
 Sessions are used again; one that was interrupted in the middle of something is terminated, so that its locks are free at once.
 """
 
@@ -18,11 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from itertools import count
 from typing import Any, Final
 
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
 from subscriber.sinks.postgres.locks import parallel_key, take
+from subscriber.sinks.postgres.origin import Origins, parallel_origin
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.statement import Statement
@@ -76,14 +81,25 @@ class ParallelSessions:
     Args:
         target: where they go.
         reader: looks at the locks, and terminates sessions.
+        origins: sets up theirs.
         oid: of the subscription.
         name: of the subscription.
         synchronous_commit: as the apply session's.
         fence: from :func:`raise_fence`.
+        origin: whether the apply session carries one.
     """
 
     def __init__(
-        self, target: Target, reader: CatalogReader, *, oid: int, name: str, synchronous_commit: SynchronousCommit, fence: int
+        self,
+        target: Target,
+        reader: CatalogReader,
+        origins: Origins,
+        *,
+        oid: int,
+        name: str,
+        synchronous_commit: SynchronousCommit,
+        fence: int,
+        origin: bool,
     ) -> None:
         self._target = target
         self._reader = reader
@@ -93,6 +109,9 @@ class ParallelSessions:
         self._fence = fence
         self._idle: list[ApplySession] = []
         self._used: set[ApplySession] = set()
+        self._origins = origins
+        self._with_origin = origin
+        self._numbers: dict[ApplySession, int] = {}
         self._closed = False
 
     @property
@@ -111,17 +130,32 @@ class ParallelSessions:
             if session.usable:
                 self._used.add(session)
                 return session
-            await session.close()
+            await self._close(session)
         session = await ApplySession.connect(
             self._target, application_name=f"{self._name} parallel apply", synchronous_commit=self._synchronous_commit
         )
         try:
             await session.fetch("SELECT pg_catalog.pg_advisory_lock_shared(%s)", parallel_key(self._oid))
+            if self._with_origin:
+                await self._carry_origin(session)
         except BaseException:
-            await session.close()
+            await self._close(session)
             raise
         self._used.add(session)
         return session
+
+    async def _carry_origin(self, session: ApplySession) -> None:
+        number = next(number for number in count(1) if number not in self._numbers.values())
+        self._numbers[session] = number
+        await session.carry_origin(self._origins, parallel_origin(self._oid, number))
+        if session.origin is None:
+            raise TargetError(
+                "no replication origin for a session of parallel apply", hint="increase the target's limit of replication origins"
+            )
+
+    async def _close(self, session: ApplySession) -> None:
+        await session.close()
+        self._numbers.pop(session, None)
 
     async def give_back(self, session: ApplySession) -> None:
         """Done with it. Whatever transaction is open in it is rolled back, and its locks are free on return."""
@@ -142,7 +176,7 @@ class ParallelSessions:
     async def _terminate(self, session: ApplySession) -> None:
         with contextlib.suppress(TargetError):
             await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
-        await session.close()
+        await self._close(session)
 
     async def holding_up(self, pid: int) -> frozenset[int]:
         """The processes that hold a lock which ``pid`` waits for, directly or through others.
@@ -159,6 +193,6 @@ class ParallelSessions:
         idle, self._idle = self._idle, []
         used, self._used = self._used, set()
         for session in idle:
-            await session.close()
+            await self._close(session)
         for session in used:
             await self._terminate(session)

@@ -41,8 +41,13 @@ ON CONFLICT (subid, relid) DO UPDATE SET lock_key = excluded.lock_key, worker_ty
 _COUNTERS: Final = (
     "apply_error_count",
     "sync_error_count",
+    "confl_insert_exists",
+    "confl_update_origin_differs",
+    "confl_update_exists",
     "confl_update_missing",
+    "confl_delete_origin_differs",
     "confl_delete_missing",
+    "confl_multiple_unique_conflicts",
 )
 """Names both of pg_stat_subscription_stats and of ApplyStatistics."""
 

@@ -30,6 +30,7 @@ from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscriptio
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
+from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
 from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
 from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
@@ -94,6 +95,7 @@ class PostgresSink:
         self._settings = settings
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
+        self._origins = Origins()
         self._opened: _Open | None = None
         self._identity: tuple[int, str] | None = None
 
@@ -142,6 +144,9 @@ class PostgresSink:
             oid = await ensure_subscription(reader.connection, name, self._options)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
             fence = await raise_fence(session, oid)
+            await session.carry_origin(self._origins, origin_name(oid))
+            if session.origin is not None:
+                await sweep_origins(session.fetch, oid)
             rows = SubscriptionRows(session, oid)
             state = await rows.subscription()
             if state.position is not None and not session.commits_are_durable:
@@ -155,7 +160,16 @@ class PostgresSink:
             raise
         self._identity = state.oid, state.name
         level = self._options.synchronous_commit
-        parallel = ParallelSessions(self._target, reader, oid=oid, name=name, synchronous_commit=level, fence=fence)
+        parallel = ParallelSessions(
+            self._target,
+            reader,
+            self._origins,
+            oid=oid,
+            name=name,
+            synchronous_commit=level,
+            fence=fence,
+            origin=session.origin is not None,
+        )
         self._opened = _Open(session, reader, state, parallel, as_owner=self._as_owner, tally=self._tally, on_durable=on_durable)
         return state
 
@@ -235,10 +249,13 @@ class PostgresSink:
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table."""
-        rows = self._open.rows
+        opened = self._open
         # one that was dropped in the target is removed by tables()
         with contextlib.suppress(RelationError):
-            await rows.remove(await rows.find_table(table))
+            relid = await opened.rows.find_table(table)
+            await opened.rows.remove(relid)
+            if opened.session.origin is not None:
+                await drop_origins(opened.session.fetch, opened.oid, relid, wait=False)
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY. A table that was dropped in the target is none of this: its next change tells."""
@@ -369,7 +386,8 @@ class PostgresSink:
         Raises:
             TargetUnavailable: nobody answers there.
         """
-        return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner)
+        origin_none = self._options.origin == "none"
+        return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner, origin_none=origin_none)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
         """The table's synchronization; also while the sink is closed, once it has been open."""
@@ -384,6 +402,7 @@ class PostgresSink:
             synchronous_commit=self._options.synchronous_commit,
             as_owner=self._as_owner,
             tally=self._tally,
+            origins=self._origins,
         )
 
     async def close(self) -> None:

@@ -21,6 +21,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog import STREAMING_CODES, ensure_catalog, insert_subscription, require_name
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.locks import CATALOG_KEY, LAUNCHER_KEY, take, verb_key, writer_key
+from subscriber.sinks.postgres.origin import asyncpg_run, drop_origins
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.target import Target
 
@@ -224,11 +225,13 @@ class PostgresCatalog:
         await self._connection.execute(f"UPDATE subscriber.pg_subscription SET {assignments} WHERE oid = $1", oid, *values)  # noqa: S608
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove one whole.
+        """Remove one whole, its replication origins first: if that is refused, nothing is half done.
 
         Raises:
+            SubscriptionInUse: a session still has one of the origins.
             TargetUnavailable, TargetError
         """
+        await drop_origins(asyncpg_run(self._connection), oid)
         with translated():
             async with self._connection.transaction():
                 await self._connection.execute("SET LOCAL synchronous_commit = 'local'")
