@@ -31,6 +31,7 @@ MANY = 400
 # what a session of ours does, as a column of its name: all but the one that asks
 PARALLEL = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%parallel apply'"
 OPEN = f"{PARALLEL} AND state = 'idle in transaction'"
+BLOCKED = f"{PARALLEL} AND wait_event_type = 'Lock'"
 BUSY = f"{PARALLEL} AND xact_start IS NOT NULL"
 
 
@@ -224,7 +225,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
             await applied(target_db)
             two.execute("BEGIN; INSERT INTO t VALUES (6001, -1, 'x')")
             two.execute(fill(4001))
-            await eventually(target_db, BUSY, 2)
+            await eventually(target_db, BLOCKED, 1)
             two.execute("COMMIT")
             await found.caught_up()
             assert target_db.fetch("SELECT id FROM t WHERE u = -1") == [(6001,)]
