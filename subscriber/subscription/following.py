@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import Sink, TwoPhaseState
+from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
@@ -141,6 +142,8 @@ class Following:
         running = self._running
         running.tracker, running.session = session.tracker, session
         self._was_streaming = True
+        skipping = self._skipping
+        parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(
             receiver=session.receiver,
             sink=self._sink,
@@ -148,13 +151,15 @@ class Following:
             tables=running.states,
             settings=self._settings,
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
-            skipping=self._skipping,
+            skipping=skipping,
             finished=running.finished,
             awaited=running.is_awaited,
             progressed=self._progressed,
+            parallel=parallel,
         )
         try:
-            await worker.run()
+            async with parallel:
+                await worker.run()
         except TargetError:
             raise
         except SubscriberError:
@@ -172,6 +177,11 @@ class Following:
         session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._running.watchers.notify()
+
+    @property
+    def _parallel_limit(self) -> int:
+        wanted = self._slot.options.streaming == "parallel" and self._sink.capabilities.parallel_apply
+        return self._settings.max_parallel_apply_workers_per_subscription if wanted else 0
 
     def _progressed(self) -> None:
         self._backoff.reset()

@@ -109,6 +109,7 @@ async def assert_same(process: SubscriberProcess) -> None:
     # rows of transactions still prepared are not visible: what is seen belongs to none
     assert target.fetch("SELECT count(*) FROM subscriber.prepared_transaction") == [(0,)]
     assert list(process.spool.iterdir()) == []
+    target.wait("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'crash%'", 0)
 
 
 async def assert_all_arrives(process: SubscriberProcess, load: MixedLoad, timeout: float) -> None:

@@ -41,7 +41,7 @@ def oid_of(target: Database) -> int:
 
 def origins(target: Database) -> list[str]:
     """Those of the target's one subscription."""
-    rows = target.fetch(f"SELECT roname FROM pg_replication_origin WHERE roname ~ '^subscriber_{oid_of(target)}(_|$)' ORDER BY 1")
+    rows = target.fetch(f"SELECT roname FROM pg_replication_origin WHERE roname ~ '^subscriber_{oid_of(target)}(_[0-9]|$)' ORDER BY 1")
     return [name for (name,) in rows]
 
 

@@ -29,7 +29,7 @@ from subscriber.abc import Batch, RelationGate
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.changes import TransactionSender
-from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, Existing, find_collisions, unique_conflict
+from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.fingerprint import UNCHANGED, TargetsChanged, parameters
 from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.relation_map import RelationMap
@@ -39,7 +39,7 @@ from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Applier", "Committed"]
+__all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]
 
 _OID: Final = 26
 _INT8: Final = 20
@@ -48,9 +48,9 @@ _PG_LSN: Final = 3220
 _TIMESTAMPTZ: Final = 1184
 _MICROSECONDS: Final = Struct(">q")
 
-_BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _COMMIT: Final = control("COMMIT")
-_WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
+WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
 _MOVE: Final = Statement(
@@ -95,6 +95,7 @@ class Applier:
         relations: which remote relation is what.
 
     Args:
+        owner: whose position is moved.
         position: the stored position.
         tally: counted into, once a transaction is committed.
         committed: told of each commit.
@@ -112,7 +113,7 @@ class Applier:
     ) -> None:
         self._session = session
         self.relations = relations
-        self._owner = owner
+        self.owner = owner
         self.position = position
         self._tally = tally
         self._committed = committed
@@ -180,40 +181,47 @@ class Applier:
     async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate, *, last: bool) -> None:
         end = transactions[-1]
         end_lsn = end.end_lsn
-        asks_wal = not self._session.commits_are_durable
-
-        def finish(pipeline: Pipeline) -> None:
-            ending = "STREAM COMMIT" if end.prefixed else "COMMIT"
-            context = ChangeContext(self._owner.origin, end.xid, end.final_lsn, ending)
-            values = [str(end_lsn).encode(), str(self._owner.oid).encode(), str(self._owner.relid).encode()]
-            pipeline.send(_MOVE, context, values)
-            self._set_up_origin(pipeline, context, end)
-            pipeline.send(_COMMIT, context)
-            if asks_wal:
-                pipeline.send(_WAL, context)
-
-        wal = await self._run(transactions, gate, finish, last=last)
+        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), last=last)
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
             await transaction.discard()
 
-    def _set_up_origin(self, pipeline: Pipeline, context: ChangeContext, transaction: Transaction) -> None:
-        if self._session.origin is not None:
-            values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(transaction.commit_time)]
-            pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)
-
     async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str, *, last: bool) -> None:
-        def finish(pipeline: Pipeline) -> None:
-            ending = "STREAM PREPARE" if transaction.prefixed else "PREPARE"
-            context = ChangeContext(self._owner.origin, transaction.xid, transaction.final_lsn, ending)
-            values = [str(self._owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
-            pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
-            self._set_up_origin(pipeline, context, transaction)
-            # the gid is made of two numbers
-            pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+        await self._run([transaction], gate, lambda pipeline: self.send_prepare(pipeline, transaction, gid, self._session), last=last)
 
-        await self._run([transaction], gate, finish, last=last)
+    def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
+        """Behind all changes: move the position to the end of the last transaction, and commit. ``session``: whose pipeline it is."""
+        context = ChangeContext(self.owner.origin, end.xid, end.final_lsn, "STREAM COMMIT" if end.prefixed else "COMMIT")
+        values = [str(end.end_lsn).encode(), str(self.owner.oid).encode(), str(self.owner.relid).encode()]
+        pipeline.send(_MOVE, context, values)
+        _set_up_origin(pipeline, context, end, session)
+        pipeline.send(_COMMIT, context)
+        if not session.commits_are_durable:
+            pipeline.send(WAL, context)
+
+    def send_prepare(self, pipeline: Pipeline, transaction: Transaction, gid: str, session: ApplySession) -> None:
+        """Behind all changes: prepare, with the row that proves it. ``session``: whose pipeline it is."""
+        ending = "STREAM PREPARE" if transaction.prefixed else "PREPARE"
+        context = ChangeContext(self.owner.origin, transaction.xid, transaction.final_lsn, ending)
+        values = [str(self.owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
+        pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
+        _set_up_origin(pipeline, context, transaction, session)
+        # the gid is made of two numbers
+        pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+
+    @property
+    def differs(self) -> int | None:
+        """As :class:`TransactionSender` takes it. Sessions of parallel apply, whose origins are others, are none that differ."""
+        return self._session.origin or 0 if self._session.commit_timestamps else None
+
+    def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
+        """Another session carried it out, with what :meth:`send_commit` or :meth:`send_prepare` sent: it counts here as if this had."""
+        self.relations.adopt(relations)
+        self._tally.add(counted)
+        if not prepared:
+            self.position = transaction.end_lsn
+            self._committed(transaction.end_lsn, wal)
 
     async def _run(
         self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None], *, last: bool
@@ -226,21 +234,16 @@ class Applier:
         def completed(statement: Statement, _: object, result: PGresult) -> None:
             nonlocal wal
             if statement.message_type:
-                if statement.finds:
-                    other = Existing.of(result, 1) if result.nfields > 1 else None
-                    counted.change(statement, int(result.get_value(0, 0) or 0), other)
-                else:
-                    counted.change(statement, result.command_tuples or 0, None)
-            elif statement is _WAL:
+                counted.answer(statement, result)
+            elif statement is WAL:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
         done = False
         try:
             async with self._session.pipeline(completed) as pipeline:
-                pipeline.send(_BEGIN, None)
-                differs = self._session.origin or 0 if self._session.commit_timestamps else None
+                pipeline.send(BEGIN, None)
                 skipped = counted.statistics.skipped_tables
-                sender = TransactionSender(self.relations, pipeline, gate, self._owner.origin, skipped, differs=differs)
+                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, differs=self.differs)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -270,7 +273,13 @@ class Applier:
             return TargetsChanged()
         if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
             return TargetError(
-                f"the target has no position of subscription {self._owner.oid}",
+                f"the target has no position of subscription {self.owner.oid}",
                 hint="was the subscription dropped? start it with a new name",
             )
         return apply_error(failure)
+
+
+def _set_up_origin(pipeline: Pipeline, context: ChangeContext, transaction: Transaction, session: ApplySession) -> None:
+    if session.origin is not None:
+        values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(transaction.commit_time)]
+        pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)

@@ -4,7 +4,8 @@ A session that has an origin set up marks every change it writes. A subscriber o
 is what keeps two databases that replicate into each other from a loop.
 
 Names: ``subscriber_<subscription oid>`` for the apply session, ``subscriber_<oid>_<relid>`` for a table's synchronization,
-``subscriber_<oid>_<relid>_<k>`` for the sessions that commit the parts of its copy (one origin serves one session at a time). Native's
+``subscriber_<oid>_<relid>_<k>`` for the sessions that commit the parts of its copy, ``subscriber_<oid>_parallel_<k>`` for those of
+parallel apply (one origin serves one session at a time). Native's
 names, ``pg_<oid>`` and so on, are reserved: no SQL function makes them. The LSN of an origin is for monitoring and never read by us: the
 position row is what counts, so an origin may be dropped, or be missing, at any time.
 
@@ -31,10 +32,24 @@ import asyncpg
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.sinks.postgres.errors import translated
 
-__all__ = ["Origins", "Run", "asyncpg_run", "drop_origins", "grant", "limit_setting", "may_use_origins", "origin_name", "sweep_origins"]
+__all__ = [
+    "PARALLEL",
+    "Origins",
+    "Run",
+    "asyncpg_run",
+    "drop_origins",
+    "grant",
+    "limit_setting",
+    "may_use_origins",
+    "origin_name",
+    "parallel_origin",
+    "sweep_origins",
+]
 
 _log = logging.getLogger(__name__)
 
+PARALLEL: Final = "_parallel_"
+"""Behind the name of the apply session's origin: those of the sessions of parallel apply, which are as good as its own."""
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
 
@@ -78,6 +93,11 @@ def origin_name(oid: int, relid: int = 0, part: int | None = None) -> str:
     """Of a subscription, of one of its tables, of one session that copies that table."""
     numbers = [oid, *([relid] if relid else []), *([part] if part is not None else [])]
     return "_".join(["subscriber", *map(str, numbers)])
+
+
+def parallel_origin(oid: int, number: int) -> str:
+    """Of a session that applies streamed transactions before their end."""
+    return f"{origin_name(oid)}{PARALLEL}{number}"
 
 
 def grant(role: str, version: int) -> str:
@@ -182,6 +202,8 @@ async def drop_origins(run: Run, oid: int, relid: int = 0, *, parts_only: bool =
 async def sweep_origins(run: Run, oid: int) -> None:
     """Drop what killed processes left: origins of tables that are not being synchronized. Those still in use stay, for another time.
 
+    Those of parallel apply stay too: what they changed is known as our own by their names.
+
     Raises:
         TargetError: or a subclass.
     """
@@ -189,7 +211,7 @@ async def sweep_origins(run: Run, oid: int) -> None:
         run,
         f"""
         SELECT o.roname FROM pg_catalog.pg_replication_origin AS o
-         WHERE o.roname ~ '^{origin_name(oid)}_'
+         WHERE o.roname ~ '^{origin_name(oid)}_[0-9]'
            AND NOT EXISTS (SELECT FROM subscriber.pg_subscription_rel AS r
                             WHERE r.srsubid = {oid}::oid AND r.srsubstate::text IN ('i', 'd', 'f')
                               AND r.srrelid::text = pg_catalog.split_part(o.roname, '_', 3))

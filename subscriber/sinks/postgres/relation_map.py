@@ -63,6 +63,11 @@ class RelationMap:
         self._remote = dict(remembered)
         self.forget_targets()
 
+    def adopt(self, other: RelationMap) -> None:
+        """What another one knows was described, last of all."""
+        for relation in other.remembered().values():
+            self.define(relation)
+
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""
         self._mappings.clear()

@@ -10,8 +10,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
+
+from psycopg.pq.abc import PGresult
 
 from subscriber.abc import ApplyStatistics, TableName
 from subscriber.errors import TargetError, TargetUnavailable
@@ -115,6 +117,22 @@ class Counted:
         self.statistics = ApplyStatistics()
         self.conflicts: Counter[_Conflict] = Counter()
         self.explanations: dict[_Conflict, tuple[str, str]] = {}
+
+    def copy(self) -> Counted:
+        """As it is now, to go back to."""
+        found = Counted()
+        found.statistics = replace(self.statistics, skipped_tables=set(self.statistics.skipped_tables))
+        found.conflicts = Counter(self.conflicts)
+        found.explanations = dict(self.explanations)
+        return found
+
+    def answer(self, statement: Statement, result: PGresult) -> None:
+        """Count what the server says of a change."""
+        if statement.finds:
+            other = Existing.of(result, 1) if result.nfields > 1 else None
+            self.change(statement, int(result.get_value(0, 0) or 0), other)
+        else:
+            self.change(statement, result.command_tuples or 0, None)
 
     def change(self, statement: Statement, found: int, other: Existing | None) -> None:
         """Count a change that was made, or the conflict if there was no row to make it to.

@@ -91,6 +91,11 @@ class ApplySession:
         return not self._broken and self.connection.pgconn.status == pq.ConnStatus.OK
 
     @property
+    def pid(self) -> int:
+        """Its process in the target."""
+        return self.connection.info.backend_pid
+
+    @property
     def commits_are_durable(self) -> bool:
         """Whether COMMIT returns after its record is on disk."""
         return self._synchronous_commit != "off"
@@ -118,8 +123,12 @@ class ApplySession:
                 yield
 
     @contextlib.asynccontextmanager
-    async def pipeline(self, completed: Completed) -> AsyncIterator[Pipeline]:
+    async def pipeline(self, completed: Completed, *, stays_open: bool = False) -> AsyncIterator[Pipeline]:
         """Open a pipeline; what is sent inside is executed when the block is left normally.
+
+        Args:
+            completed: told of each statement that succeeded.
+            stays_open: a transaction that is open at the end stays so, unless something was refused.
 
         Raises:
             StatementFailed: the first statement that the server refused; everything after it was not executed. A transaction begun
@@ -137,16 +146,17 @@ class ApplySession:
                 yield pipeline
         except (SubscriberError, StatementFailed):
             # not for cancellation: whoever is cancelled has no time to read what is still on its way
-            await self._finish(pipeline)
+            await self._finish(pipeline, stays_open=stays_open)
             raise
-        await self._finish(pipeline)
+        await self._finish(pipeline, stays_open=stays_open)
 
-    async def _finish(self, pipeline: Pipeline) -> None:
+    async def _finish(self, pipeline: Pipeline, *, stays_open: bool) -> None:
         with translated():
             await pipeline.drain()
             pipeline.leave()
             self._broken = False
-            if self.connection.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            open_on_purpose = stays_open and not pipeline.failed
+            if self.connection.pgconn.transaction_status != pq.TransactionStatus.IDLE and not open_on_purpose:
                 await self.connection.execute("ROLLBACK")
             if pipeline.failed:
                 # those behind the failing statement were never made

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.origin import PARALLEL
 from subscriber.sinks.postgres.relation import RelationMapping, TargetColumn, qualified_name
 from subscriber.sinks.postgres.statement import Statement, Written
 
@@ -161,7 +162,8 @@ def _count_and_origin(scanned: str, origin: int) -> str:
         " CASE WHEN o.roident <> 0 THEN coalesce(r.roname, '') END AS origin"
         " FROM found CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.m) AS o"
         " LEFT JOIN pg_catalog.pg_replication_origin AS r ON r.roident = o.roident"
-        f" WHERE o.timestamp IS NOT NULL AND o.roident <> {origin}"
+        f" WHERE o.timestamp IS NOT NULL AND o.roident <> {origin} AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin AS own"
+        f" WHERE own.roident = {origin} AND pg_catalog.starts_with(r.roname, own.roname || '{PARALLEL}'))"
     )
     return _count(scanned, f" LEFT JOIN ({other}) AS d ON true")
 

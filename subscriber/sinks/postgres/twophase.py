@@ -66,13 +66,21 @@ class TwoPhase:
         Raises:
             TargetError: the target has no room for prepared transactions; or as :meth:`Applier.prepare`.
         """
-        gid = self.gid(transaction.xid)
-        if await self._is_prepared(gid) or await self._was_committed(gid):
+        if await self.is_done(transaction.xid):
             await self._applier.skip(transaction)
         else:
             await self._require_prepared_transactions()
-            await self._applier.prepare(transaction, gate, gid)
-            await transaction.discard()
+            await self._applier.prepare(transaction, gate, self.gid(transaction.xid))
+        await self.prepared(transaction)
+
+    async def is_done(self, xid: int) -> bool:
+        """Whether a transaction is prepared, or committed already."""
+        gid = self.gid(xid)
+        return await self._is_prepared(gid) or await self._was_committed(gid)
+
+    async def prepared(self, transaction: Transaction) -> None:
+        """It is prepared now: move the position behind it, if that is not further already."""
+        await transaction.discard()
         if transaction.end_lsn > self._applier.position:
             await self._move(transaction.end_lsn)
 
