@@ -104,6 +104,7 @@ class SubscriptionState:
     ``target_identifier`` tells this target from every other one that may use the same publisher.
     ``slot_name`` is None until the slot's creation was begun; ``position`` is None until it was done.
     ``managed``: the catalog defines it, with the publisher's connection string; else its command line does.
+    ``generation`` grows with every verb that claims it: what was known of an earlier one holds no longer.
     ``skip_lsn`` is the finish LSN of a transaction to be skipped, or INVALID_LSN.
     """
 
@@ -115,6 +116,7 @@ class SubscriptionState:
     two_phase: TwoPhaseState
     position: Position | None
     managed: bool = False
+    generation: int = 0
     skip_lsn: Lsn = INVALID_LSN
 
 

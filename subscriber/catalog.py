@@ -35,6 +35,7 @@ class Definition:
         skip_lsn: finish LSN of the transaction to be skipped, or INVALID_LSN.
         position: up to where the target has everything, or None before the first.
         made: False while it is being created, and when that was cut off.
+        generation: grows with every claim.
         claimed: a verb is at work on it just now: it must not be run.
     """
 
@@ -49,6 +50,7 @@ class Definition:
     skip_lsn: Lsn = INVALID_LSN
     position: Lsn | None = None
     made: bool = True
+    generation: int = 0
     claimed: bool = False
 
 
@@ -77,7 +79,8 @@ class Catalog(Protocol):
     def claim(self, name: str) -> AbstractAsyncContextManager[Definition]:
         """Keep everybody else from working on a subscription while the block lasts; wait until whoever runs it has stopped.
 
-        Gives the definition as it is then.
+        Gives the definition as it is then, of a new generation: a worker that is between two connections just now learns by it, when it
+        opens the sink again, that it must not go on.
 
         Raises:
             TargetError: native's words: subscription does not exist.

@@ -199,7 +199,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 options=options,
                 settings=self._settings,
                 sink=sink,
-                managed=True,
+                generation=found.generation,
             )
             await setup.refresh()
         finally:

@@ -52,8 +52,8 @@ class Subscription:
         options: the parameters of CREATE SUBSCRIPTION.
         settings: what a server keeps in postgresql.conf.
         progress: is told about table copies.
-        managed: the target's catalog defines the subscription (:func:`subscriber.create_subscription`), and its tables; the other
-            arguments are what it says.
+        generation: for a subscription that the target's catalog defines (:func:`subscriber.create_subscription`): which of its
+            generations the other arguments are of. None: the arguments are the definition.
 
     Raises:
         ConfigurationError: arguments that cannot be used together, or a target that no sink serves.
@@ -77,7 +77,7 @@ class Subscription:
         options: SubscriptionOptions | None = None,
         settings: Settings | None = None,
         progress: CopyProgress | None = None,
-        managed: bool = False,
+        generation: int | None = None,
     ) -> None:
         if isinstance(publications, str):
             raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
@@ -95,7 +95,7 @@ class Subscription:
             options=self._options,
             settings=self._settings,
             sink=self._sink,
-            managed=managed,
+            generation=generation,
         )
         self._running = Running()
         self._is_running = self._ended = False

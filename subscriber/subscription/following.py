@@ -19,10 +19,12 @@ from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import DataLossError, SlotInUse, SubscriberError, TargetError
+from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession
 from subscriber.subscription.setup import Prepared
+from subscriber.walreceiver.failures import comes_of_streaming
 
 __all__ = ["Following"]
 
@@ -47,6 +49,7 @@ class Following:
     def __init__(self, slot: FollowedSlot, prepared: Prepared, sink: Sink, settings: Settings, running: Running, *, patient: bool) -> None:
         self._slot = slot
         self._name = prepared.state.name
+        self._generation = prepared.state.generation
         self._two_phase = prepared.state.two_phase
         self._skipping = Skipping(prepared.state.skip_lsn, self._name)
         self._position = prepared.position
@@ -58,6 +61,7 @@ class Following:
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
         self._was_streaming = False
+        self._undecodable_at: Lsn | None = None
 
     async def run(self) -> None:
         """Follow until the run is finished.
@@ -75,6 +79,8 @@ class Following:
                 self._running.last_error = error
                 if self._was_streaming:
                     self._sink.statistics.apply_error_count += 1
+                if comes_of_streaming(error):
+                    self._undecodable_at = self._position.lsn
                 pause = self._judge(error)
                 _log.log(
                     self._level(error),
@@ -112,6 +118,8 @@ class Following:
                 f'the target has no position of subscription "{self._name}" any more',
                 hint="was the subscription dropped? start over with another name",
             )
+        if state.generation != self._generation:
+            raise SubscriptionChanged(f'subscription "{self._name}" was altered while it was not connected', hint="start it again")
         self._position = state.position
         self._two_phase = state.two_phase
         self._skipping = Skipping(state.skip_lsn, self._name)
@@ -125,7 +133,11 @@ class Following:
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization knows nothing of prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
-        slot = replace(self._slot, options=replace(self._slot.options, two_phase=enabled or enabling))
+        options = replace(self._slot.options, two_phase=enabled or enabling)
+        if self._position.lsn == self._undecodable_at:
+            _log.warning("the publisher cannot decode a transaction that was rolled back: it is asked to send none before its end")
+            options = replace(options, streaming="off")
+        slot = replace(self._slot, options=options)
         session = await self._running.unless_stopped(StreamSession.open(slot, self._position))
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(session.close)

@@ -23,7 +23,7 @@ from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.apply.tasks import task_group
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings
-from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError, SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.targets import open_catalog
 
@@ -178,7 +178,7 @@ class Launcher:
             options=replace(definition.options, slot_name=definition.slot_name or NO_SLOT, create_slot=False),
             settings=self._settings,
             progress=self._progress and _Named(self._progress, definition.name),
-            managed=True,
+            generation=definition.generation,
         )
         _log.info('subscription "%s" is started', definition.name)
         worker = self._workers[definition.oid] = _Worker(definition, subscription)
@@ -193,6 +193,10 @@ class Launcher:
             began = clock.time()
             try:
                 await worker.subscription.run()
+            except SubscriptionChanged as error:
+                # with another generation, as soon as it is free
+                _log.info('subscription "%s": %s', definition.name, error)
+                return
             except SubscriberError as error:
                 if clock.time() - began > self._settings.wal_retrieve_retry_interval:
                     backoff.reset()
@@ -235,7 +239,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 def _essence(definition: Definition) -> tuple[object, ...]:
     """What a change of restarts the worker. ``skip_lsn`` and ``two_phase`` it changes itself."""
-    return definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
+    return definition.generation, definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
 
 
 class _Named:

@@ -38,7 +38,7 @@ _STOP_SECONDS: Final = 30.0
 DEFINITION_COLUMNS: Final = """
 s.oid::int8 AS oid, s.subname::text AS name, s.subenabled, s.subslotname::text AS slot_name, s.subpublications,
 s.subtwophasestate::text AS two_phase, s.subskiplsn::text AS skip_lsn, s.subbinary, s.substream::text AS substream, s.subsynccommit,
-s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade
+s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade, s.subgeneration
 """
 
 _SUBSCRIPTIONS: Final = f"""
@@ -176,6 +176,10 @@ class PostgresCatalog:
         what = f'subscription "{name}"'
         await take(self._fetch, verb_key(oid), what)
         try:
+            # before the look at the writer's lock: whoever takes that later sees it
+            await self._reader.fetch(
+                "UPDATE subscriber.pg_subscription SET subgeneration = subgeneration + 1 WHERE oid = $1::int8::oid", oid
+            )
             await self._notify()
             try:
                 await take(self._fetch, writer_key(oid), what, wait=_STOP_SECONDS)
@@ -330,5 +334,6 @@ def definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
         skip_lsn=Lsn.parse(row["skip_lsn"]),
         position=None if row["position"] is None else Lsn.parse(row["position"]),
         made=row["submade"],
+        generation=row["subgeneration"],
         claimed=claimed,
     )
