@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from subscriber import (
@@ -9,6 +11,8 @@ from subscriber import (
     Launcher,
     Lsn,
     PublisherError,
+    Subscription,
+    SubscriptionChanged,
     SubscriptionInUse,
     SubscriptionOptions,
     TargetError,
@@ -203,3 +207,38 @@ async def test_one_launcher_and_no_claim_over_a_run(publisher18_db: Database, ta
     with pytest.raises(TargetError, match='subscription "absent" does not exist'):
         await Launcher(target_db.dsn, ["absent"]).run()
     await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_worker_between_two_connections_learns_of_a_verb(publisher18_db: Database, target_db: Database) -> None:
+    """No launcher stops it: it must not go on with what it knew."""
+    tables(publisher18_db, target_db, "t", "u")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher18_db, target_db)
+    subscription = Subscription(
+        name,
+        connection=publisher18_db.conninfo(),
+        publications=["pub"],
+        target=target_db.dsn,
+        options=SubscriptionOptions(create_slot=False),
+        settings=QUICK,
+        generation=0,
+    )
+    running = asyncio.create_task(subscription.run())
+    await same(publisher18_db, target_db, name, ROWS)
+    publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE u; INSERT INTO u VALUES (1, 'u')")
+
+    async def refresh() -> None:
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as altered:
+            await altered.refresh()
+
+    refreshing = asyncio.create_task(refresh())
+    await asyncio.to_thread(target_db.wait, "SELECT subgeneration::int FROM subscriber.pg_subscription", 1)
+    assert not running.done()
+    target_db.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{name}'")
+    await asyncio.wait_for(refreshing, 30)
+    with pytest.raises(SubscriptionChanged):
+        await asyncio.wait_for(running, 30)
+    assert target_db.fetch(TABLES) == [("t", "r"), ("u", "i")]
+    async with launched(target_db):
+        assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
