@@ -75,6 +75,8 @@ async def load(database: Database, first: int) -> AsyncIterator[Load]:
                 session.execute(insert, (key, key + rows - 1))
                 done.inserted += rows
                 session.execute("UPDATE t SET v = v || 'u' WHERE id = %s", (key,))
+                # no faster than a subscriber on a busy machine can follow
+                stop.wait(0.005)
                 if turn % 3 == 0:
                     session.execute("DELETE FROM t WHERE id = %s", (key - 1,))
 
@@ -372,7 +374,7 @@ async def test_a_role_without_the_privilege(publisher18_db: Database, target_db:
                 f'role "{plain.name}" may not use replication origins in the target: a subscriber of the target with origin = none'
                 " would get our changes as the target's own",
             )
-            async with replica(publisher18_db, target) as without:
+            async with replica(publisher18_db, target, origin="none") as without:
                 publisher18_db.execute("INSERT INTO t VALUES (2, 'followed')")
                 await without.same(ROWS)
                 assert origins(target_db) == []
@@ -411,7 +413,7 @@ async def test_no_free_slot(make_server: Callable[..., EmbeddedServer], publishe
     publisher18_db.execute(COPY)
     with fresh_database(ServerAddress(server.dsn(), 18), "tgt") as target_db:
         target_db.execute(TABLE)
-        async with replica(publisher18_db, target_db) as found:
+        async with replica(publisher18_db, target_db, origin="none") as found:
             await all_ready(found)
             publisher18_db.execute("INSERT INTO t VALUES (-1, 'followed')")
             assert len(await found.same(ROWS)) == COPIED + 1

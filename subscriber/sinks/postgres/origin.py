@@ -120,9 +120,14 @@ async def may_use_origins(run: Run) -> tuple[bool, str, int]:
 
 
 class Origins:
-    """Sets origins up in the sessions of one sink, and warns once for each reason why there is none."""
+    """Sets origins up in the sessions of one sink, and tells once for each reason why there is none.
 
-    def __init__(self) -> None:
+    Args:
+        relied_on: whether somebody seems to rely on them, so that it is a warning.
+    """
+
+    def __init__(self, *, relied_on: bool) -> None:
+        self._level = logging.WARNING if relied_on else logging.INFO
         self._warned: set[str] = set()
 
     async def set_up(self, run: Run, name: str) -> int | None:
@@ -160,7 +165,8 @@ class Origins:
     def _warn(self, reason: str, hint: str) -> None:
         if hint not in self._warned:
             self._warned.add(hint)
-            _log.warning(
+            _log.log(
+                self._level,
                 "changes are made in the target without a replication origin: %s; a subscriber of the target with origin = none gets"
                 " them as the target's own (hint: %s)",
                 reason,

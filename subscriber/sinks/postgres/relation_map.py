@@ -47,7 +47,7 @@ class RelationMap:
         self._subscription = subscription
         self._remote: dict[int, Relation] = {}
         self._mappings: dict[int, RelationMapping] = {}
-        self._passed_over: set[int] = set()
+        self._passed_over: set[tuple[int, bool]] = set()
 
     @property
     def has_targets(self) -> bool:
@@ -77,7 +77,7 @@ class RelationMap:
         """A Relation message came."""
         self._remote[relation.relation_id] = relation
         self._mappings.pop(relation.relation_id, None)
-        self._passed_over.discard(relation.relation_id)
+        self._passed_over -= {(relation.relation_id, True), (relation.relation_id, False)}
 
     async def learn(self, transaction: Transaction) -> None:
         """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
@@ -137,7 +137,7 @@ class RelationMap:
         relation_id = relation.relation_id
         if by_name and relation_id in self._mappings:
             return True
-        if relation_id in self._passed_over:
+        if (relation_id, by_name) in self._passed_over:
             return False
         name = TableName(relation.namespace, relation.name)
         rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, await require_table(self._reader, name))
@@ -151,5 +151,5 @@ class RelationMap:
                     " (hint: refresh the subscription, or start the run again: the new table is added and copied)",
                     name,
                 )
-            self._passed_over.add(relation_id)
+            self._passed_over.add((relation_id, by_name))
         return False

@@ -95,7 +95,7 @@ class PostgresSink:
         self._settings = settings
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
-        self._origins = Origins()
+        self._origins = Origins(relied_on=options.origin == "none")
         self._opened: _Open | None = None
         self._identity: tuple[int, str] | None = None
 
