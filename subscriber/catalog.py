@@ -36,6 +36,7 @@ class Definition:
         position: up to where the target has everything, or None before the first.
         made: False while it is being created, and when that was cut off.
         generation: grows with every claim.
+        pending_refresh: the publications were changed, and the tables have to follow: with a copy (True) or without (False).
         claimed: a verb is at work on it just now: it must not be run.
     """
 
@@ -51,6 +52,7 @@ class Definition:
     position: Lsn | None = None
     made: bool = True
     generation: int = 0
+    pending_refresh: bool | None = None
     claimed: bool = False
 
 
@@ -106,6 +108,10 @@ class Catalog(Protocol):
         Returns:
             Names of prepared transactions that it leaves in the target: nobody but the caller's user can decide about them.
         """
+        ...
+
+    async def note_error(self, oid: int, text: str) -> None:
+        """Keep an error of a worker that could not tell it itself."""
         ...
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:

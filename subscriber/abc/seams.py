@@ -234,6 +234,10 @@ class Sink(Protocol):
         """Store the publications subscribed to."""
         ...
 
+    async def refreshed(self) -> None:
+        """Note that the tables follow the publications: nothing is pending."""
+        ...
+
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one that moves to another timeline; durable on return."""
         ...

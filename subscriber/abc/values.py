@@ -95,6 +95,7 @@ class SubscriptionState:
     ``target_identifier`` tells this target from every other one that may use the same publisher.
     ``slot_name`` is None until the slot's creation was begun; ``position`` is None until it was done.
     ``managed``: the catalog defines it, with the publisher's connection string; else its command line does.
+    ``pending_refresh``: the publications were changed, and the tables have to follow, with a copy (True) or without (False).
     ``generation`` grows with every verb that claims it: what was known of an earlier one holds no longer.
     ``skip_lsn`` is the finish LSN of a transaction to be skipped, or INVALID_LSN.
     """
@@ -108,6 +109,7 @@ class SubscriptionState:
     position: Position | None
     managed: bool = False
     generation: int = 0
+    pending_refresh: bool | None = None
     skip_lsn: Lsn = INVALID_LSN
 
 

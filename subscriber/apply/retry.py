@@ -93,7 +93,7 @@ class Backoff:
 
     def pause(self, answer: Answer) -> float:
         """Seconds to wait."""
-        if answer.policy is Policy.INTERVAL:
+        if answer.policy is not Policy.SOON:
             return self._interval
         pause = self._next
         self._next = min(self._next * 2, self._ceiling)

@@ -10,7 +10,6 @@ from subscriber.cli.options import Verbs, add_name_option, add_publisher_argumen
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.launching import Launcher
 from subscriber.subscription.status import Until
@@ -39,14 +38,12 @@ def add_parser(verbs: Verbs) -> None:
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
     add_settings_argument(parser)
-    parser.set_defaults(execute=_execute)
+    parser.set_defaults(execute=_execute, usage=parser.error)
 
 
 async def _execute(args: argparse.Namespace) -> int:
     if (args.connection is None) != (args.publication is None):
-        raise ConfigurationError(
-            "--connection and --publication belong together", hint="both for one replica, none to run what the target's catalog defines"
-        )
+        args.usage("--connection and --publication belong together: both for one replica, none to run what the target's catalog defines")
     progress = copy_progress()
     try:
         return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
@@ -57,9 +54,7 @@ async def _execute(args: argparse.Namespace) -> int:
 
 async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.options or args.until_caught_up or args.until_lsn is not None:
-        raise ConfigurationError(
-            "-o and --until-... are for --connection and --publication", hint='change a created subscription by "subscriber alter"'
-        )
+        args.usage("-o and --until-... are for --connection and --publication; a created subscription is changed by subscriber alter")
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     with served(args.metrics, lambda: launcher.subscriptions), clean_end(launcher.stop) as ending:
         await launcher.run()
@@ -68,7 +63,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
 
 async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.names:
-        raise ConfigurationError("a NAME is for subscriptions that were created", hint="say --name")
+        args.usage("a NAME is for subscriptions that were created; say --name")
     subscription = Subscription(
         args.name,
         connection=args.connection,

@@ -198,8 +198,10 @@ class Subscription:
             patient = until is None and not self._options.disable_on_error
             # so does whoever starts a subscription for the first time, as long as no table came through
             launcher = self._make_launcher(prepared, lambda: patient and (not prepared.first or running.states.any_synchronized))
-            following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient)
             reporting = Reporting(running, self._sink, self._progress)
+            following = Following(
+                self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, report=reporting.report
+            )
             async with task_group() as group:
                 beside = [group.create_task(launcher.run()), group.create_task(reporting.run())]
                 try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -43,10 +44,21 @@ class Following:
         sink: the target.
         settings: batches and pauses.
         running: shared with the rest of the run.
+        report: tells the target of an error, as long as the sink is open.
         patient: False makes the first error that time alone does not mend end it all.
     """
 
-    def __init__(self, slot: FollowedSlot, prepared: Prepared, sink: Sink, settings: Settings, running: Running, *, patient: bool) -> None:
+    def __init__(
+        self,
+        slot: FollowedSlot,
+        prepared: Prepared,
+        sink: Sink,
+        settings: Settings,
+        running: Running,
+        *,
+        patient: bool,
+        report: Callable[[], Awaitable[None]],
+    ) -> None:
         self._slot = slot
         self._name = prepared.state.name
         self._generation = prepared.state.generation
@@ -57,6 +69,7 @@ class Following:
         self._settings = settings
         self._running = running
         self._patient = patient
+        self._report = report
         self._backoff = Backoff(settings)
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
@@ -77,18 +90,19 @@ class Following:
                 await self._attempt()
             except SubscriberError as error:
                 self._running.last_error = error
-                if self._was_streaming:
-                    self._sink.statistics.apply_error_count += 1
                 if comes_of_streaming(error):
                     self._undecodable_at = self._position.lsn
                 pause = self._judge(error)
                 _log.log(
                     self._level(error),
-                    "%s; next attempt in %.1f s, from %s",
+                    'subscription "%s": %s; next attempt in %.1f s, from %s',
+                    self._name,
                     error.one_line(),
                     pause,
                     self._position.lsn,
                 )
+                with contextlib.suppress(TargetError):
+                    await self._report()
                 if isinstance(error, TargetError):
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))
@@ -173,8 +187,10 @@ class Following:
             async with parallel:
                 await worker.run()
         except TargetError:
+            self._sink.statistics.apply_error_count += 1
             raise
         except SubscriberError:
+            self._sink.statistics.apply_error_count += 1
             await self._settle(session)
             raise
         else:

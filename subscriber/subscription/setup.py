@@ -21,6 +21,7 @@ from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntr
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
+from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.beginning import Beginning
 from subscriber.subscription.loss import check_position
@@ -114,7 +115,12 @@ class Setup:
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
-            if self._managed:
+            if self._managed and state.pending_refresh is not None:
+                # the verb that changed the publications was cut off before
+                refresh = TableRefresh(self._publications, self._sink, copy_data=state.pending_refresh)
+                tables = await refresh.refresh(connection, state)
+                await self._sink.refreshed()
+            elif self._managed:
                 tables = await self._sink.tables()
             else:
                 tables = await self._tables.refresh(connection, state, first=first)
@@ -143,6 +149,8 @@ class Setup:
             self._check_managed(state)
             if self._options.create_slot:
                 state = await self._begin(connection, state)
+            elif self._options.failover and connection.capabilities.alter_slot and await connection.slot(self._slot_name) is not None:
+                await connection.execute(alter_replication_slot(connection.capabilities, self._slot_name, failover=True))
             await self._tables.refresh(connection, state, first=True)
         finally:
             await connection.close()
@@ -160,6 +168,7 @@ class Setup:
             self._check_managed(state)
             tables = await self._tables.refresh(connection, state, demanded=True)
             await drop_leftover_slots(connection, self._sink, state, tables)
+            await self._sink.refreshed()
         finally:
             await connection.close()
 

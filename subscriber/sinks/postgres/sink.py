@@ -200,6 +200,10 @@ class PostgresSink:
         """Store the publications subscribed to."""
         await self._open.rows.update_subscription("subpublications = %s::text[]", list(publications))
 
+    async def refreshed(self) -> None:
+        """Forget a pending refresh."""
+        await self._open.rows.update_subscription("subrefresh = NULL")
+
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
         opened = self._open

@@ -180,6 +180,9 @@ class MemorySink:
     async def set_publications(self, publications: Sequence[str]) -> None:
         await self._step("set_publications")
 
+    async def refreshed(self) -> None:
+        await self._step("refreshed")
+
     async def set_position(self, position: Position) -> None:
         self._state.position = position
         self.server.flush()
