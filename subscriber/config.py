@@ -231,6 +231,8 @@ class Settings:
     """Wait before the next attempt after an error; connections are tried again sooner at first, with backoff up to this."""
     max_sync_workers_per_subscription: int = 2
     """Tables copied at the same time."""
+    max_parallel_apply_workers_per_subscription: int = 2
+    """Streamed transactions applied at the same time before their end, with ``streaming = parallel``; 0: none."""
     max_copy_workers_per_table: int = 2
     """Connections that copy one large table together."""
     copy_range_size: int = 256 * 1024**2
@@ -281,6 +283,7 @@ _AT_LEAST: Final[dict[str, float]] = {
     "wal_receiver_timeout": 0,
     "wal_retrieve_retry_interval": 0.001,
     "max_sync_workers_per_subscription": 1,
+    "max_parallel_apply_workers_per_subscription": 0,
     "max_copy_workers_per_table": 1,
     "copy_range_size": 64 * 1024,
     "logical_decoding_work_mem": 64 * 1024,

@@ -12,6 +12,7 @@
     ├── TargetError               mend the target: privilege, missing setting, broken catalog
     │   ├── TargetUnavailable     wait: connection refused, lost or timed out; retried
     │   ├── SubscriptionInUse     stop the other process that serves this subscription
+    │   ├── SubscriptionChanged   start anew: it was altered or dropped meanwhile
     │   ├── RelationError         mend the target's table: missing, other columns, no replica identity
     │   └── ApplyError            mend the rows: the target refused a change; nothing of its transaction stays
     └── SpoolError                mend the spool directory: unreadable, full or damaged
@@ -34,6 +35,7 @@ __all__ = [
     "SlotInUse",
     "SpoolError",
     "SubscriberError",
+    "SubscriptionChanged",
     "SubscriptionInUse",
     "TargetError",
     "TargetUnavailable",
@@ -109,6 +111,10 @@ class TargetUnavailable(TargetError):
 
 class SubscriptionInUse(TargetError):
     """Another process serves this subscription."""
+
+
+class SubscriptionChanged(TargetError):
+    """The subscription was altered, refreshed or dropped while it was not connected: what this run knows of it holds no longer."""
 
 
 class RelationError(TargetError):

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from subscriber.testing.server import EmbeddedServer
-from tests.database import Database, ServerAddress, fresh_database
+from tests.database import Database, ServerAddress, fresh_database, given_publisher_version
 
-PUBLISHER_VERSIONS = (18, 16)
+pytest_plugins = ["tests.versions"]
 
 
 class Servers:
@@ -42,12 +41,10 @@ def servers() -> Iterator[Servers]:
 
 
 def _publisher(servers: Servers, version: int) -> ServerAddress:
-    if given := os.environ.get("SUBSCRIBER_TEST_DSN"):
-        with psycopg.connect(given) as connection:
-            actual = connection.info.server_version // 10000
+    if (actual := given_publisher_version()) is not None:
         if actual != version:
             pytest.skip(f"SUBSCRIBER_TEST_DSN names a PostgreSQL {actual}")
-        return ServerAddress(given, actual)
+        return ServerAddress(os.environ["SUBSCRIBER_TEST_DSN"], actual)
     return ServerAddress(servers.get("publisher", version).dsn(), version)
 
 
@@ -63,18 +60,10 @@ def publisher16(servers: Servers) -> ServerAddress:
     return _publisher(servers, 16)
 
 
-def _versions() -> tuple[int, ...]:
-    """With a publisher from outside, its version alone."""
-    if given := os.environ.get("SUBSCRIBER_TEST_DSN"):
-        with psycopg.connect(given) as connection:
-            return (connection.info.server_version // 10000,)
-    return PUBLISHER_VERSIONS
-
-
-@pytest.fixture(scope="session", params=_versions())
-def publisher(servers: Servers, request: pytest.FixtureRequest) -> ServerAddress:
-    """A publisher, once as 18 and once as 16."""
-    return _publisher(servers, request.param)
+@pytest.fixture(scope="session")
+def publisher(servers: Servers, publisher_version: int) -> ServerAddress:
+    """A publisher of the version that the run is for (see tests/versions.py)."""
+    return _publisher(servers, publisher_version)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -37,7 +38,8 @@ class Database:
         self.server = server
         self.name = name
         self.version = server.version
-        self._connection = psycopg.connect(self.conninfo(), autocommit=True)
+        # SQL comes as UTF-8 whatever the database's own encoding is
+        self._connection = psycopg.connect(self.conninfo(client_encoding="UTF8"), autocommit=True)
 
     @property
     def dsn(self) -> str:
@@ -83,8 +85,20 @@ class Database:
         """Up to where WAL is flushed: past every commit that has returned, and no further than a walsender decodes at once."""
         return Lsn.parse(self.value("SELECT pg_current_wal_flush_lsn()::text"))
 
+    def row_filter(self, condition: str) -> str:
+        """``WHERE (condition)`` for CREATE PUBLICATION; nothing where the version has none, for tests of what is true without it, too."""
+        return f"WHERE ({condition})" if self.version >= 15 else ""
+
     def close(self) -> None:
         self._connection.close()
+
+
+def given_publisher_version() -> int | None:
+    """The version of the publisher from outside, if there is one."""
+    if given := os.environ.get("SUBSCRIBER_TEST_DSN"):
+        with psycopg.connect(given) as connection:
+            return connection.info.server_version // 10000
+    return None
 
 
 def drop_database(server: ServerAddress, name: str) -> None:
@@ -99,6 +113,9 @@ def drop_database(server: ServerAddress, name: str) -> None:
             inside.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(sql.Identifier(subscription)))
             inside.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(subscription)))
             inside.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(subscription)))
+        ours: list[tuple[int]] = []
+        with contextlib.suppress(psycopg.errors.UndefinedTable):
+            ours = inside.execute("SELECT oid::int8 FROM subscriber.pg_subscription").fetchall()
     with psycopg.connect(server.dsn(), autocommit=True) as outside:
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
@@ -110,15 +127,30 @@ def drop_database(server: ServerAddress, name: str) -> None:
             if time.monotonic() > deadline:
                 raise AssertionError(f"the slots of {name} cannot be dropped")
             time.sleep(0.02)
+        _drop_origins(outside, [oid for (oid,) in ours], deadline)
         outside.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+def _drop_origins(connection: psycopg.Connection[Any], oids: list[int], deadline: float) -> None:
+    """Replication origins belong to the cluster, and each occupies one of few places."""
+    ours = "|".join(map(str, oids)) or "none"
+    left = "SELECT roname FROM pg_replication_origin WHERE roname ~ %s"
+    while names := connection.execute(left, (f"^subscriber_({ours})(_|$)",)).fetchall():
+        for (name,) in names:
+            # in use until the session that was terminated just now has ended
+            with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                connection.execute("SELECT pg_replication_origin_drop(%s)", (name,))
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the replication origins {names} cannot be dropped")
+        time.sleep(0.02)
+
+
 @contextlib.contextmanager
-def fresh_database(server: ServerAddress, prefix: str) -> Iterator[Database]:
-    """An empty database with a random name."""
+def fresh_database(server: ServerAddress, prefix: str, options: str = "") -> Iterator[Database]:
+    """An empty database with a random name, made with these options of CREATE DATABASE."""
     name = f"{prefix}_{secrets.token_hex(5)}"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        connection.execute(f"CREATE DATABASE {name} {options}".encode())
     database = Database(server, name)
     try:
         yield database

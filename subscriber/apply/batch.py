@@ -8,6 +8,7 @@ part of one: it is applied by itself, in its place in the order.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from subscriber.abc import Batch, RelationGate
 from subscriber.apply.receiver import Receiver
@@ -18,8 +19,16 @@ from subscriber.transaction.model import Transaction
 __all__ = ["collect"]
 
 
-async def collect(receiver: Receiver, settings: Settings, gate: RelationGate) -> tuple[Batch, int]:
+async def collect(
+    receiver: Receiver, settings: Settings, gate: RelationGate, alone: Callable[[Transaction], bool] = lambda _: False
+) -> tuple[Batch, int]:
     """Take the batch that starts with the next event, which is a Transaction.
+
+    Args:
+        receiver: gives the events.
+        settings: how large a batch may be.
+        gate: of the batch.
+        alone: whether a transaction is not to follow others in a batch, because it may be applied by itself.
 
     Returns:
         The batch and the memory it holds, for :meth:`Receiver.release`.
@@ -38,7 +47,7 @@ async def collect(receiver: Receiver, settings: Settings, gate: RelationGate) ->
             except SubscriberError:
                 break  # raised again by the next wait, once what came before it is applied
             continue
-        if not isinstance(event, Transaction):
+        if not isinstance(event, Transaction) or (transactions and alone(event)):
             break
         held += receiver.pop()[1]
         transactions.append(event)

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
@@ -33,10 +33,12 @@ from subscriber.protocol.messages import CommitPrepared, LogicalMessage, Rollbac
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, SpoolDiscard, SpoolTruncate
+from subscriber.transaction.unfinished import UnfinishedTransaction
 
 __all__ = ["Receiver"]
 
 _UNREAD_STATUS_INTERVAL = 0.25
+_READ_RECORDS = 1000
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
@@ -44,6 +46,7 @@ class Receiver:
     """Reads one replication stream. One instance a connection.
 
     Attributes:
+        popped: how many events were taken.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that came.
         reported_at: when we last sent a status; and what it said of ``flush``:
@@ -68,6 +71,9 @@ class Receiver:
         self._reading = False
         self._last_heard = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._spool_turn = asyncio.Lock()
+        self._watcher: Callable[[], None] | None = None
+        self.popped = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
         self.reported_at: float | None = None
@@ -87,7 +93,8 @@ class Receiver:
             if not self._task.cancelled():
                 self._task.exception()  # whoever waits for events was told; looked at, so that asyncio does not report it as lost
         for order in self._reassembly.reset():
-            await self._spool.discard(order.spool_id)
+            async with self._spool_turn:
+                await self._spool.discard(order.spool_id)
         while self._queue:
             event, _ = self._queue.popleft()
             if isinstance(event, PreparedTransaction):
@@ -122,6 +129,7 @@ class Receiver:
 
     def pop(self) -> tuple[Event, int]:
         """The next event and the memory it holds, to be given to :meth:`release` once it is done with."""
+        self.popped += 1
         return self._queue.popleft()
 
     def release(self, held: int) -> None:
@@ -144,6 +152,32 @@ class Receiver:
         """Send the status at once, changed or not."""
         await self._send_status(reply_requested=False)
 
+    # --- streamed transactions, before their end
+
+    @property
+    def streams(self) -> Collection[UnfinishedTransaction]:
+        """Streamed transactions that have not ended, the oldest first."""
+        return self._reassembly.streams
+
+    def watch(self, watcher: Callable[[], None] | None) -> None:
+        """Call this whenever something was received; None: no more."""
+        self._watcher = watcher
+
+    async def read(self, stream: UnfinishedTransaction, start: int, stop: int) -> Sequence[bytes]:
+        """Some records of a streamed transaction from number ``start`` on, before number ``stop``, from memory or from the spool.
+
+        They count only if :meth:`UnfinishedTransaction.take_cut` gives nothing afterwards. None if the transaction has ended.
+
+        Raises:
+            SpoolError: they cannot be read.
+        """
+        async with self._spool_turn:
+            if stream.finished or stream.dropped:
+                return ()
+            if start >= stream.spilled:
+                return stream.held(start, min(stop, start + _READ_RECORDS))
+            return (await self._spool.read(stream.spool_id, start))[: stop - start]
+
     # --- receive
 
     async def _run(self) -> None:
@@ -165,9 +199,15 @@ class Receiver:
             frames = await self._stream.receive()
             self._reading = False
             await self._take_frames(frames)
-            while self._reassembly.memory > self._budget and (spill := self._reassembly.spill()) is not None:
-                await self._spool.append(*spill)
+            while self._reassembly.memory > self._budget:
+                async with self._spool_turn:
+                    spill = self._reassembly.spill()
+                    if spill is None:
+                        break
+                    await self._spool.append(*spill)
             self._activity.set()
+            if self._watcher is not None:
+                self._watcher()
             if self._held >= self._budget:
                 self._room.clear()
                 await self._room.wait()
@@ -181,9 +221,11 @@ class Receiver:
             if isinstance(frame, XLogData):
                 for output in feed(frame.payload):
                     if isinstance(output, SpoolTruncate):
-                        await self._spool.truncate(output.spool_id, output.count)
+                        async with self._spool_turn:
+                            await self._spool.truncate(output.spool_id, output.count)
                     elif isinstance(output, SpoolDiscard):
-                        await self._spool.discard(output.spool_id)
+                        async with self._spool_turn:
+                            await self._spool.discard(output.spool_id)
                     else:
                         self._put(output)
                 # after the events: what they end at is pending before it counts as received

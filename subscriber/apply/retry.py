@@ -21,6 +21,7 @@ from subscriber.errors import (
     SlotInUse,
     SpoolError,
     SubscriberError,
+    SubscriptionChanged,
     SubscriptionInUse,
     TargetError,
     TargetUnavailable,
@@ -50,6 +51,7 @@ _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
     (ProtocolError, Policy.NEVER, "report this with the bytes of the message"),
     (DataLossError, Policy.NEVER, "decide between a new copy and another publisher"),
     (SubscriptionInUse, Policy.NEVER, "stop the other process first"),
+    (SubscriptionChanged, Policy.NEVER, "start it again"),
     (ConfigurationError, Policy.NEVER, "mend the options"),
     (PublisherError, Policy.INTERVAL, "mend the publisher; it is tried again until it agrees"),
     (TargetError, Policy.INTERVAL, "mend the target; it is tried again until it agrees"),
@@ -91,7 +93,7 @@ class Backoff:
 
     def pause(self, answer: Answer) -> float:
         """Seconds to wait."""
-        if answer.policy is Policy.INTERVAL:
+        if answer.policy is not Policy.SOON:
             return self._interval
         pause = self._next
         self._next = min(self._next * 2, self._ceiling)

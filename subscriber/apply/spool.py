@@ -62,14 +62,15 @@ class SpooledPart:
     def __init__(self, file: SpoolFile) -> None:
         self._file = file
 
-    async def chunks(self) -> AsyncIterator[Sequence[bytes]]:
-        """Read it from the start, a block at a time. May be called more than once.
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        """Read it from record number ``start`` on, a block at a time. May be called more than once.
 
         Raises:
             SpoolError: the file cannot be read, or is not as it was written.
         """
-        for block in range(self._file.blocks):
-            yield await _in_thread(partial(self._file.read, block))
+        while records := await _in_thread(partial(self._file.read_from, start)):
+            yield records
+            start += len(records)
 
     async def discard(self) -> None:
         """Remove the file. Idempotent."""
@@ -200,6 +201,14 @@ class SpoolDirectory:
         file = self._files.pop(spool_id, None)
         if file is not None:
             await _in_thread(file.unlink)
+
+    async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
+        """Some records of a part, from number ``start`` on; none behind the last one.
+
+        Raises:
+            SpoolError: there is no such part, or its file cannot be read or is damaged.
+        """
+        return await _in_thread(partial(self._part(spool_id).read_from, start))
 
     def reader(self, spool_id: int) -> SpooledPart:
         """The part as a transaction reads it; from now on it is the reader's, and to be discarded there.

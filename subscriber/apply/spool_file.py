@@ -17,8 +17,10 @@ import contextlib
 import errno
 import os
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Final
@@ -173,6 +175,17 @@ class SpoolFile:
             if size != self._end:
                 raise _damaged(self.path, f"it has {size} bytes where {self._end} were written")
             return self._read_block(descriptor, block)
+
+    def read_from(self, start: int) -> list[bytes]:
+        """Records from number ``start`` on, up to the end of a block; none behind the last one.
+
+        Raises:
+            SpoolError: the file cannot be read, or is not as it was written.
+        """
+        if start >= self.count:
+            return []
+        block = bisect_right(self._index, start, key=itemgetter(0)) - 1
+        return self.read(block)[start - self._index[block][0] :]
 
     def _read_block(self, descriptor: int, block: int) -> list[bytes]:
         first, offset = self._index[block]

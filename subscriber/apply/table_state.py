@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from subscriber.abc import CATALOG_SCHEMA, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -74,6 +74,7 @@ class TableStates:
         self._handover: dict[TableName, Lsn] = {}
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
+        self._told: set[TableName] = set()
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -133,16 +134,27 @@ class TableStates:
         table = TableName(relation.namespace, relation.name)
         entry = self._entries.get(table)
         if entry is None:
-            if table not in self._unknown and table.namespace != CATALOG_SCHEMA:
+            if table not in self._told and table.namespace != CATALOG_SCHEMA:
                 self._unknown.add(table)
-                _log.warning(
-                    'table "%s" is published, but not of the subscription: its changes are left out (hint: start the run again to add it)',
-                    table,
-                )
             return False
         if entry.state is TableState.SYNCDONE:
             return entry.lsn is None or final_lsn >= entry.lsn
         return entry.state is TableState.READY
+
+    def tell_unknown(self, left_out: Container[str]) -> None:
+        """Warn, once each, of tables that the gate did not know and whose changes the sink left out.
+
+        It knows tables better than by name: one that was renamed on both sides is followed.
+        """
+        for table in sorted(self._unknown):
+            if str(table) in left_out:
+                _log.warning(
+                    'table "%s" is published, but not of the subscription: its changes are left out'
+                    " (hint: refresh the subscription, or start the run again, to add it)",
+                    table,
+                )
+                self._told.add(table)
+        self._unknown.clear()
 
     async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool]) -> bool:
         """Wait until the apply worker may give the sink what ends at ``end_lsn``, and note that it does.

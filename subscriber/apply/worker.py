@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from subscriber.abc import Batch, Sink, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.batch import collect
+from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
@@ -47,6 +48,7 @@ class ApplyWorker:
         finished: asked after every step; True ends the worker.
         awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
         progressed: called after every step.
+        parallel: applies streamed transactions before their end; entered.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ApplyWorker:
         finished: Callable[[], bool],
         awaited: Callable[[Lsn], bool],
         progressed: Callable[[], None],
+        parallel: ParallelApply | None = None,
     ) -> None:
         self._receiver = receiver
         self._sink = sink
@@ -73,6 +76,7 @@ class ApplyWorker:
         self._finished = finished
         self._awaited = awaited
         self._progressed = progressed
+        self._parallel = parallel or ParallelApply(receiver, sink, tables, 0)
         self._advanced_at = 0.0
         self._unsettled: tuple[Lsn, float] | None = None
 
@@ -87,23 +91,39 @@ class ApplyWorker:
             if event is None:
                 await self._idle()
                 await self._receiver.wait(_TICK)
+            elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
+                pass
             elif isinstance(event, Transaction) and not self._skipping.waits:
                 await self._apply_batch()
             else:
                 await self._apply_single(event)
+            self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
+            self._tables.tell_unknown(self._sink.statistics.skipped_tables)
             self._progressed()
         await self._receiver.report_now()
 
     def _enable_two_phase(self) -> bool:
         return self._two_phase is TwoPhaseState.PENDING and bool(self._tables.entries()) and self._tables.all_ready
 
+    async def _commit_parallel(self, event: Transaction | PreparedTransaction) -> bool:
+        """End the next event if it was applied while it was streamed; False: it is still the next, and nothing of it is applied."""
+        transaction = event.transaction if isinstance(event, PreparedTransaction) else event
+        if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._finished):
+            return False
+        if not await self._parallel.commit(event):
+            return False
+        self._receiver.release(self._receiver.pop()[1])
+        self._tracker.applied_to(transaction.end_lsn)
+        self._receiver.report()
+        return True
+
     async def _apply_batch(self) -> None:
-        batch, held = await collect(self._receiver, self._settings, self._tables.gate)
+        batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._parallel.serves)
         try:
             if not await self._tables.hand(batch.end_lsn, self._finished):
                 return
-            await self._sink.apply(batch)
+            await self._parallel.guard(lambda: self._sink.apply(batch))
         finally:
             self._receiver.release(held)
         self._tracker.applied_to(batch.end_lsn)
@@ -126,7 +146,8 @@ class ApplyWorker:
                     if not await self._tables.hand(end_lsn, self._finished):
                         return
                     if not await self._skipping.skips(event, self._sink):
-                        await self._sink.prepare(event, self._tables.gate)
+                        prepared = event
+                        await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
                         await self._skipping.passed(transaction, self._sink)
                 case CommitPrepared():
                     end_lsn = event.end_lsn

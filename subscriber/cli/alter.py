@@ -68,7 +68,7 @@ def _form(args: argparse.Namespace) -> _Act:
     for name in ("set", "add", "drop"):
         publications = getattr(args, f"{name}_publication")
         if publications:
-            options = parse_changes(args.options, _PUBLISHING if name != "drop" else frozenset({"refresh"}))
+            options = parse_changes(args.options, _PUBLISHING)
             return lambda found: getattr(found, f"{name}_publications")(publications, **options)
     if args.refresh:
         options = parse_changes(args.options, _REFRESHING)

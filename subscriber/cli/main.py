@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +17,15 @@ from subscriber.errors import SubscriberError
 __all__ = ["main"]
 
 _VERBS = (run, create, alter, drop, status, check, tail, decode, demo)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not in a thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    status: int = await args.execute(args)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
-        ended: int = asyncio.run(args.execute(args))
+        ended: int = asyncio.run(_execute(args))
+    except asyncio.CancelledError:
+        # SIGTERM of a verb that has nothing to end cleanly: what it was about is taken back
+        return 143
     except SubscriberError as error:
         print(f"subscriber: {error.one_line()}", file=sys.stderr)
         return 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from subscriber.apply.progress import CopyProgress
+from subscriber.cli.metrics import served
 from subscriber.cli.options import Verbs, add_name_option, add_publisher_arguments, add_settings_argument, add_target_argument, lsn
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.launching import Launcher
 from subscriber.subscription.status import Until
@@ -36,15 +36,14 @@ def add_parser(verbs: Verbs) -> None:
         "--until-caught-up", action="store_true", help="end when everything that is committed on the publisher now is in the target"
     )
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
     add_settings_argument(parser)
-    parser.set_defaults(execute=_execute)
+    parser.set_defaults(execute=_execute, usage=parser.error)
 
 
 async def _execute(args: argparse.Namespace) -> int:
     if (args.connection is None) != (args.publication is None):
-        raise ConfigurationError(
-            "--connection and --publication belong together", hint="both for one replica, none to run what the target's catalog defines"
-        )
+        args.usage("--connection and --publication belong together: both for one replica, none to run what the target's catalog defines")
     progress = copy_progress()
     try:
         return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
@@ -55,18 +54,16 @@ async def _execute(args: argparse.Namespace) -> int:
 
 async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.options or args.until_caught_up or args.until_lsn is not None:
-        raise ConfigurationError(
-            "-o and --until-... are for --connection and --publication", hint='change a created subscription by "subscriber alter"'
-        )
+        args.usage("-o and --until-... are for --connection and --publication; a created subscription is changed by subscriber alter")
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
-    with clean_end(launcher.stop) as ending:
+    with served(args.metrics, lambda: launcher.subscriptions), clean_end(launcher.stop) as ending:
         await launcher.run()
     return ending.status
 
 
 async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.names:
-        raise ConfigurationError("a NAME is for subscriptions that were created", hint="say --name")
+        args.usage("a NAME is for subscriptions that were created; say --name")
     subscription = Subscription(
         args.name,
         connection=args.connection,
@@ -77,6 +74,6 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         progress=progress,
     )
     until = Until(args.until_lsn) if args.until_caught_up or args.until_lsn is not None else None
-    with clean_end(subscription.stop) as ending:
+    with served(args.metrics, lambda: {args.name: subscription}), clean_end(subscription.stop) as ending:
         await subscription.run(until)
     return ending.status

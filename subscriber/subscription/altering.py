@@ -143,12 +143,13 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if refresh:
             self._require_refreshable("ALTER SUBSCRIPTION with refresh", "with refresh", copy_data=copy_data)
         before = self.definition.publications
-        await self._update({"publications": tuple(publications)})
+        # cut off behind this, it is done by whoever runs the subscription next
+        await self._update({"publications": tuple(publications), "pending_refresh": copy_data if refresh else None})
         if refresh:
             try:
                 await self._refresh(copy_data=copy_data)
             except BaseException:
-                await self._update({"publications": before})
+                await self._update({"publications": before, "pending_refresh": None})
                 raise
 
     async def add_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
@@ -159,7 +160,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 raise ConfigurationError(f'publication "{name}" is already in subscription "{self._name}"', hint="leave it out")
         await self.set_publications([*self.definition.publications, *publications], refresh=refresh, copy_data=copy_data)
 
-    async def drop_publications(self, publications: Sequence[str], *, refresh: bool = True) -> None:
+    async def drop_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
         """DROP PUBLICATION."""
         check_publication_list(publications)
         for name in publications:
@@ -168,7 +169,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         left = [name for name in self.definition.publications if name not in publications]
         if not left:
             raise ConfigurationError("cannot drop all the publications from a subscription", hint="drop the subscription instead")
-        await self.set_publications(left, refresh=refresh)
+        await self.set_publications(left, refresh=refresh, copy_data=copy_data)
 
     async def refresh(self, *, copy_data: bool = True) -> None:
         """REFRESH PUBLICATION."""
@@ -199,7 +200,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 options=options,
                 settings=self._settings,
                 sink=sink,
-                managed=True,
+                generation=found.generation,
             )
             await setup.refresh()
         finally:
@@ -213,11 +214,15 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         changes = dict(parameters)
         found = self.definition
         if "slot_name" in changes:
+            if "two_phase" in changes:
+                raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="one after the other")
             changes["slot_name"] = self._slot_name(changes["slot_name"])
+        failover = "failover" in changes and bool(changes["failover"]) != found.options.failover
+        if failover:
+            self._require_disabled("failover")
         if "two_phase" in changes:
             changes["two_phase"] = await self._two_phase(wanted=bool(changes["two_phase"]))
-        if "failover" in changes and bool(changes["failover"]) != found.options.failover:
-            self._require_disabled("failover")
+        if failover:
             await self._alter_slot("failover", wanted=bool(changes["failover"]))
         await self._update(changes)
 

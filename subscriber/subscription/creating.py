@@ -93,7 +93,7 @@ async def _make(definition: Definition, options: SubscriptionOptions, settings: 
             options=replace(options, enabled=True),
             settings=settings,
             sink=sink,
-            managed=True,
+            generation=definition.generation,
         )
         await setup.create()
     finally:

@@ -94,6 +94,8 @@ async def _drop_slots(conninfo: str, name: str, slot_name: str, state: Subscript
     try:
         async with asyncio.timeout(_SLOT_SECONDS):
             await drop_leftover_slots(connection, None, state)
+            if await connection.slot(slot_name) is None:
+                _log.warning('replication slot "%s" does not exist on the publisher any more', slot_name)
             await connection.drop_slot(slot_name, wait=True, missing_ok=True)
     except TimeoutError:
         raise SlotInUse(

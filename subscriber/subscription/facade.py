@@ -52,8 +52,8 @@ class Subscription:
         options: the parameters of CREATE SUBSCRIPTION.
         settings: what a server keeps in postgresql.conf.
         progress: is told about table copies.
-        managed: the target's catalog defines the subscription (:func:`subscriber.create_subscription`), and its tables; the other
-            arguments are what it says.
+        generation: for a subscription that the target's catalog defines (:func:`subscriber.create_subscription`): which of its
+            generations the other arguments are of. None: the arguments are the definition.
 
     Raises:
         ConfigurationError: arguments that cannot be used together, or a target that no sink serves.
@@ -77,7 +77,7 @@ class Subscription:
         options: SubscriptionOptions | None = None,
         settings: Settings | None = None,
         progress: CopyProgress | None = None,
-        managed: bool = False,
+        generation: int | None = None,
     ) -> None:
         if isinstance(publications, str):
             raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
@@ -95,7 +95,7 @@ class Subscription:
             options=self._options,
             settings=self._settings,
             sink=self._sink,
-            managed=managed,
+            generation=generation,
         )
         self._running = Running()
         self._is_running = self._ended = False
@@ -176,6 +176,7 @@ class Subscription:
             tables=dict(running.states.entries()),
             last_error=running.last_error,
             statistics=self._sink.statistics,
+            last_message=running.session.receiver.received_at if running.session is not None else None,
         )
 
     # --- the workers
@@ -197,8 +198,10 @@ class Subscription:
             patient = until is None and not self._options.disable_on_error
             # so does whoever starts a subscription for the first time, as long as no table came through
             launcher = self._make_launcher(prepared, lambda: patient and (not prepared.first or running.states.any_synchronized))
-            following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient)
             reporting = Reporting(running, self._sink, self._progress)
+            following = Following(
+                self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, report=reporting.report
+            )
             async with task_group() as group:
                 beside = [group.create_task(launcher.run()), group.create_task(reporting.run())]
                 try:

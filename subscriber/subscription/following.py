@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import Sink, TwoPhaseState
+from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import DataLossError, SlotInUse, SubscriberError, TargetError
+from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession
 from subscriber.subscription.setup import Prepared
+from subscriber.walreceiver.failures import comes_of_streaming
 
 __all__ = ["Following"]
 
@@ -40,12 +44,24 @@ class Following:
         sink: the target.
         settings: batches and pauses.
         running: shared with the rest of the run.
+        report: tells the target of an error, as long as the sink is open.
         patient: False makes the first error that time alone does not mend end it all.
     """
 
-    def __init__(self, slot: FollowedSlot, prepared: Prepared, sink: Sink, settings: Settings, running: Running, *, patient: bool) -> None:
+    def __init__(
+        self,
+        slot: FollowedSlot,
+        prepared: Prepared,
+        sink: Sink,
+        settings: Settings,
+        running: Running,
+        *,
+        patient: bool,
+        report: Callable[[], Awaitable[None]],
+    ) -> None:
         self._slot = slot
         self._name = prepared.state.name
+        self._generation = prepared.state.generation
         self._two_phase = prepared.state.two_phase
         self._skipping = Skipping(prepared.state.skip_lsn, self._name)
         self._position = prepared.position
@@ -53,10 +69,12 @@ class Following:
         self._settings = settings
         self._running = running
         self._patient = patient
+        self._report = report
         self._backoff = Backoff(settings)
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
         self._was_streaming = False
+        self._undecodable_at: Lsn | None = None
 
     async def run(self) -> None:
         """Follow until the run is finished.
@@ -72,16 +90,19 @@ class Following:
                 await self._attempt()
             except SubscriberError as error:
                 self._running.last_error = error
-                if self._was_streaming:
-                    self._sink.statistics.apply_error_count += 1
+                if comes_of_streaming(error):
+                    self._undecodable_at = self._position.lsn
                 pause = self._judge(error)
                 _log.log(
                     self._level(error),
-                    "%s; next attempt in %.1f s, from %s",
+                    'subscription "%s": %s; next attempt in %.1f s, from %s',
+                    self._name,
                     error.one_line(),
                     pause,
                     self._position.lsn,
                 )
+                with contextlib.suppress(TargetError):
+                    await self._report()
                 if isinstance(error, TargetError):
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))
@@ -111,6 +132,8 @@ class Following:
                 f'the target has no position of subscription "{self._name}" any more',
                 hint="was the subscription dropped? start over with another name",
             )
+        if state.generation != self._generation:
+            raise SubscriptionChanged(f'subscription "{self._name}" was altered while it was not connected', hint="start it again")
         self._position = state.position
         self._two_phase = state.two_phase
         self._skipping = Skipping(state.skip_lsn, self._name)
@@ -124,7 +147,11 @@ class Following:
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization knows nothing of prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
-        slot = replace(self._slot, options=replace(self._slot.options, two_phase=enabled or enabling))
+        options = replace(self._slot.options, two_phase=enabled or enabling)
+        if self._position.lsn == self._undecodable_at:
+            _log.warning("the publisher cannot decode a transaction that was rolled back: it is asked to send none before its end")
+            options = replace(options, streaming="off")
+        slot = replace(self._slot, options=options)
         session = await self._running.unless_stopped(StreamSession.open(slot, self._position))
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(session.close)
@@ -141,6 +168,8 @@ class Following:
         running = self._running
         running.tracker, running.session = session.tracker, session
         self._was_streaming = True
+        skipping = self._skipping
+        parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(
             receiver=session.receiver,
             sink=self._sink,
@@ -148,16 +177,20 @@ class Following:
             tables=running.states,
             settings=self._settings,
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
-            skipping=self._skipping,
+            skipping=skipping,
             finished=running.finished,
             awaited=running.is_awaited,
             progressed=self._progressed,
+            parallel=parallel,
         )
         try:
-            await worker.run()
+            async with parallel:
+                await worker.run()
         except TargetError:
+            self._sink.statistics.apply_error_count += 1
             raise
         except SubscriberError:
+            self._sink.statistics.apply_error_count += 1
             await self._settle(session)
             raise
         else:
@@ -172,6 +205,11 @@ class Following:
         session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._running.watchers.notify()
+
+    @property
+    def _parallel_limit(self) -> int:
+        wanted = self._slot.options.streaming == "parallel" and self._sink.capabilities.parallel_apply
+        return self._settings.max_parallel_apply_workers_per_subscription if wanted else 0
 
     def _progressed(self) -> None:
         self._backoff.reset()

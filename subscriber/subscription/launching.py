@@ -23,7 +23,16 @@ from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.apply.tasks import task_group
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings
-from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    ProtocolError,
+    RelationError,
+    SubscriberError,
+    SubscriptionChanged,
+    SubscriptionInUse,
+    TargetError,
+)
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.targets import open_catalog
 
@@ -77,6 +86,8 @@ class Launcher:
         self._settings = settings or Settings()
         self._progress = progress
         self._workers: dict[int, _Worker] = {}
+        self._refused: dict[int, Definition] = {}
+        self._errors: dict[int, str] = {}
         self._stop = asyncio.Event()
 
     @property
@@ -109,7 +120,7 @@ class Launcher:
                                 raise
                             _log.warning("the catalog cannot be read: %s", error.one_line())
                             await catalog.close()
-                            catalog = await self._reopen()
+                            catalog = await self._reopen() or catalog
                 finally:
                     for worker in self._workers.values():
                         worker.stop()
@@ -125,7 +136,8 @@ class Launcher:
             raise
         return catalog
 
-    async def _reopen(self) -> Catalog:
+    async def _reopen(self) -> Catalog | None:
+        """None: it is to stop."""
         backoff = Backoff(self._settings)
         while True:
             try:
@@ -135,7 +147,7 @@ class Launcher:
                     raise
                 await _wait(self._stop, backoff.pause(policy(error)))
                 if self._stop.is_set():
-                    raise TargetUnavailable("the launcher was stopped while the target was away") from error
+                    return None
 
     async def _require_names(self, catalog: Catalog) -> None:
         missing = self._names - {found.name for found in await catalog.subscriptions()}
@@ -144,6 +156,11 @@ class Launcher:
 
     async def _follow(self, catalog: Catalog, group: asyncio.TaskGroup) -> None:
         """One look at the catalog, and the wait for the next."""
+        while self._errors:
+            oid, text = next(iter(self._errors.items()))
+            await catalog.note_error(oid, text)
+            if self._errors.get(oid) == text:
+                del self._errors[oid]
         wanted = {found.oid: found for found in await catalog.subscriptions() if self._is_wanted(found)}
         for oid, worker in list(self._workers.items()):
             if worker.done:
@@ -152,7 +169,7 @@ class Launcher:
                 worker.stop()
         for oid, definition in wanted.items():
             if oid not in self._workers:
-                self._start(definition, catalog, group)
+                self._start(definition, group)
         waiting = {asyncio.ensure_future(catalog.wait(_TICK)), asyncio.ensure_future(self._stop.wait())}
         ending = {worker.task for worker in self._workers.values() if worker.task is not None and worker.stopping.is_set()}
         try:
@@ -169,8 +186,27 @@ class Launcher:
             return False
         return found.enabled and found.made and not found.claimed and found.conninfo is not None and found.slot_name is not None
 
-    def _start(self, definition: Definition, catalog: Catalog, group: asyncio.TaskGroup) -> None:
-        subscription = Subscription(
+    def _start(self, definition: Definition, group: asyncio.TaskGroup) -> None:
+        if self._refused.get(definition.oid) == definition:
+            return
+        try:
+            subscription = self._make(definition)
+        except ConfigurationError as error:
+            # somebody wrote into the catalog by hand: that is no reason to end the others
+            self._refused[definition.oid] = definition
+            self._note(definition, error)
+            _log.error('subscription "%s" cannot be run: %s', definition.name, error.one_line())
+            return
+        _log.info('subscription "%s" is started', definition.name)
+        worker = self._workers[definition.oid] = _Worker(definition, subscription)
+        worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
+
+    def _note(self, definition: Definition, error: SubscriberError) -> None:
+        """An error of a run that may have no sink to tell it: the next look at the catalog does."""
+        self._errors[definition.oid] = error.one_line()
+
+    def _make(self, definition: Definition) -> Subscription:
+        return Subscription(
             definition.name,
             connection=definition.conninfo or "",
             publications=definition.publications,
@@ -178,11 +214,8 @@ class Launcher:
             options=replace(definition.options, slot_name=definition.slot_name or NO_SLOT, create_slot=False),
             settings=self._settings,
             progress=self._progress and _Named(self._progress, definition.name),
-            managed=True,
+            generation=definition.generation,
         )
-        _log.info('subscription "%s" is started', definition.name)
-        worker = self._workers[definition.oid] = _Worker(definition, subscription)
-        worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
 
     async def _keep(self, worker: _Worker) -> None:
         """Run one until it is stopped."""
@@ -193,11 +226,16 @@ class Launcher:
             began = clock.time()
             try:
                 await worker.subscription.run()
+            except SubscriptionChanged as error:
+                # with another generation, as soon as it is free
+                _log.info('subscription "%s": %s', definition.name, error)
+                return
             except SubscriberError as error:
                 if clock.time() - began > self._settings.wal_retrieve_retry_interval:
                     backoff.reset()
                 answer = policy(error)
-                if definition.options.disable_on_error and answer.policy is not Policy.SOON:
+                self._note(definition, error)
+                if definition.options.disable_on_error and _is_of_the_data(error):
                     await self._disable(definition, error)
                     return
                 pause = backoff.pause(answer)
@@ -233,9 +271,16 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
+def _is_of_the_data(error: SubscriberError) -> bool:
+    """Whether disable_on_error is about it: a publisher or target that cannot be reached is none of it, as natively."""
+    return isinstance(error, ApplyError | RelationError | ProtocolError) or (
+        isinstance(error, TargetError) and policy(error).policy is Policy.INTERVAL
+    )
+
+
 def _essence(definition: Definition) -> tuple[object, ...]:
     """What a change of restarts the worker. ``skip_lsn`` and ``two_phase`` it changes itself."""
-    return definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
+    return definition.generation, definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
 
 
 class _Named:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
+from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.beginning import Beginning
 from subscriber.subscription.loss import check_position
@@ -65,7 +66,7 @@ class Setup:
         options: parameters.
         settings: of the process.
         sink: the target.
-        managed: the target's catalog defines the subscription.
+        generation: of the definition in the target's catalog that the other arguments are of; None: they are the definition.
 
     Raises:
         ConfigurationError: options that make no sense for a run.
@@ -80,7 +81,7 @@ class Setup:
         options: SubscriptionOptions,
         settings: Settings,
         sink: Sink,
-        managed: bool = False,
+        generation: int | None = None,
     ) -> None:
         self._name = name
         self._conninfo = conninfo
@@ -88,7 +89,8 @@ class Setup:
         self._options = options
         self._settings = settings
         self._sink = sink
-        self._managed = managed
+        self._generation = generation
+        self._managed = generation is not None
         self._slot_name = options.slot_name or name
         check_options(publications, self._slot_name, options, sink)
 
@@ -113,7 +115,12 @@ class Setup:
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
-            if self._managed:
+            if self._managed and state.pending_refresh is not None:
+                # the verb that changed the publications was cut off before
+                refresh = TableRefresh(self._publications, self._sink, copy_data=state.pending_refresh)
+                tables = await refresh.refresh(connection, state)
+                await self._sink.refreshed()
+            elif self._managed:
                 tables = await self._sink.tables()
             else:
                 tables = await self._tables.refresh(connection, state, first=first)
@@ -139,8 +146,11 @@ class Setup:
         try:
             await self._check_everything(connection, own_slot=False)
             state = await self._sink.open(self._name, _nothing)
+            self._check_managed(state)
             if self._options.create_slot:
                 state = await self._begin(connection, state)
+            elif self._options.failover and connection.capabilities.alter_slot and await connection.slot(self._slot_name) is not None:
+                await connection.execute(alter_replication_slot(connection.capabilities, self._slot_name, failover=True))
             await self._tables.refresh(connection, state, first=True)
         finally:
             await connection.close()
@@ -155,8 +165,10 @@ class Setup:
         try:
             await self._check_publications(connection)
             state = await self._sink.open(self._name, _nothing)
+            self._check_managed(state)
             tables = await self._tables.refresh(connection, state, demanded=True)
             await drop_leftover_slots(connection, self._sink, state, tables)
+            await self._sink.refreshed()
         finally:
             await connection.close()
 
@@ -199,6 +211,8 @@ class Setup:
                 f'subscription "{self._name}" is defined in the target\'s catalog (subscriber create)',
                 hint=f'run it by "subscriber run --target URL {self._name}", change it by "subscriber alter"; or use another --name',
             )
+        if self._managed and (not state.managed or state.generation != self._generation):
+            raise SubscriptionChanged(f'subscription "{self._name}" was altered just now', hint="start it again")
 
     async def _check_publications(self, connection: WalReceiverConnection) -> None:
         missing = await missing_publications(connection, self._publications)

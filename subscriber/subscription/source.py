@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
@@ -94,7 +95,7 @@ class PublisherSource:
 
     async def describe(self, table: TableName) -> PublishedTable | None:
         """The table as published now; None if it no longer is."""
-        async with self._connect(self._main.slot_name) as connection:
+        async with self._connect(f"{self._main.slot_name} sync") as connection:
             found = await published_tables(connection, self._publications, table)
         return found[0] if found else None
 
@@ -116,8 +117,10 @@ class PublisherSource:
         """Follow the position's slot, without two-phase, after the check that it still gives everything behind it."""
         async with self._connect(position.slot_name) as connection:
             await check_position(connection, position)
-            options = negotiate(connection.capabilities, self._options, publications=self._publications, two_phase=False)
-            stream = await connection.start_replication(position.slot_name, position.lsn, options)
+            # whole transactions only: it is soon over, and what is streamed and rolled back cannot always be decoded
+            options = replace(self._options, streaming="off")
+            stream_options = negotiate(connection.capabilities, options, publications=self._publications, two_phase=False)
+            stream = await connection.start_replication(position.slot_name, position.lsn, stream_options)
             try:
                 yield stream
             finally:
@@ -125,5 +128,5 @@ class PublisherSource:
 
     async def drop_slot(self, slot_name: str) -> None:
         """Drop it, once whoever uses it has gone; fine if it does not exist."""
-        async with self._connect(self._main.slot_name) as connection:
+        async with self._connect(f"{self._main.slot_name} sync") as connection:
             await connection.drop_slot(slot_name, wait=True, missing_ok=True)

@@ -31,6 +31,7 @@ class Status:
         tables: the subscription's tables with their states.
         last_error: the latest that was met in this run, mended since or not.
         statistics: counted since the subscription object was made.
+        last_message: when the publisher was last heard, seconds since 1970; None without a stream.
     """
 
     received: Lsn = INVALID_LSN
@@ -40,3 +41,4 @@ class Status:
     tables: dict[TableName, TableEntry] = field(default_factory=dict)
     last_error: SubscriberError | None = None
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)
+    last_message: float | None = None

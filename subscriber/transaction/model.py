@@ -19,8 +19,8 @@ __all__ = ["Event", "PreparedTransaction", "SpooledRecords", "Transaction"]
 class SpooledRecords(Protocol):
     """The spilled part of one transaction, in the order in which it was received."""
 
-    def chunks(self) -> AsyncIterator[Sequence[bytes]]:
-        """Read it from the start, some hundred kilobytes at a time. May be called more than once."""
+    def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        """Read it from record number ``start`` on, some hundred kilobytes at a time. May be called more than once."""
         ...
 
     async def discard(self) -> None:
@@ -89,13 +89,14 @@ class Transaction:
             records=[],
         )
 
-    async def chunks(self) -> AsyncIterator[Sequence[bytes]]:
-        """All records in order, in pieces of bounded size. May be called again, from the start."""
-        if self.spool is not None:
-            async for chunk in self.spool.chunks():
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        """All records in order, or those from number ``start`` on, in pieces of bounded size. May be called again."""
+        if self.spool is not None and start < self.spilled:
+            async for chunk in self.spool.chunks(start):
                 yield chunk
-        if self.records:
-            yield self.records
+        rest = self.records[start - self.spilled :] if start > self.spilled else self.records
+        if rest:
+            yield rest
 
     async def discard(self) -> None:
         """Free what was spilled."""

@@ -66,15 +66,19 @@ Memory
     first, as the publisher does on its side. No object is made of a row, and nothing in it is looked at but the tag and, in a chunk,
     the xid.
 
+Looking in
+    ``streams`` are the streamed transactions that have not ended. Whoever applies one of them before its end reads it from there. Its
+    records may depend on what was committed before their chunk came, hence each chunk notes how many events had been handed on by then.
+
 Rejected
     One list of records a subtransaction, merged at commit: it needs the order across them, and a merge for the common case that nothing
-    aborts. Applying chunks before the commit, as native's parallel workers do: it needs a session a transaction at the target, and
-    deadlock detection across them. Spilling from here: this room does no IO.
+    aborts. Handing chunks on as events of their own: they would wait in memory, or in a second spool, for whoever applies them.
+    Spilling from here: this room does no IO.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from itertools import count
 from typing import Final, assert_never
@@ -150,7 +154,13 @@ class Reassembly:
         self._current: UnfinishedTransaction | None = None
         self._streams: dict[int, UnfinishedTransaction] = {}
         self._memory = 0
+        self._events = 0
         self._spool_ids = count(1)
+
+    @property
+    def streams(self) -> Collection[UnfinishedTransaction]:
+        """Streamed transactions whose end was not received, the oldest first. To look at."""
+        return self._streams.values()
 
     @property
     def memory(self) -> int:
@@ -167,7 +177,9 @@ class Reassembly:
         if current is not None and payload and payload[0] in _ROWS:
             self._memory += current.append(payload)
             return _NOTHING
-        return self._control(payload)
+        outputs = self._control(payload)
+        self._events += sum(not isinstance(output, SpoolTruncate | SpoolDiscard) for output in outputs)
+        return outputs
 
     def spill(self) -> tuple[int, list[bytes]] | None:
         """Hand over the records in memory of the transaction that holds most: the spool id to append them to, and the records.
@@ -318,6 +330,7 @@ class Reassembly:
         elif stream is None:
             text = f"STREAM START message for a later chunk of transaction {message.xid}, whose first one was not received"
             raise ProtocolError(text, tag="S")
+        stream.begin_chunk(self._events)
         self._open(stream, _Block.CHUNK)
         return orders
 

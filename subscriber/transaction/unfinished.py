@@ -2,10 +2,14 @@
 
 The records form one sequence, whose first ones may have been spilled. For each subtransaction of a streamed transaction the place of
 its first record in that sequence is kept, with the bytes before it: an abort cuts the sequence and the accounts in one step.
+
+Whoever applies a streamed transaction while it is still received looks in from beside, at its own pace: it asks which records are there
+(:meth:`UnfinishedTransaction.available`), and learns of cuts when it looks next (:meth:`UnfinishedTransaction.take_cut`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,14 +50,20 @@ class UnfinishedTransaction:
         origin: where the publisher has it from, or None.
         origin_at: how many records there are when an Origin may come, which is right behind the message that opens a block; None after it.
         size: payload bytes of all records.
+        finished: its end came, and a :class:`Transaction` has its records now.
+        dropped: it was given up: aborted, or the connection ended.
     """
 
     __slots__ = (
+        "_barriers",
+        "_cut_to",
         "_firsts",
         "_last_xid",
         "_records",
         "_spilled",
         "_spilled_size",
+        "dropped",
+        "finished",
         "opening",
         "origin",
         "origin_at",
@@ -69,6 +79,11 @@ class UnfinishedTransaction:
         self.origin: Origin | None = None
         self.origin_at: int | None = 0
         self.size = 0
+        self.finished = False
+        self.dropped = False
+        # of chunks, the number of their first record and of the events before them; only where the latter grew, and not yet looked behind
+        self._barriers: deque[tuple[int, int]] = deque()
+        self._cut_to: int | None = None
         self._records: list[bytes] = []
         self._spilled = 0
         self._spilled_size = 0
@@ -86,6 +101,11 @@ class UnfinishedTransaction:
     def count(self) -> int:
         """Number of records, spilled ones included."""
         return self._spilled + len(self._records)
+
+    @property
+    def spilled(self) -> int:
+        """How many records, from the first one on, are spilled."""
+        return self._spilled
 
     @property
     def memory(self) -> int:
@@ -123,6 +143,9 @@ class UnfinishedTransaction:
         kept, self.size = self._firsts[subxid]
         while self._firsts.popitem()[0] != subxid:
             pass  # subtransactions that start behind the cut
+        while self._barriers and self._barriers[-1][0] >= kept:
+            self._barriers.pop()
+        self._cut_to = kept if self._cut_to is None else min(kept, self._cut_to)
         self._last_xid = _UNKNOWN_XID
         if kept >= self._spilled:
             del self._records[kept - self._spilled :]
@@ -140,11 +163,37 @@ class UnfinishedTransaction:
         return records
 
     def discard(self) -> tuple[SpoolDiscard, ...]:
-        """What to do to the spool when the transaction is given up."""
+        """The transaction is given up; return what to do to the spool."""
+        self.dropped = True
         return (SpoolDiscard(self.spool_id),) if self._spilled else ()
+
+    # --- for whoever applies it meanwhile
+
+    def begin_chunk(self, events: int) -> None:
+        """The next records come after so many events: what those committed, they may depend on."""
+        if self._barriers and self._barriers[-1][0] == self.count:
+            self._barriers.pop()
+        if not self._barriers or self._barriers[-1][1] != events:
+            self._barriers.append((self.count, events))
+
+    def available(self, events: int) -> int:
+        """How many records, from the first one on, depend on the first so many events only. ``events`` never gets less."""
+        while self._barriers and self._barriers[0][1] <= events:
+            self._barriers.popleft()
+        return self._barriers[0][0] if self._barriers else self.count
+
+    def take_cut(self) -> int | None:
+        """How many records the deepest cut since the last call left; None: there was none."""
+        cut, self._cut_to = self._cut_to, None
+        return cut
+
+    def held(self, start: int, stop: int) -> list[bytes]:
+        """The records from number ``start`` to before ``stop``; none if they begin among the spilled ones."""
+        return self._records[start - self._spilled : stop - self._spilled] if start >= self._spilled else []
 
     def finish(self, final_lsn: Lsn, end_lsn: Lsn, commit_time: int) -> Transaction:
         """Its end came."""
+        self.finished = True
         return Transaction(
             xid=self.xid,
             final_lsn=final_lsn,

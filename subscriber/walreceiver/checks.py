@@ -119,7 +119,7 @@ async def _readable(connection: WalReceiverConnection, tables: Sequence[Publishe
                pg_catalog.bool_and(CASE WHEN wanted.attname = '' THEN pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
                                         ELSE pg_catalog.has_column_privilege(c.oid, wanted.attname, 'SELECT') END)
           FROM (VALUES {wanted}) AS wanted (relid, attname) JOIN pg_catalog.pg_class AS c ON c.oid = wanted.relid
-         GROUP BY c.oid
+         GROUP BY c.oid, c.relnamespace  -- 13 does not know oid as a primary key
     """)  # noqa: S608
     names = {str(table.relation_id): table.name for table in tables}
     findings = []

@@ -16,7 +16,7 @@ from psycopg import pq
 
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse, SubscriberError
 
-__all__ = ["connect_error", "connection_lost", "conninfo_error", "result_error"]
+__all__ = ["comes_of_streaming", "connect_error", "connection_lost", "conninfo_error", "result_error"]
 
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     ("password authentication failed", "28P01", "check user and password (a passfile counts too)"),
@@ -45,7 +45,7 @@ _LOST: Final = re.compile(
     r"can no longer (get changes from|access) replication slot|cannot read from logical replication slot"
     r"|requested WAL segment .* has already been removed"
 )
-# decoding a streamed transaction whose ALTER TABLE is being rolled back; the next attempt finds it rolled back
+# decoding a streamed transaction whose ALTER TABLE was rolled back; without streaming it is not decoded at all
 _RACES: Final = re.compile(r"could not map filen(umber|ode) .* to relation OID")
 _ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
 _HINTS: Final = {
@@ -53,6 +53,11 @@ _HINTS: Final = {
     "53400": "drop a slot that is not needed, or raise max_replication_slots on the publisher",
     "42501": "grant the privilege to the publisher's role that connects",
 }
+
+
+def comes_of_streaming(error: SubscriberError) -> bool:
+    """Whether the publisher failed to decode a transaction that it would not have decoded without ``streaming``."""
+    return isinstance(error, PublisherUnavailable) and _RACES.search(str(error)) is not None
 
 
 def conninfo_error(error: psycopg.Error, conninfo: str) -> ConfigurationError:

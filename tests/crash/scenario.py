@@ -41,9 +41,9 @@ async def under_load(load: MixedLoad) -> AsyncIterator[None]:
             enough.set()
 
 
-def make_load(publisher: Database, seed: int, *, reconnect: bool = False) -> MixedLoad:
+def make_load(publisher: Database, seed: int, *, reconnect: bool = False, rate: float = RATE) -> MixedLoad:
     """Everything the load has, with more streams, savepoints and prepared transactions than usual."""
-    return MixedLoad(publisher.dsn, seed=seed, rate=RATE, sessions=3, huge_rows=HUGE_ROWS, weights=_WEIGHTS, reconnect=reconnect)
+    return MixedLoad(publisher.dsn, seed=seed, rate=rate, sessions=3, huge_rows=HUGE_ROWS, weights=_WEIGHTS, reconnect=reconnect)
 
 
 def let_slots_be_created(publisher: Database) -> None:
@@ -109,6 +109,7 @@ async def assert_same(process: SubscriberProcess) -> None:
     # rows of transactions still prepared are not visible: what is seen belongs to none
     assert target.fetch("SELECT count(*) FROM subscriber.prepared_transaction") == [(0,)]
     assert list(process.spool.iterdir()) == []
+    target.wait("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'crash%'", 0)
 
 
 async def assert_all_arrives(process: SubscriberProcess, load: MixedLoad, timeout: float) -> None:

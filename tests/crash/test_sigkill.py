@@ -165,6 +165,9 @@ def _assert_it_was_hard(publisher: Database, process: SubscriberProcess, met: Co
     assert report.kinds.keys() == set(Kind)
     assert min(report.committed_prepared, report.rolled_back_prepared) > 5
     assert streamed > 10
+    parallel = process.log(10**6).count("was applied in parallel")
+    print(f"{parallel} applied in parallel")
+    assert parallel > 0
 
 
 @pytest.mark.crash

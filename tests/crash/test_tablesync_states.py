@@ -20,14 +20,18 @@ ROWS = "SELECT id, v, count(*) FROM {} GROUP BY id, v ORDER BY id, v"
 
 
 @pytest.fixture
-def process(publisher_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
+def process(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
     """A subscription of the tables a (1500 rows, some 40 blocks) and b, one table at a time, a in parts of eight blocks."""
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE a (id int, v text); CREATE TABLE b (id int, v text)")
-    publisher_db.execute("INSERT INTO a SELECT i, repeat('x', 200) FROM generate_series(1, 1500) AS i; INSERT INTO b VALUES (1, 'copied')")
-    publisher_db.execute("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR ALL TABLES")
+    publisher18_db.execute(
+        "INSERT INTO a SELECT i, repeat('x', 200) FROM generate_series(1, 1500) AS i; INSERT INTO b VALUES (1, 'copied')"
+    )
+    publisher18_db.execute(
+        "ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR ALL TABLES"
+    )
     settings = (*QUICK, "copy_range_size=64kB", "max_copy_workers_per_table=2", "max_sync_workers_per_subscription=1")
-    found = SubscriberProcess(publisher_db, target_db, tmp_path, options=(), settings=settings)
+    found = SubscriberProcess(publisher18_db, target_db, tmp_path, options=(), settings=settings)
     yield found
     found.end()
 

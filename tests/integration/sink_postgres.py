@@ -92,9 +92,10 @@ class SpooledOnce:
         self._chunks = chunks
         self.discarded = 0
 
-    async def chunks(self) -> AsyncIterator[Sequence[bytes]]:
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
         for chunk in self._chunks:
-            yield chunk
+            yield chunk[start:]
+            start = max(start - len(chunk), 0)
 
     async def discard(self) -> None:
         self.discarded += 1

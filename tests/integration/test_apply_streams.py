@@ -21,7 +21,8 @@ SMALL = 64 * 1024
 ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 
-STREAMING = ["off", "on", "parallel"]
+STREAMS = pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
+STREAMING = ["off", pytest.param("on", marks=STREAMS), pytest.param("parallel", marks=STREAMS)]
 
 
 def settings(spool: Path, memory: int = SMALL) -> Settings:
@@ -55,7 +56,10 @@ async def ready(found: Replica) -> None:
     await found.caught_up()
 
 
-@pytest.mark.parametrize(("streaming", "memory"), [("off", SMALL), ("on", SMALL), ("parallel", 64 * 1024 * 1024)])
+@pytest.mark.parametrize(
+    ("streaming", "memory"),
+    [("off", SMALL), pytest.param("on", SMALL, marks=STREAMS), pytest.param("parallel", 64 * 1024 * 1024, marks=STREAMS)],
+)
 async def test_interleaved_with_rollbacks_at_several_depths(
     publisher_db: Database, target_db: Database, streaming: Any, memory: int, tmp_path: Path
 ) -> None:
@@ -101,11 +105,12 @@ async def test_interleaved_with_rollbacks_at_several_depths(
         assert len(rows) == 400 + 1 + 400 + 401 + 2
         assert {1, 400, 1400, 1401, 1800, 15001, 15100, 10101, 10401, 90001, 90002} <= rows.keys()
         assert not {401, 801, 1201, 10001, 20001} & rows.keys()
-        sent = publisher_db.fetch(
-            f"SELECT stream_txns > 0, spill_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
-        )
-        assert sent[0][0 if streaming != "off" else 1]
-        assert sent[0][0] == (streaming != "off")
+        if publisher_db.version >= 14:
+            sent = publisher_db.fetch(
+                f"SELECT stream_txns > 0, spill_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+            )
+            assert sent[0][0 if streaming != "off" else 1]
+            assert sent[0][0] == (streaming != "off")
         await until(lambda: not spool_files(tmp_path), "the spool empty")
         # nothing was applied twice and passed over by a conflict
         assert found.subscription.status.last_error is None
@@ -113,7 +118,7 @@ async def test_interleaved_with_rollbacks_at_several_depths(
         assert (statistics.confl_update_missing, statistics.confl_delete_missing) == (0, 0)
 
 
-@pytest.mark.parametrize("streaming", ["off", "parallel"])
+@pytest.mark.parametrize("streaming", ["off", pytest.param("parallel", marks=STREAMS)])
 async def test_columns_added_inside_a_stream(publisher_db: Database, target_db: Database, streaming: Any, tmp_path: Path) -> None:
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
     for table in ("t", "u"):
@@ -160,9 +165,9 @@ async def test_columns_added_inside_a_stream(publisher_db: Database, target_db: 
         rows = await found.same(columns)
         assert len(rows) == 903 + 302
         assert await found.same("SELECT id, v FROM u ORDER BY id") == [(2, "overtakes"), (3, "kept"), (4, "after")]
-        # decoding an ALTER TABLE while it is being rolled back, a publisher (16, 18) may lose sight of the table and end the stream
+        # decoding an ALTER TABLE while it is being rolled back, a publisher (14 to 18) may lose sight of the table and end the stream
         error = found.subscription.status.last_error
-        assert error is None or (streaming != "off" and "could not map filenumber" in str(error))
+        assert error is None or (streaming != "off" and "could not map file" in str(error))
 
 
 async def test_toast_keys_and_truncate_inside_a_stream(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
@@ -202,8 +207,9 @@ async def test_toast_keys_and_truncate_inside_a_stream(publisher_db: Database, t
         assert keys == [(number, 1) for number in (*range(11, 21), *range(101, 111))]
         await found.same("SELECT id, md5(data) FROM big WHERE id <> 20 ORDER BY id")
         assert target_db.value("SELECT left(data, 3) FROM big WHERE id = 20") == "own"
-        stats = f"SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
-        assert publisher_db.value(stats) == 1
+        if publisher_db.version >= 14:  # 13 sends it at its commit
+            stats = f"SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
+            assert publisher_db.value(stats) == 1
 
 
 @pytest.mark.parametrize("streaming", STREAMING)
@@ -225,6 +231,7 @@ async def test_abort_message_for_what_was_never_streamed(publisher_db: Database,
         await acknowledged(publisher_db, status.flushed)
 
 
+@STREAMS
 async def test_stream_cut_in_its_middle(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
     make_tables(publisher_db, target_db)
     async with replica(publisher_db, target_db, streaming="on", settings=settings(tmp_path)) as found:
@@ -244,29 +251,3 @@ async def test_stream_cut_in_its_middle(publisher_db: Database, target_db: Datab
         assert len(await found.same(ROWS)) == 800
         assert found.subscription.status.last_error is not None
         assert found.subscription.status.statistics.inserts == 800
-
-
-async def test_logical_messages_do_no_harm(publisher_db: Database, target_db: Database) -> None:
-    make_tables(publisher_db, target_db)
-    emit = "SELECT pg_logical_emit_message({}, 'test', 'text')"
-    async with replica(publisher_db, target_db, streaming="parallel") as found:
-        await ready(found)
-        publisher_db.execute(emit.format("false"))
-        publisher_db.execute(emit.format("true"))
-        await found.caught_up()
-        with publisher_db.connect() as session:
-            session.execute("BEGIN")
-            session.execute(emit.format("true"))
-            session.execute(fill(1, 400, "a"))
-            session.execute(emit.format("false"))
-            session.execute("SAVEPOINT a")
-            session.execute(emit.format("true"))
-            session.execute("INSERT INTO t VALUES (5000, 'gone')")
-            session.execute("ROLLBACK TO a")
-            session.execute(emit.format("true"))
-            session.execute("COMMIT")
-        publisher_db.execute(f"{emit.format('true')}; INSERT INTO t VALUES (401, 'x')")
-        publisher_db.execute(emit.format("false"))
-        assert len(await found.same(ROWS)) == 401
-        await acknowledged(publisher_db, publisher_db.current_lsn())
-        assert found.subscription.status.last_error is None

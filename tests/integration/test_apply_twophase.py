@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from subscriber.protocol.lsn import Lsn
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.observed import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid
@@ -63,6 +65,7 @@ async def enabled(found: Replica) -> None:
     await found.caught_up()
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
     make_tables(publisher_db, target_db)
     settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
@@ -116,6 +119,7 @@ async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path:
         await acknowledged(publisher_db, publisher_db.current_lsn())
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_prepared_before_two_phase_was_enabled(publisher_db: Database, target_db: Database) -> None:
     make_tables(publisher_db, target_db)
     async with replica(publisher_db, target_db) as found:
@@ -145,6 +149,7 @@ async def test_prepared_before_two_phase_was_enabled(publisher_db: Database, tar
         assert found.subscription.status.last_error is None
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_pending_while_there_are_no_tables(publisher_db: Database, target_db: Database) -> None:
     publisher_db.execute("CREATE PUBLICATION pub")
     slot = f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'"
@@ -165,21 +170,7 @@ async def test_pending_while_there_are_no_tables(publisher_db: Database, target_
         assert len(await found.same(ROWS)) == 2
 
 
-async def test_without_two_phase_it_comes_with_commit_prepared(publisher_db: Database, target_db: Database) -> None:
-    make_tables(publisher_db, target_db)
-    async with replica(publisher_db, target_db, two_phase=False, streaming="on") as found:
-        await all_ready(found)
-        prepare(publisher_db, "small", "INSERT INTO t VALUES (1, 'a')")
-        prepare(publisher_db, "large", large(1000))
-        prepare(publisher_db, "gone", large(2000))
-        publisher_db.execute("INSERT INTO t VALUES (2, 'between')")
-        assert len(await found.same(ROWS)) == 1
-        assert target_db.fetch(PREPARED) == []
-        for gid, how in (("small", "COMMIT"), ("gone", "ROLLBACK"), ("large", "COMMIT")):
-            finish(publisher_db, gid, how)
-        assert len(await found.same(ROWS)) == 402
-
-
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_rolled_back_before_it_was_decoded(publisher_db: Database, target_db: Database) -> None:
     # a publisher that finds the transaction aborted while decoding it sends what it has, or nothing, then PREPARE all the same
     # (reorderbuffer.c: ReorderBufferPrepare, concurrent_abort): legal, because its rollback follows
@@ -211,6 +202,7 @@ async def test_rolled_back_before_it_was_decoded(publisher_db: Database, target_
         assert found.subscription.status.last_error is None
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_rolled_back_while_it_is_sent(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
     # as before, but a part of it is on its way already: that part is prepared, and rolled back
     for database in (publisher_db, target_db):
@@ -278,6 +270,7 @@ async def process(publisher: Database, target: Database) -> AsyncIterator[asynci
         await running.communicate()
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_killed_between_prepare_and_commit(publisher_db: Database, target_db: Database) -> None:
     make_tables(publisher_db, target_db)
     prepared = f"SELECT count(*) FROM pg_prepared_xacts WHERE database = '{target_db.name}'"
@@ -309,6 +302,7 @@ async def test_killed_between_prepare_and_commit(publisher_db: Database, target_
         assert found.subscription.status.last_error is None
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_repeated_after_a_crash_before_the_position_moved(publisher_db: Database, target_db: Database) -> None:
     """A crash between a target's COMMIT and our feedback makes the publisher send everything behind the old position again."""
     make_tables(publisher_db, target_db)

@@ -578,8 +578,8 @@ def test_version() -> None:
     [
         ((), "the following arguments are required: verb"),
         (("walk",), "invalid choice: 'walk'"),
-        (("run",), "--connection, --publication, --target"),
-        (("run", "--connection=x", "--target=postgresql:///x"), "the following arguments are required: --publication"),
+        (("run",), "the following arguments are required: --target"),
+        (("run", "--connection=x", "--target=postgresql:///x"), "--connection and --publication belong together"),
         (("check", "--connection=x", "--publication=p"), "the following arguments are required: --target"),
         (("run", "--connection=x", "--publication=p", "--target=x", "--until-lsn=12"), 'invalid input syntax for type pg_lsn: "12"'),
         (("run", "--connection=x", "--publication=p", "--target=x", "--until-lsn=0/1", "--until-caught-up"), "not allowed with argument"),

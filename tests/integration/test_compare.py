@@ -17,11 +17,11 @@ _DEFINITION = "CREATE TABLE items (id integer PRIMARY KEY, a text, b text, at ti
 
 
 @pytest.fixture
-def pair(publisher_db: Database, target_db: Database) -> tuple[Database, Database]:
-    for database in (publisher_db, target_db):
+def pair(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
+    for database in (publisher18_db, target_db):
         database.execute(_DEFINITION)
         database.execute("INSERT INTO items SELECT i, 'a' || i, 'b' || i FROM generate_series(1, 1000) i")
-    return publisher_db, target_db
+    return publisher18_db, target_db
 
 
 async def compare_one(pair: tuple[Database, Database], table: TableName = ITEMS, samples: int = 0) -> TableComparison:
@@ -53,10 +53,10 @@ async def test_settings_of_role_and_database_do_not_matter(pair: tuple[Database,
     assert (await compare_one(pair)).equal
 
 
-async def test_no_rows_are_equal(publisher_db: Database, target_db: Database) -> None:
-    for database in (publisher_db, target_db):
+async def test_no_rows_are_equal(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
         database.execute(_DEFINITION)
-    found = await compare_one((publisher_db, target_db))
+    found = await compare_one((publisher18_db, target_db))
     assert found.equal
     assert found.publisher is not None
     assert found.publisher.rows == 0
@@ -107,12 +107,12 @@ async def test_gives_no_keys_unless_asked(pair: tuple[Database, Database]) -> No
     ],
 )
 async def test_duplicates(
-    publisher_db: Database, target_db: Database, in_publisher: str, in_target: str, differing: tuple[int, int]
+    publisher18_db: Database, target_db: Database, in_publisher: str, in_target: str, differing: tuple[int, int]
 ) -> None:
-    for database, rows in ((publisher_db, in_publisher), (target_db, in_target)):
+    for database, rows in ((publisher18_db, in_publisher), (target_db, in_target)):
         database.execute("CREATE TABLE items (a integer, b text)")
         database.execute(f"INSERT INTO items VALUES {rows}")
-    found = await compare_one((publisher_db, target_db))
+    found = await compare_one((publisher18_db, target_db))
     assert not found.equal
     assert (found.only_publisher, found.only_target) == differing
 
@@ -129,18 +129,18 @@ async def test_missing_table_or_column_is_no_equality(pair: tuple[Database, Data
     assert not (await compare_one(pair)).equal
 
 
-async def test_generated_columns_are_not_compared(publisher_db: Database, target_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE items (id integer, g integer GENERATED ALWAYS AS (id * 2) STORED); INSERT INTO items VALUES (1)")
+async def test_generated_columns_are_not_compared(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE items (id integer, g integer GENERATED ALWAYS AS (id * 2) STORED); INSERT INTO items VALUES (1)")
     target_db.execute("CREATE TABLE items (id integer, g integer GENERATED ALWAYS AS (id * 3) STORED); INSERT INTO items VALUES (1)")
-    assert (await compare_one((publisher_db, target_db))).equal
+    assert (await compare_one((publisher18_db, target_db))).equal
 
 
-async def test_partitioned_on_one_side_inherited_on_neither(publisher_db: Database, target_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE items (id integer) PARTITION BY LIST (id); CREATE TABLE items_rest PARTITION OF items DEFAULT")
+async def test_partitioned_on_one_side_inherited_on_neither(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE items (id integer) PARTITION BY LIST (id); CREATE TABLE items_rest PARTITION OF items DEFAULT")
     target_db.execute("CREATE TABLE items (id integer); CREATE TABLE heir () INHERITS (items); INSERT INTO heir VALUES (99)")
-    for database in (publisher_db, target_db):
+    for database in (publisher18_db, target_db):
         database.execute("INSERT INTO items SELECT generate_series(1, 10)")
-    assert (await compare_one((publisher_db, target_db))).equal
+    assert (await compare_one((publisher18_db, target_db))).equal
 
 
 async def test_every_type_between_two_versions(publisher16_db: Database, target_db: Database) -> None:
@@ -151,11 +151,11 @@ async def test_every_type_between_two_versions(publisher16_db: Database, target_
     assert all(comparison.publisher is not None and comparison.publisher.rows > 0 for comparison in found)
 
 
-async def test_published_tables_follow_the_publications(publisher_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE b (id int); CREATE TABLE a (id int); CREATE TABLE c (id int)")
-    publisher_db.execute("CREATE PUBLICATION p1 FOR TABLE b, a; CREATE PUBLICATION p2 FOR TABLE a")
-    assert await published_tables(publisher_db.dsn, ["p1", "p2"]) == [TableName("public", "a"), TableName("public", "b")]
-    assert await published_tables(publisher_db.dsn, ["p2", "absent"]) == [TableName("public", "a")]
+async def test_published_tables_follow_the_publications(publisher18_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE b (id int); CREATE TABLE a (id int); CREATE TABLE c (id int)")
+    publisher18_db.execute("CREATE PUBLICATION p1 FOR TABLE b, a; CREATE PUBLICATION p2 FOR TABLE a")
+    assert await published_tables(publisher18_db.dsn, ["p1", "p2"]) == [TableName("public", "a"), TableName("public", "b")]
+    assert await published_tables(publisher18_db.dsn, ["p2", "absent"]) == [TableName("public", "a")]
 
 
 @pytest.fixture

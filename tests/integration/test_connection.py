@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,7 +204,7 @@ async def test_sql_error_keeps_its_sqlstate_and_the_session(publisher18_db: Data
 async def test_killed_backend_is_publisher_unavailable(publisher_db: Database) -> None:
     connection = await connect(publisher_db.dsn)
     ((pid,),) = await connection.execute("SELECT pg_backend_pid()")
-    publisher_db.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
+    publisher_db.execute(f"SELECT pg_terminate_backend({pid})")
     with pytest.raises(PublisherUnavailable):
         await connection.execute("SELECT 1")
     await connection.close()
@@ -248,31 +247,15 @@ async def test_timeline_history_after_a_promotion(make_server: MakeServer) -> No
     await connection.close()
 
 
-@pytest.mark.parametrize("sslmode", ["require", "verify-ca", "verify-full"])
-async def test_tls(tmp_path: Path, sslmode: str) -> None:
-    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    try:
-        server = EmbeddedServer.create(15)
-    except ConfigurationError:
-        pytest.skip("only a Debian PostgreSQL 15 speaks TLS here")
-    with server:
-        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-        request = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", *subject]
-        subprocess.run([*request, "-out", certificate, "-keyout", key], check=True, capture_output=True)
-        for path in (certificate, key):
-            copied = server.data_directory / path.name
-            copied.write_bytes(path.read_bytes())
-            copied.chmod(0o600)
-            server_user().own(copied)
-        with psycopg.connect(server.dsn(), autocommit=True) as session:
-            session.execute("ALTER SYSTEM SET ssl = on")
-        server.restart()
-        connection = await connect(server.dsn(sslmode=sslmode, sslrootcert=str(certificate)))
+async def test_tls(tls_server: EmbeddedServer, tmp_path: Path) -> None:
+    certificate = str(tls_server.data_directory / "server.crt")
+    for sslmode in ("require", "verify-ca", "verify-full"):
+        connection = await connect(tls_server.dsn(sslmode=sslmode, sslrootcert=certificate))
         assert connection.pgconn.ssl_in_use
         assert await connection.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [("t",)]
         await connection.close()
         if sslmode != "require":
-            error = await fails(server.dsn(sslmode=sslmode, sslrootcert=str(tmp_path / "none.crt")))
+            error = await fails(tls_server.dsn(sslmode=sslmode, sslrootcert=str(tmp_path / "none.crt")))
             assert not isinstance(error, PublisherUnavailable)
 
 

@@ -1,7 +1,7 @@
 """docker/'s configuration, init scripts, command lines and health check on real servers, without an engine.
 
-Servers of every version found here (16 and 18 always are; others as ``SUBSCRIBER_PG14_BINDIR`` and so on) are set up as the
-containers would be, and then runs what compose.yaml says, with the hosts' names replaced.
+A server of the version that the run is for (see tests/versions.py) is set up as its container would be, and then runs what
+compose.yaml says, with the hosts' names replaced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import pytest
 import yaml
 from psycopg import pq
 
-from subscriber.errors import ConfigurationError
-from subscriber.testing.binaries import find_binaries, reachable_binaries, server_user
+from subscriber.testing.binaries import reachable_binaries, server_user
 from subscriber.testing.server import EmbeddedServer
 
 DOCKER = Path(__file__).parents[2] / "docker"
@@ -30,15 +29,7 @@ PASSWORD = "pass word'$x"  # the init scripts must quote it
 WAIT_SECONDS = 60.0
 
 
-def _found(version: int) -> bool:
-    try:
-        find_binaries(version)
-    except ConfigurationError:
-        return False
-    return True
-
-
-VERSIONS = [version for version in (14, 15, 16, 17, 18) if _found(version)]
+pytestmark = pytest.mark.publisher(min=14, lacks="service of its own in compose.yaml")
 
 
 def _settings(text: str) -> dict[str, str]:
@@ -65,10 +56,10 @@ def _run_init_script(server: EmbeddedServer, script: Path, dbname: str) -> None:
     )
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def publisher(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+@pytest.fixture(scope="module")
+def publisher(publisher_version: int) -> Iterator[EmbeddedServer]:
     """Set up as a compose publisher of its version."""
-    with EmbeddedServer.create(request.param, settings=_settings((DOCKER / "publisher" / "postgresql.conf").read_text())) as server:
+    with EmbeddedServer.create(publisher_version, settings=_settings((DOCKER / "publisher" / "postgresql.conf").read_text())) as server:
         (server.data_directory / "pg_hba.conf").write_text((DOCKER / "publisher" / "pg_hba.conf").read_text())
         server.restart()
         server.createdb("app")

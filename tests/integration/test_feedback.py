@@ -77,11 +77,10 @@ async def test_idle_database_of_a_busy_cluster(publisher_db: Database, target_db
             await found.same(ROWS)
 
 
-@pytest.mark.parametrize("version", [18, 16])
-async def test_shutdown_and_crash_of_the_publisher(make_server: MakeServer, target_db: Database, version: int) -> None:
-    server = make_server(version)
+async def test_shutdown_and_crash_of_the_publisher(make_server: MakeServer, target_db: Database, publisher_version: int) -> None:
+    server = make_server(publisher_version)
     server.createdb("pub")
-    address = ServerAddress(server.dsn(), version)
+    address = ServerAddress(server.dsn(), publisher_version)
 
     async def stop(mode: Any) -> float:
         began = time.monotonic()

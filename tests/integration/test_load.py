@@ -26,9 +26,9 @@ async def differing_tables(left: Database, right: Database) -> list[str]:
     return [comparison.table.name for comparison in await compare(left.dsn, right.dsn, table_names("load")) if not comparison.equal]
 
 
-async def test_every_kind_comes_even_in_a_short_load(publisher_db: Database) -> None:
-    await create_tables(publisher_db.dsn, rows=ROWS)
-    load = MixedLoad(publisher_db.dsn, seed=1, huge_rows=3000)
+async def test_every_kind_comes_even_in_a_short_load(publisher18_db: Database) -> None:
+    await create_tables(publisher18_db.dsn, rows=ROWS)
+    load = MixedLoad(publisher18_db.dsn, seed=1, huge_rows=3000)
     report = await load.run(transactions=len(Kind))
     assert report.kinds == dict.fromkeys(Kind, 1)
     assert report.transactions == len(Kind)
@@ -37,28 +37,28 @@ async def test_every_kind_comes_even_in_a_short_load(publisher_db: Database) -> 
     assert report.retried == 0
 
 
-async def test_stays_free_of_deadlocks_and_finishes_what_is_prepared(publisher_db: Database) -> None:
-    await create_tables(publisher_db.dsn, rows=ROWS)
-    load = MixedLoad(publisher_db.dsn, seed=2, huge_rows=2000, sessions=6)
+async def test_stays_free_of_deadlocks_and_finishes_what_is_prepared(publisher18_db: Database) -> None:
+    await create_tables(publisher18_db.dsn, rows=ROWS)
+    load = MixedLoad(publisher18_db.dsn, seed=2, huge_rows=2000, sessions=6)
     report = await load.run(transactions=600)
     assert (report.retried, report.lost, report.reconnected) == (0, 0, 0)
     assert report.transactions == 600
-    waiting = left_prepared(publisher_db)
+    waiting = left_prepared(publisher18_db)
     assert report.prepared.total() == report.committed_prepared + report.rolled_back_prepared + waiting
     await load.finish()
-    assert left_prepared(publisher_db) == 0
+    assert left_prepared(publisher18_db) == 0
     assert report.prepared.total() == report.committed_prepared + report.rolled_back_prepared
     assert min(report.committed_prepared, report.rolled_back_prepared) > 0
 
 
-async def test_finish_leaves_what_is_not_the_loads(publisher_db: Database) -> None:
-    await create_tables(publisher_db.dsn, rows=ROWS)
-    publisher_db.execute("CREATE TABLE other (id int); BEGIN; INSERT INTO other VALUES (1); PREPARE TRANSACTION 'not the load''s'")
-    load = MixedLoad(publisher_db.dsn, seed=3, weights={Kind.PREPARED: 1}, sessions=2)
+async def test_finish_leaves_what_is_not_the_loads(publisher18_db: Database) -> None:
+    await create_tables(publisher18_db.dsn, rows=ROWS)
+    publisher18_db.execute("CREATE TABLE other (id int); BEGIN; INSERT INTO other VALUES (1); PREPARE TRANSACTION 'not the load''s'")
+    load = MixedLoad(publisher18_db.dsn, seed=3, weights={Kind.PREPARED: 1}, sessions=2)
     await load.run(transactions=8)
-    assert left_prepared(publisher_db) > 1
+    assert left_prepared(publisher18_db) > 1
     await load.finish()
-    assert left_prepared(publisher_db) == 1
+    assert left_prepared(publisher18_db) == 1
 
 
 async def test_the_same_seed_gives_the_same_rows(publisher18: ServerAddress, publisher18_db: Database) -> None:

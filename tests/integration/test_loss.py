@@ -152,6 +152,7 @@ class TestPublisher:
 
 
 class TestPreparedTransaction:
+    @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
     async def test_gone_from_the_target(self, publisher_db: Database, target_db: Database) -> None:
         make_tables(publisher_db, target_db)
         subscription = subscription_of(publisher_db, target_db, two_phase=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from subscriber import (
@@ -9,6 +11,8 @@ from subscriber import (
     Launcher,
     Lsn,
     PublisherError,
+    Subscription,
+    SubscriptionChanged,
     SubscriptionInUse,
     SubscriptionOptions,
     TargetError,
@@ -19,6 +23,7 @@ from subscriber import (
 from tests.database import Database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.program import slots
+from tests.integration.replica import replica
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 TABLES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
@@ -203,3 +208,85 @@ async def test_one_launcher_and_no_claim_over_a_run(publisher18_db: Database, ta
     with pytest.raises(TargetError, match='subscription "absent" does not exist'):
         await Launcher(target_db.dsn, ["absent"]).run()
     await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_worker_between_two_connections_learns_of_a_verb(publisher18_db: Database, target_db: Database) -> None:
+    """No launcher stops it: it must not go on with what it knew."""
+    tables(publisher18_db, target_db, "t", "u")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher18_db, target_db)
+    subscription = Subscription(
+        name,
+        connection=publisher18_db.conninfo(),
+        publications=["pub"],
+        target=target_db.dsn,
+        options=SubscriptionOptions(create_slot=False),
+        settings=QUICK,
+        generation=0,
+    )
+    running = asyncio.create_task(subscription.run())
+    await same(publisher18_db, target_db, name, ROWS)
+    publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE u; INSERT INTO u VALUES (1, 'u')")
+
+    async def refresh() -> None:
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as altered:
+            await altered.refresh()
+
+    refreshing = asyncio.create_task(refresh())
+    await asyncio.to_thread(target_db.wait, "SELECT subgeneration::int FROM subscriber.pg_subscription", 1)
+    assert not running.done()
+    target_db.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{name}'")
+    await asyncio.wait_for(refreshing, 30)
+    with pytest.raises(SubscriptionChanged):
+        await asyncio.wait_for(running, 30)
+    assert target_db.fetch(TABLES) == [("t", "r"), ("u", "i")]
+    async with launched(target_db):
+        assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+async def test_publications_cut_off_before_their_refresh(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t", "u")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
+    name = await create(publisher18_db, target_db)
+    # what a verb leaves that is killed behind its first step
+    target_db.execute("UPDATE subscriber.pg_subscription SET subpublications = '{pub,more}', subrefresh = true")
+    async with launched(target_db):
+        assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+        assert target_db.value("SELECT subrefresh IS NULL FROM subscriber.pg_subscription")
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+async def test_refused_verb_changes_nothing_for_who_runs_it(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    async with replica(publisher18_db, target_db) as found:
+        await found.caught_up()
+        name = found.subscription.name
+        with pytest.raises(SubscriptionInUse, match="is active for PID"):
+            async with alter_subscription(name, target=target_db.dsn):
+                pass
+        target_db.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{name}'")
+        publisher18_db.execute("INSERT INTO t VALUES (2, 'b')")
+        await found.same(ROWS)
+
+
+async def test_one_bad_row_of_the_catalog_is_no_reason_to_end_the_others(publisher18_db: Database, target_db: Database) -> None:
+    tables(publisher18_db, target_db, "t", "u")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
+    good = await create(publisher18_db, target_db, f"good_{publisher18_db.name}", "more")
+    bad = await create(publisher18_db, target_db, f"bad_{publisher18_db.name}")
+    target_db.execute(f"UPDATE subscriber.pg_subscription SET subpublications = '{{NULL}}' WHERE subname = '{bad}'")
+    async with launched(target_db):
+        assert await same(publisher18_db, target_db, good, "SELECT id, v FROM u") == [(1, "u")]
+        stats = "subscriber.subscription_stats JOIN subscriber.pg_subscription s ON s.oid = subid"
+        error = f"SELECT last_error LIKE 'no publication%' FROM {stats} WHERE subname = '{bad}'"
+        await asyncio.to_thread(target_db.wait, error, True)
+        # an error that is tried again is shown while it is
+        publisher18_db.execute("INSERT INTO u VALUES (2, 'u')")
+        await same(publisher18_db, target_db, good, "SELECT id, v FROM u")
+        target_db.execute("INSERT INTO u VALUES (3, 'of the target')")
+        publisher18_db.execute("INSERT INTO u VALUES (3, 'u')")
+        await asyncio.to_thread(target_db.wait, f"SELECT last_error LIKE 'duplicate key%' FROM {stats} WHERE subname = '{good}'", True)
+    for name in (good, bad):
+        await drop_subscription(name, target=target_db.dsn, settings=QUICK)

@@ -80,8 +80,8 @@ def made(publisher: Database, target: Database) -> Pair:
 
 
 @pytest.fixture
-def both(publisher_db: Database, target_db: Database) -> Pair:
-    return made(publisher_db, target_db)
+def both(publisher18_db: Database, target_db: Database) -> Pair:
+    return made(publisher18_db, target_db)
 
 
 @pytest.fixture

@@ -32,10 +32,9 @@ def test_password_is_asked_for_over_tcp(publisher18_db: Database) -> None:
         publisher18_db.connect(password="not this one")
 
 
-@pytest.mark.parametrize("version", [18, 16])
 @pytest.mark.parametrize("end", ["stop", "kill", "restart"])
-def test_rows_survive(make_server: MakeServer, version: int, end: str) -> None:
-    server = make_server(version)
+def test_rows_survive(make_server: MakeServer, end: str) -> None:
+    server = make_server()
     with psycopg.connect(server.dsn()) as connection:
         connection.execute("CREATE TABLE t AS SELECT 42 AS a")
     getattr(server, end)()

@@ -184,6 +184,7 @@ async def test_gate_is_asked_by_final_lsn(target_db: Database) -> None:
         transactions = [feed.transaction(remote.relation, remote.insert(number)) for number in (1, 2, 3)]
         since = transactions[1].final_lsn
         feed.subscribe("public", "t")
+        target_db.execute(f"UPDATE subscriber.pg_subscription_rel SET srsubstate = 's', srsublsn = '{since}'")
         batch = feed.batch(*transactions)
         await feed.sink.apply(type(batch)(batch.transactions, lambda _relation, final_lsn: final_lsn >= since))
         assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(2,), (3,)]
@@ -229,6 +230,7 @@ async def test_share_of_a_truncate_while_a_referencing_table_is_not_ours(any_tar
         assert any_target_db.fetch("SELECT parent FROM child") == [(1,)]
         assert feed.sink.statistics.truncates == 2
         feed.closed = {"public.parent"}
+        any_target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'f' WHERE srrelid = 'parent'::regclass")
         await feed.apply(truncate(child, parent))
         assert any_target_db.value("SELECT count(*) FROM child") == 0
         assert any_target_db.value("SELECT count(*) FROM ONLY parent") == 1

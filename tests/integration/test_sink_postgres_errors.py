@@ -70,6 +70,10 @@ async def test_refused_values(any_target_db: Database, wrong: dict[str, object],
         bad = remote.insert(*(GOOD | wrong).values())
         error = await refused(feed, remote.insert(*(GOOD | {"id": 3, "v": "other", "e": "other"}).values()), bad)
         assert isinstance(error, ApplyError)
+        if any_target_db.version < 14 and "r" not in wrong:
+            # it does not tell which parameter it was
+            column = None
+            message = "invalid binary representation (SQLSTATE 22P03)" if sqlstate == "22P03" else message
         assert (str(error), error.sqlstate) == (message, sqlstate)
         where = f' column "{column}"' if column else ""
         expected = (

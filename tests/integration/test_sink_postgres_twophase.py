@@ -103,6 +103,7 @@ async def test_several_at_once_and_an_empty_one(target_db: Database) -> None:
         third = await feed.prepare(remote.insert(3))
         hidden = feed.transaction(remote.insert(4))
         feed.closed = {"public.t"}
+        target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'f'")
         await feed.sink.prepare(PreparedTransaction(hidden, "g"), feed.gate)
         feed.closed = set()
         assert len(gids(target_db)) == 4

@@ -113,6 +113,7 @@ async def test_counts_and_formats(publisher_db: Database, copy_format: CopyForma
         assert bool(data) == (copy_format is CopyFormat.BINARY)
 
 
+@pytest.mark.publisher(min=15, lacks="row filters")
 async def test_error_in_a_copy(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t (a int); INSERT INTO t SELECT 4711; CREATE PUBLICATION p FOR TABLE t WHERE (make_date(a, 13, 1) IS NULL)"
@@ -130,10 +131,11 @@ async def test_error_in_a_copy(publisher_db: Database) -> None:
                 [chunk async for chunk in reader.copy_out("COPY nothing_here TO STDOUT")]
 
 
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 async def test_ranges_are_the_table(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b text); INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 5000) g;"
-        " DELETE FROM t WHERE a BETWEEN 1000 AND 2500; CREATE PUBLICATION p FOR TABLE t WHERE (a % 3 = 0)"
+        f" DELETE FROM t WHERE a BETWEEN 1000 AND 2500; CREATE PUBLICATION p FOR TABLE t {publisher_db.row_filter('a % 3 = 0')}"
     )
     async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
         table = await described(reader, "t")
@@ -145,10 +147,12 @@ async def test_ranges_are_the_table(publisher_db: Database) -> None:
         async with snapshot.reader() as second:
             for number, part in enumerate(parts):
                 found += (await read((reader, second)[number % 2], table, part)).splitlines()
-        expected = [number for number in range(1, 5001) if number % 3 == 0 and not 1000 <= number <= 2500]
+        step = 3 if publisher_db.version >= 15 else 1
+        expected = [number for number in range(1, 5001) if number % step == 0 and not 1000 <= number <= 2500]
         assert sorted(int(row.split(b"\t")[0]) for row in found) == expected
 
 
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 async def test_plan_of_a_range_reads_only_the_range(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t AS SELECT g AS a, repeat('x', 200) AS b FROM generate_series(1, 5000) g; CREATE PUBLICATION p FOR TABLE t"
@@ -164,7 +168,7 @@ async def test_plan_of_a_range_reads_only_the_range(publisher_db: Database) -> N
 async def test_inheritance_children_are_copied_on_their_own(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t (a int); CREATE TABLE child () INHERITS (t); INSERT INTO t VALUES (1); INSERT INTO child VALUES (2);"
-        " CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q FOR TABLE t WHERE (a > 0)"
+        f" CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q FOR TABLE t {publisher_db.row_filter('a > 0')}"
     )
     async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
         for publication in ("p", "q"):
@@ -182,15 +186,15 @@ async def test_partitioned_root(publisher_db: Database) -> None:
         CREATE TABLE r3 PARTITION OF r FOR VALUES FROM (2000) TO (3000) PARTITION BY LIST (a);
         CREATE TABLE r31 PARTITION OF r3 DEFAULT;
         INSERT INTO r SELECT g, repeat('y', 300) FROM generate_series(0, 2999) g;
-        CREATE PUBLICATION p FOR TABLE r WHERE (a % 2 = 0) WITH (publish_via_partition_root)
     """)
+    publisher_db.execute(f"CREATE PUBLICATION p FOR TABLE r {publisher_db.row_filter('a % 2 = 0')} WITH (publish_via_partition_root)")
     async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
         table = await described(reader, "r")
         assert [part.relation.name for part in await copy_parts(reader, table, 10**9)] == ["r"]
         parts = await copy_parts(reader, table, RANGE)
         assert {part.relation.name for part in parts} == {"r1", "r2", "r31"}
-        assert len(parts) > 10
-        expected = sorted(f"{number}\t{'y' * 300}".encode() for number in range(0, 3000, 2))
+        assert len(parts) > 10 if publisher_db.version >= 14 else len(parts) == 3
+        expected = sorted(f"{number}\t{'y' * 300}".encode() for number in range(0, 3000, 2 if publisher_db.version >= 15 else 1))
         assert await rows(reader, table, RANGE) == expected
         assert await rows(reader, table) == expected
 

@@ -78,8 +78,9 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     with writing(publisher_db) as some, held(target_db, "LOCK TABLE big, log IN SHARE MODE") as release:
         async with replica(publisher_db, target_db, settings=IN_PARTS) as copying:
-            # three sessions copy one table; what is written from here on is behind their snapshot
-            await until(target_db, waiting_for("big"), 3)
+            # three sessions copy one table (one, where none can read a range alone); what is written from here on is behind their snapshot
+            in_ranges = publisher_db.version >= 14
+            await until(target_db, waiting_for("big"), 3 if in_ranges else 1)
             await asyncio.to_thread(some.wait, 30)
             assert target_db.value("SELECT count(*) FROM big") == 0
             release()
@@ -87,7 +88,7 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
             # each part was a transaction of its own (rows that nobody writes to show it)
             blocks = publisher_db.value("SELECT pg_relation_size('big') / 8192")
             parts = target_db.value("SELECT count(DISTINCT xmin::text) FROM big WHERE id BETWEEN 2001 AND 6000")
-            assert 10 < parts <= blocks // 8 + 1
+            assert 10 < parts <= blocks // 8 + 1 if in_ranges else parts == 1
     # the writer has ended: all of it, once
     async with replica(publisher_db, target_db, settings=IN_PARTS) as after:
         await after.same("SELECT id, v FROM big ORDER BY id")
@@ -161,18 +162,20 @@ async def test_text_and_binary_copies(publisher_db: Database, target_db: Databas
         assert copied.subscription.status.last_error is None
     # what tells the formats apart: binary wants the same type on both sides
     wide = subscription_of(publisher_db, target_db, name="wide", publications=["wide"], binary=binary)
-    if binary:
+    # as natively: copies are binary from 16 on, the stream is from 14 on
+    if binary and publisher_db.version >= 16:
         with pytest.raises(ApplyError, match="incorrect binary data format"):
             await wide.run(Until())
         assert target_db.value("SELECT count(*) FROM w") == 0
+    else:
+        await wide.run(Until())
+        assert target_db.fetch("SELECT id FROM w") == [(1,)]
+    if binary and publisher_db.version >= 14:
         following = subscription_of(publisher_db, target_db, name="other", publications=["wide"], binary=True, copy_data=False)
         await following.run(Until())
         publisher_db.execute("INSERT INTO w VALUES (2)")
         with pytest.raises(ApplyError, match="incorrect binary data format"):
             await following.run(Until())
-    else:
-        await wide.run(Until())
-        assert target_db.fetch("SELECT id FROM w") == [(1,)]
 
 
 async def test_columns_of_both_sides(publisher_db: Database, target_db: Database) -> None:
@@ -182,7 +185,10 @@ async def test_columns_of_both_sides(publisher_db: Database, target_db: Database
         INSERT INTO t VALUES (1, 'one', 'hidden', 10, 5), (2, NULL, 'hidden', NULL, 6);
         CREATE TABLE g (id int PRIMARY KEY, v int, sum int GENERATED ALWAYS AS (id + v) STORED);
         INSERT INTO g VALUES (1, 1);
-        CREATE PUBLICATION pub FOR TABLE t (b, id, a, "odd ""name"), g""")
+    """)
+    listed = '(b, id, a, "odd ""name")' if publisher_db.version >= 15 else ""
+    publisher_db.execute(f"CREATE PUBLICATION pub FOR TABLE t {listed}, g")
+    copied, updated, inserted = ("none", "none", "none") if listed else ("hidden", "more", "hidden")
     target_db.execute("""
         CREATE TABLE t ("odd ""name" int, doubled int DEFAULT -1, b bigint, seen text DEFAULT 'here', secret text DEFAULT 'none', a text,
                         length int GENERATED ALWAYS AS (length(a)) STORED, id int PRIMARY KEY);
@@ -190,16 +196,16 @@ async def test_columns_of_both_sides(publisher_db: Database, target_db: Database
     query = 'SELECT id, a, b, "odd ""name", secret, seen, doubled, length FROM t ORDER BY id'
     async with replica(publisher_db, target_db) as columns:
         await columns.caught_up()
-        assert target_db.fetch(query) == [(1, "one", 10, 5, "none", "here", -1, 3), (2, None, None, 6, "none", "here", -1, None)]
+        assert target_db.fetch(query) == [(1, "one", 10, 5, copied, "here", -1, 3), (2, None, None, 6, copied, "here", -1, None)]
         assert target_db.fetch("SELECT id, v, sum FROM g") == [(1, 1, 101)]
         target_db.execute("UPDATE t SET seen = 'kept' WHERE id = 1")
         publisher_db.execute("UPDATE t SET a = 'longer', secret = 'more' WHERE id = 1; INSERT INTO t VALUES (3, 'three', 'hidden', 30, 7)")
         publisher_db.execute("UPDATE g SET v = 5")
         await columns.caught_up()
         assert target_db.fetch(query) == [
-            (1, "longer", 10, 5, "none", "kept", -1, 6),
-            (2, None, None, 6, "none", "here", -1, None),
-            (3, "three", 30, 7, "none", "here", -1, 5),
+            (1, "longer", 10, 5, updated, "kept", -1, 6),
+            (2, None, None, 6, copied, "here", -1, None),
+            (3, "three", 30, 7, inserted, "here", -1, 5),
         ]
         assert target_db.fetch("SELECT id, v, sum FROM g") == [(1, 5, 105)]
 
@@ -215,6 +221,7 @@ async def test_published_generated_columns_are_copied_and_followed(publisher18_d
         assert await generated.same("SELECT id, v, twice FROM t ORDER BY id") == [(1, 1, 2), (2, 21, 42), (3, 3, 6)]
 
 
+@pytest.mark.publisher(min=15, lacks="column lists")
 async def test_column_lists_that_contradict_each_other(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
@@ -319,6 +326,7 @@ async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, tar
     assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM big") == [(3001, 3001)]
 
 
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
 @pytest.mark.parametrize("rewrite", ["VACUUM FULL big", "CLUSTER big USING big_id", "ALTER TABLE big ALTER id TYPE bigint"])
 async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Database, rewrite: str) -> None:
     """Rows lie in other blocks then: the parts do not fit together, and the table is copied anew."""

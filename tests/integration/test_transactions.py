@@ -83,6 +83,7 @@ class TestChanges:
         finally:
             source.execute("SELECT pg_replication_origin_drop('upstream')")
 
+    @pytest.mark.publisher(min=14, lacks="binary of pgoutput")
     async def test_columns_in_binary(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"], options=SubscriptionOptions(binary=True)) as stream:
             source.execute("INSERT INTO t VALUES (258, 'one'), (1, NULL)")
@@ -128,7 +129,8 @@ class TestChanges:
             source.execute("ALTER TABLE t ADD COLUMN more int")
             source.execute("INSERT INTO t SELECT g, repeat('x', 500), g FROM generate_series(2, 1000) g")  # spilled, read in part
             source.execute("INSERT INTO t VALUES (1001, 'read', 7)")
-            number = 0
+            # ALTER TABLE is an empty transaction, which 15 and later do not send
+            number = 0 if source.version >= 15 else -1
             async with asyncio.timeout(TIMEOUT):
                 async for transaction in stream:
                     number += 1
@@ -160,6 +162,7 @@ class TestChanges:
             with pytest.raises(RuntimeError, match=f"transaction {one.xid} are freed"):
                 await changes(one)
 
+    @pytest.mark.publisher(min=14, lacks="logical messages in pgoutput")
     async def test_messages(self, source: Database) -> None:
         found: list[Simple] = []
         async with transactions(source.conninfo(), publications=["p"], messages=True) as stream:
@@ -184,6 +187,7 @@ class TestChanges:
             source.execute("SELECT pg_logical_emit_message(true, 'bound', 'x'); INSERT INTO t VALUES (1)")
             assert (await first(stream))[1] == [("insert", "t", {"id": "1", "note": None})]
 
+    @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
     async def test_prepared_transactions(self, source: Database) -> None:
         found: list[Simple] = []
 
@@ -315,10 +319,13 @@ class TestAcknowledging:
             with contextlib.suppress(asyncio.CancelledError):
                 await waiting
 
+    @pytest.mark.publisher(min=14, lacks="logical messages in pgoutput")
     async def test_message_outside_transactions_is_kept_until_acknowledged(self, source: Database) -> None:
         async def next_message() -> ReceivedMessage:
             async with asyncio.timeout(TIMEOUT):
                 async for received in stream:
+                    if source.version < 15 and isinstance(received, ReceivedTransaction):
+                        continue  # an empty one, of CREATE TABLE
                     assert isinstance(received, ReceivedMessage)
                     return received
             raise AssertionError("the stream ended")

@@ -21,10 +21,10 @@ from tests.integration.received import SOON, TIMEOUT, changes, cut_connection, e
 
 
 @pytest.fixture
-def source(publisher_db: Database) -> Database:
-    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    publisher_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return publisher_db
+def source(publisher18_db: Database) -> Database:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    publisher18_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher18_db
 
 
 class TestLife:

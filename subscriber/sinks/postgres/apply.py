@@ -9,6 +9,9 @@ one become durable, and the error names the right one. What is known of the targ
 TABLE since may be the whole trouble; so a lone transaction is tried again too, unless its tables were read just now. An ALTER TABLE that
 the server has nothing against is noticed before the commit (:mod:`subscriber.sinks.postgres.fingerprint`) and leads to the same.
 
+If the session carries a replication origin, its LSN and the publisher's commit time are set right before the commit, in the same pipeline:
+the origin's progress (for monitoring) and the target's commit timestamps are those of the last transaction of the batch.
+
 A set-based path has its place in :meth:`Applier.apply`, before the first attempt: the batch as net changes, and what is here if that
 cannot be done exactly.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 from psycopg.pq.abc import PGresult
@@ -25,36 +29,44 @@ from subscriber.abc import Batch, RelationGate
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.changes import TransactionSender
+from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.fingerprint import UNCHANGED, TargetsChanged, parameters
 from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import ChangeContext, Counted, Tally, apply_error
+from subscriber.sinks.postgres.report import ChangeContext, Counted, Tally, apply_error, count
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Applier", "Committed"]
+__all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]
 
 _OID: Final = 26
 _INT8: Final = 20
 _TEXT: Final = 25
 _PG_LSN: Final = 3220
+_TIMESTAMPTZ: Final = 1184
+_MICROSECONDS: Final = Struct(">q")
 
-_BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _COMMIT: Final = control("COMMIT")
-_WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
+WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
 # Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
-_MOVE: Final = control(
-    'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
-    "SELECT 1 / pg_catalog.count(*) FROM moved",
+_MOVE: Final = Statement(
+    b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
+    b"SELECT 1 / pg_catalog.count(*) FROM moved",
     (_PG_LSN, _OID, _OID),
+    reused=True,
 )
 _NOTE_PREPARED: Final = control(
     "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn) VALUES ($1, $2, $3, $4)",
     (_OID, _INT8, _TEXT, _PG_LSN),
 )
+
+# The time is given as its binary format has it.
+_XACT_SETUP: Final = Statement(b"SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)", (_PG_LSN, _TIMESTAMPTZ), reused=True)
+_XACT_FORMATS: Final = (0, 1)
 
 Committed = Callable[[Lsn, Lsn | None], None]
 """``committed(end_lsn, wal)``: the position is ``end_lsn`` now.
@@ -83,6 +95,7 @@ class Applier:
         relations: which remote relation is what.
 
     Args:
+        owner: whose position is moved.
         position: the stored position.
         tally: counted into, once a transaction is committed.
         committed: told of each commit.
@@ -100,7 +113,7 @@ class Applier:
     ) -> None:
         self._session = session
         self.relations = relations
-        self._owner = owner
+        self.owner = owner
         self.position = position
         self._tally = tally
         self._committed = committed
@@ -120,7 +133,7 @@ class Applier:
             return
         known = self.relations.has_targets
         try:
-            await self._attempt(pending, batch.gate)
+            await self._attempt(pending, batch.gate, last=len(pending) == 1 and not known)
         except TargetsChanged:
             pass
         except TargetUnavailable:
@@ -132,7 +145,7 @@ class Applier:
             return
         self.relations.forget_targets()
         for transaction in pending:
-            await self._attempt([transaction], batch.gate)
+            await self._attempt([transaction], batch.gate, last=True)
 
     async def skip(self, transaction: Transaction) -> None:
         """Pass over a transaction that the target has already; what it describes counts nevertheless.
@@ -152,7 +165,7 @@ class Applier:
         """
         known = self.relations.has_targets
         try:
-            await self._prepare(transaction, gate, gid)
+            await self._prepare(transaction, gate, gid, last=not known)
         except TargetsChanged:
             pass
         except TargetUnavailable:
@@ -163,37 +176,57 @@ class Applier:
         else:
             return
         self.relations.forget_targets()
-        await self._prepare(transaction, gate, gid)
+        await self._prepare(transaction, gate, gid, last=True)
 
-    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate) -> None:
-        end_lsn = transactions[-1].end_lsn
-        asks_wal = not self._session.commits_are_durable
-
-        def finish(pipeline: Pipeline) -> None:
-            context = ChangeContext(self._owner.origin, transactions[-1].xid, transactions[-1].final_lsn)
-            values = [str(end_lsn).encode(), str(self._owner.oid).encode(), str(self._owner.relid).encode()]
-            pipeline.send(_MOVE, context, values)
-            pipeline.send(_COMMIT, context)
-            if asks_wal:
-                pipeline.send(_WAL, context)
-
-        wal = await self._run(transactions, gate, finish)
+    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate, *, last: bool) -> None:
+        end = transactions[-1]
+        end_lsn = end.end_lsn
+        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), last=last)
         self.position = end_lsn
         self._committed(end_lsn, wal)
         for transaction in transactions:
             await transaction.discard()
 
-    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
-        def finish(pipeline: Pipeline) -> None:
-            context = ChangeContext(self._owner.origin, transaction.xid, transaction.final_lsn)
-            values = [str(self._owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
-            pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
-            # the gid is made of two numbers
-            pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str, *, last: bool) -> None:
+        await self._run([transaction], gate, lambda pipeline: self.send_prepare(pipeline, transaction, gid, self._session), last=last)
 
-        await self._run([transaction], gate, finish)
+    def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
+        """Behind all changes: move the position to the end of the last transaction, and commit. ``session``: whose pipeline it is."""
+        context = ChangeContext(self.owner.origin, end.xid, end.final_lsn, "STREAM COMMIT" if end.prefixed else "COMMIT")
+        values = [str(end.end_lsn).encode(), str(self.owner.oid).encode(), str(self.owner.relid).encode()]
+        pipeline.send(_MOVE, context, values)
+        _set_up_origin(pipeline, context, end, session)
+        pipeline.send(_COMMIT, context)
+        if not session.commits_are_durable:
+            pipeline.send(WAL, context)
 
-    async def _run(self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None]) -> Lsn | None:
+    def send_prepare(self, pipeline: Pipeline, transaction: Transaction, gid: str, session: ApplySession) -> None:
+        """Behind all changes: prepare, with the row that proves it. ``session``: whose pipeline it is."""
+        ending = "STREAM PREPARE" if transaction.prefixed else "PREPARE"
+        context = ChangeContext(self.owner.origin, transaction.xid, transaction.final_lsn, ending)
+        values = [str(self.owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
+        pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
+        _set_up_origin(pipeline, context, transaction, session)
+        # the gid is made of two numbers
+        pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+
+    @property
+    def differs(self) -> int | None:
+        """As :class:`TransactionSender` takes it. Sessions of parallel apply, whose origins are others, are none that differ."""
+        return self._session.origin or 0 if self._session.commit_timestamps else None
+
+    def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
+        """Another session carried it out, with what :meth:`send_commit` or :meth:`send_prepare` sent: it counts here as if this had."""
+        self.relations.adopt(relations)
+        self._tally.add(counted)
+        if not prepared:
+            self.position = transaction.end_lsn
+            self._committed(transaction.end_lsn, wal)
+
+    async def _run(
+        self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None], *, last: bool
+    ) -> Lsn | None:
+        """One attempt. ``last``: an error of it is raised to the caller, with all that can be found out, and counted."""
         remembered = self.relations.remembered()
         counted = Counted()
         wal: Lsn | None = None
@@ -201,15 +234,16 @@ class Applier:
         def completed(statement: Statement, _: object, result: PGresult) -> None:
             nonlocal wal
             if statement.message_type:
-                counted.change(statement, int(result.get_value(0, 0) or 0) if statement.finds else result.command_tuples or 0)
-            elif statement is _WAL:
+                counted.answer(statement, result)
+            elif statement is WAL:
                 wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
         done = False
         try:
             async with self._session.pipeline(completed) as pipeline:
-                pipeline.send(_BEGIN, None)
-                sender = TransactionSender(self.relations, pipeline, gate, self._owner.origin, counted.statistics.skipped_tables)
+                pipeline.send(BEGIN, None)
+                skipped = counted.statistics.skipped_tables
+                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, differs=self.differs)
                 for transaction in transactions:
                     await sender.send(transaction)
                     counted.statistics.transactions += 1
@@ -219,19 +253,33 @@ class Applier:
                 finish(pipeline)
             done = True
         except StatementFailed as failure:
-            raise self._error(failure) from None
+            raise (await self._final_error(failure) if last else self._error(failure)) from None
         finally:
             if not done:
                 self.relations.restore(remembered)
         self._tally.add(counted)
         return wal
 
+    async def _final_error(self, failure: StatementFailed) -> TargetError:
+        statement = failure.statement
+        if failure.diagnostics.sqlstate != UNIQUE_VIOLATION or statement.table is None:
+            return self._error(failure)
+        collisions = await find_collisions(self._session, failure)
+        count(self._tally.statistics, unique_conflict(statement, collisions))
+        return apply_error(failure, collisions)
+
     def _error(self, failure: StatementFailed) -> TargetError:
         if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
             return TargetsChanged()
         if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
             return TargetError(
-                f"the target has no position of subscription {self._owner.oid}",
+                f"the target has no position of subscription {self.owner.oid}",
                 hint="was the subscription dropped? start it with a new name",
             )
         return apply_error(failure)
+
+
+def _set_up_origin(pipeline: Pipeline, context: ChangeContext, transaction: Transaction, session: ApplySession) -> None:
+    if session.origin is not None:
+        values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(transaction.commit_time)]
+        pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)

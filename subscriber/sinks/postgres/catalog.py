@@ -100,7 +100,9 @@ _STEPS: Final = (
         ADD subconninfo text,
         ADD subsynccommit text NOT NULL DEFAULT 'off',
         ADD suborigin text NOT NULL DEFAULT 'any',
-        ADD submade boolean NOT NULL DEFAULT true;
+        ADD submade boolean NOT NULL DEFAULT true,
+        ADD subgeneration bigint NOT NULL DEFAULT 0,
+        ADD subrefresh boolean;
     UPDATE subscriber.pg_subscription SET
         subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()),
         subowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user);
@@ -171,7 +173,8 @@ _STEPS: Final = (
 
     GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
     GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subbinary, substream, subtwophasestate, subdisableonerr,
-                  subpasswordrequired, subrunasowner, subfailover, subslotname, subsynccommit, subpublications, suborigin, submade)
+                  subpasswordrequired, subrunasowner, subfailover, subslotname, subsynccommit, subpublications, suborigin, submade,
+                  subgeneration, subrefresh)
         ON subscriber.pg_subscription TO PUBLIC;
     GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
                     subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;

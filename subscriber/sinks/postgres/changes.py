@@ -33,16 +33,27 @@ _NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256)
 class TransactionSender:
     """Sends the changes of transactions into one pipeline, in order, within one transaction of the target.
 
+    Args:
+        relations: what is known of them.
+        pipeline: what the changes are sent through.
+        gate: which relations' changes are for us.
+        origin: native's name of the origin that is followed, for messages.
+        skipped: the names of relations that are not are added to it.
+        differs: id of our replication origin if rows that another one changed are to be told (0: we have none), or None.
+
     Attributes:
         targets: the tables changed, as they were when the statements were made.
     """
 
-    def __init__(self, relations: RelationMap, pipeline: Pipeline, gate: RelationGate, origin: str, skipped: set[str]) -> None:
+    def __init__(
+        self, relations: RelationMap, pipeline: Pipeline, gate: RelationGate, origin: str, skipped: set[str], *, differs: int | None
+    ) -> None:
         self._relations = relations
         self._pipeline = pipeline
         self._gate = gate
         self._origin = origin
         self._skipped = skipped
+        self._differs = differs
         self.targets: set[Fingerprint] = set()
         self._role: str | None = None
         self._open: dict[int, bool] = {}
@@ -96,10 +107,10 @@ class TransactionSender:
     async def _wanted(self, relation: Relation, tag: int, transaction: Transaction, context: ChangeContext) -> bool:
         wanted = self._open.get(relation.relation_id)
         if wanted is None:
-            wanted = self._gate(relation, transaction.final_lsn)
+            by_name = self._gate(relation, transaction.final_lsn)
+            with _naming(relation, tag, context):
+                wanted = await self._relations.is_wanted(relation, transaction.final_lsn, by_name=by_name)
             if not wanted:
-                with _naming(relation, tag, context):
-                    await self._relations.pass_over(relation)
                 self._skipped.add(f"{relation.namespace}.{relation.name}")
             self._open[relation.relation_id] = wanted
         return wanted
@@ -138,7 +149,7 @@ class TransactionSender:
                 pattern = ("DELETE", nulls)
                 statement = mapping.statements.get(pattern)
                 if statement is None:
-                    statement = mapping.statements[pattern] = delete(mapping, nulls)
+                    statement = mapping.statements[pattern] = delete(mapping, nulls, origin=self._differs)
                 values, kinds = _search_values(mapping, old)
                 self._pipeline.send(statement, context, values, _formats(kinds), len(record))
 
@@ -151,7 +162,9 @@ class TransactionSender:
         pattern = (unchanged, nulls, old is not None, replace)
         statement = mapping.statements.get(pattern)
         if statement is None:
-            statement = mapping.statements[pattern] = update(mapping, unchanged, nulls, old=old is not None, replace=replace)
+            statement = mapping.statements[pattern] = update(
+                mapping, unchanged, nulls, old=old is not None, replace=replace, origin=self._differs
+            )
         values, kinds = new.values, new.kinds
         if old is not None:
             _require_width(mapping, old)

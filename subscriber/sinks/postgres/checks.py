@@ -13,6 +13,7 @@ from subscriber.abc import Finding, PublishedTable
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.origin import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map_relation
 from subscriber.sinks.postgres.table_reader import read_table
@@ -41,7 +42,9 @@ WHERE NOT pg_catalog.has_table_privilege($1::text::name, $2::int8::oid, p.name)
 """
 
 
-async def check_target(target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool) -> list[Finding]:
+async def check_target(
+    target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool
+) -> list[Finding]:
     """Look at everything that a subscription of these tables needs.
 
     Args:
@@ -49,12 +52,15 @@ async def check_target(target: Target, tables: Sequence[PublishedTable], *, two_
         tables: as the publisher describes them.
         two_phase: whether prepared transactions are wanted.
         as_owner: changes will be made as the tables' owners.
+        origin_none: the subscription takes only what has no origin: one that may be part of a loop.
 
     Raises:
         TargetUnavailable, TargetError: there is no session with the target to look through.
     """
     async with _reader(target) as reader:
         findings = await _server(reader, two_phase=two_phase)
+        if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
+            findings += await _origins(asyncpg_run(reader.connection))
         for table in tables:
             findings += await _table(reader, table, as_owner=as_owner)
     return findings
@@ -102,6 +108,23 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
         hint = f'use a superuser, or on PostgreSQL 15 or later: GRANT SET ON PARAMETER session_replication_role TO "{role}"'
         findings.append(Finding("error", f'role "{role}" may not set session_replication_role in the target', hint))
     return findings + await _catalog(reader, found["catalog"], found["namespace"], may_create=found["may_create"], role=role)
+
+
+async def _origins(run: Run) -> list[Finding]:
+    """Who relies on origin = none, in this direction or the other, has to know when our changes will carry none."""
+    consequence = "a subscriber of the target with origin = none would get our changes as the target's own"
+    may, role, version = await may_use_origins(run)
+    if not may:
+        message = f'role "{role}" may not use replication origins in the target: {consequence}'
+        return [Finding("warning", message, grant(role, version))]
+    setting = limit_setting(version)
+    ((text,),) = await run(f"SHOW {setting}")
+    limit = int(text)
+    ((used,),) = await run("SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin")
+    if used >= limit:
+        message = f"{used} replication origins exist in the target, and no more than {limit} can be in use: {consequence}"
+        return [Finding("warning", message, f"increase {setting} of the target, or drop origins that nobody needs")]
+    return []
 
 
 async def _may_set_replica(reader: CatalogReader, version: int) -> bool:

@@ -1,6 +1,6 @@
 """Advisory locks: one writer at a time.
 
-Five kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
+Kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
 
 ``writer(oid)``
     Held by the main apply session as long as it lives. Everything that moves the subscription's state runs in that very session. So
@@ -20,6 +20,9 @@ Five kinds of keys, each a 64-bit hash of what it guards; all in the target data
 ``launcher``
     Held by the one process that runs the target's subscriptions.
 
+``parallel(oid)``, and fences
+    Of the sessions that apply streamed transactions before their end: see :mod:`subscriber.sinks.postgres.parallel_sessions`.
+
 A killed process's backend notices after a moment (at the next read, or within client_connection_check_interval while it waits for
 something), so taking a lock is tried for some seconds before it is an error.
 """
@@ -32,7 +35,18 @@ from typing import Final, Protocol
 
 from subscriber.errors import SubscriptionInUse
 
-__all__ = ["CATALOG_KEY", "HOLDERS", "LAUNCHER_KEY", "Fetch", "copying_key", "table_key", "take", "verb_key", "writer_key"]
+__all__ = [
+    "CATALOG_KEY",
+    "HOLDERS",
+    "LAUNCHER_KEY",
+    "Fetch",
+    "copying_key",
+    "parallel_key",
+    "table_key",
+    "take",
+    "verb_key",
+    "writer_key",
+]
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
@@ -70,6 +84,11 @@ LAUNCHER_KEY: Final = _key("launcher")
 def writer_key(oid: int) -> int:
     """Of the subscription's one writer."""
     return _key("writer", oid)
+
+
+def parallel_key(oid: int) -> int:
+    """Shared by the sessions that apply streamed transactions before their end, exclusive for whoever comes after their process."""
+    return _key("parallel", oid)
 
 
 def table_key(oid: int, relid: int) -> int:

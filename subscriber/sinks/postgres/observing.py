@@ -82,6 +82,8 @@ async def _observe(reader: CatalogReader) -> Sequence[Observation]:
         return []
     rows = await reader.fetch("SELECT version FROM subscriber.version")
     version = rows[0]["version"] if rows else 0
+    if not isinstance(version, int):
+        raise TargetError('table "subscriber.version" of the target is broken', hint="restore the schema subscriber from a backup")
     if version != VERSION:
         raise TargetError(
             f'schema "subscriber" of the target has version {version}, this program knows version {VERSION}',

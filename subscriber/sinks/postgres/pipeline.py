@@ -38,11 +38,19 @@ Completed = Callable[[Statement, object, PGresult], None]
 """Told of each statement that succeeded, with the context it was sent with."""
 
 
-class StatementFailed(Exception):
-    """The server refused a statement. Not an error of the package yet: the apply room adds what it was about."""
+_Values = tuple[Sequence[bytes | None], Sequence[int] | None]
 
-    def __init__(self, diagnostics: Diagnostics, statement: Statement, context: object) -> None:
+
+class StatementFailed(Exception):
+    """The server refused a statement. Not an error of the package yet: the apply room adds what it was about.
+
+    Attributes:
+        values, formats: its parameters. They hold a row's values and are for asking the server, never for a message.
+    """
+
+    def __init__(self, diagnostics: Diagnostics, statement: Statement, context: object, values: _Values) -> None:
         super().__init__("a statement was refused")
+        self.values, self.formats = values
         self.diagnostics = diagnostics
         self.statement = statement
         self.context = context
@@ -74,7 +82,8 @@ class PreparedStatements:
         self._names.clear()
 
 
-_Pending = tuple[Statement, object, int]
+_Pending = tuple[Statement, object, int, _Values]
+_NO_VALUES: Final[_Values] = ((), None)
 
 
 class Pipeline:
@@ -120,24 +129,24 @@ class Pipeline:
     ) -> None:
         """Send a statement with raw parameters, preparing it if it is new. ``size``: about how many bytes the values have."""
         if not statement.reused:
-            self._pgconn.send_query_params(statement.sql, values, param_types=statement.parameter_types or None)
+            self._pgconn.send_query_params(statement.sql, values, param_types=statement.parameter_types or None, param_formats=formats)
         else:
             name = self._prepared.name(statement)
             if name is None:
                 name = self._prepare(statement, context)
             self._pgconn.send_query_prepared(name, values, formats)
-        self._pending.append((statement, context, size))
+        self._pending.append((statement, context, size, (values, formats)))
         self._bytes += size
 
     def _prepare(self, statement: Statement, context: object) -> bytes:
         name, evicted = self._prepared.add(statement)
         if evicted is not None:
             self._pgconn.send_query_params(b"DEALLOCATE " + evicted, None)
-            self._pending.append((_DEALLOCATE, None, 0))
+            self._pending.append((_DEALLOCATE, None, 0, _NO_VALUES))
         self._pgconn.send_prepare(name, statement.sql, statement.parameter_types)
         # its answer tells nothing but failure, which is one of the statement
         self._pending.append(
-            (Statement(b"", columns=statement.columns, message_type=statement.message_type, table=statement.table), context, 0)
+            (Statement(b"", columns=statement.columns, message_type=statement.message_type, table=statement.table), context, 0, _NO_VALUES)
         )
         return name
 
@@ -219,7 +228,7 @@ class Pipeline:
             ends = 0
 
     def _answer(self, result: PGresult) -> None:
-        statement, context, _ = self._pending[0]
+        statement, context, _, values = self._pending[0]
         if result.status in _OK:
             if statement.sql:  # that of preparing one is empty
                 self._completed(statement, context, result)
@@ -227,7 +236,7 @@ class Pipeline:
             diagnostics = Diagnostics.of_result(result)
             if diagnostics.sqlstate is None or self._pgconn.status == pq.ConnStatus.BAD:
                 raise TargetUnavailable(f"connection to the target was lost: {' '.join(diagnostics.message.split())}")
-            self._failure = StatementFailed(diagnostics, statement, context)
+            self._failure = StatementFailed(diagnostics, statement, context, values)
 
 
 _DEALLOCATE: Final = Statement(b"DEALLOCATE")

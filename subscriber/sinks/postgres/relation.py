@@ -71,6 +71,7 @@ class TargetTable:
         key: column names of the replica identity index or primary key, with the equality operators of that index; empty: neither.
         key_unique: the key names one row of the whole table (not only of one partition).
         referenced_by: other tables whose foreign keys reference it.
+        rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
     """
 
     name: TableName
@@ -83,6 +84,7 @@ class TargetTable:
     key: tuple[tuple[str, str | None], ...]
     key_unique: bool = True
     referenced_by: frozenset[TableName] = frozenset()
+    rule: str | None = None
 
     @property
     def scanned(self) -> str:
@@ -93,7 +95,8 @@ class TargetTable:
         """Refuse what native refuses as a target.
 
         Raises:
-            RelationError: a view or the like, or row-level security is in force for us.
+            RelationError: a view or the like, or row-level security is in force for us; and what only native can pass over: a rule that
+                would make something else of our statements.
         """
         if self.kind not in {"r", "p"}:
             raise RelationError(
@@ -106,6 +109,12 @@ class TargetTable:
                 f'user "{self.rls_user}" cannot replicate into relation with row-level security enabled: "{self.name.name}"',
                 sqlstate="0A000",
                 hint="give the role BYPASSRLS, disable row-level security on the table, or do not force it on the owner",
+            )
+        if self.rule is not None:
+            raise RelationError(
+                f'rule "{self.rule}" of logical replication target relation "{self.name}" applies to replicated changes',
+                sqlstate=_PREREQUISITE,
+                hint="ALTER TABLE ... ENABLE RULE or DISABLE RULE: ordinary rules do not apply to them",
             )
 
 

@@ -6,11 +6,13 @@ after each Relation message for it, and again after an error or an ALTER TABLE (
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
-from subscriber.abc import CATALOG_SCHEMA, TableName
-from subscriber.errors import ProtocolError, RelationError
+from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
+from subscriber.errors import ProtocolError
 from subscriber.protocol.decoder import decode
+from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation, Tag
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import RelationMapping, map_relation
@@ -19,10 +21,13 @@ from subscriber.transaction.model import Transaction
 
 __all__ = ["RelationMap"]
 
+_log = logging.getLogger(__name__)
+
 _RELATION: Final = bytes([Tag.RELATION])
 
 _OF_SUBSCRIPTION: Final = """
-SELECT FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid
+SELECT srsubstate::text AS state, srsublsn::text AS lsn
+FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid
 """
 
 
@@ -42,7 +47,7 @@ class RelationMap:
         self._subscription = subscription
         self._remote: dict[int, Relation] = {}
         self._mappings: dict[int, RelationMapping] = {}
-        self._passed_over: set[int] = set()
+        self._passed_over: set[tuple[int, bool]] = set()
 
     @property
     def has_targets(self) -> bool:
@@ -58,6 +63,11 @@ class RelationMap:
         self._remote = dict(remembered)
         self.forget_targets()
 
+    def adopt(self, other: RelationMap) -> None:
+        """What another one knows was described, last of all."""
+        for relation in other.remembered().values():
+            self.define(relation)
+
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""
         self._mappings.clear()
@@ -67,7 +77,7 @@ class RelationMap:
         """A Relation message came."""
         self._remote[relation.relation_id] = relation
         self._mappings.pop(relation.relation_id, None)
-        self._passed_over.discard(relation.relation_id)
+        self._passed_over -= {(relation.relation_id, True), (relation.relation_id, False)}
 
     async def learn(self, transaction: Transaction) -> None:
         """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
@@ -96,35 +106,50 @@ class RelationMap:
         """The relation with its target.
 
         Raises:
-            RelationError: they do not fit, or the table is not the one that the subscription copied and followed so far.
+            RelationError: they do not fit.
             TargetUnavailable: the connection was lost.
         """
         found = self._mappings.get(relation.relation_id)
         if found is None:
             name = TableName(relation.namespace, relation.name)
             found = map_relation(relation, await read_table(self._reader, name, as_owner=self._as_owner))
-            await self._require_subscribed(name, found.table.oid)
             self._mappings[relation.relation_id] = found
         return found
 
-    async def _require_subscribed(self, name: TableName, oid: int) -> None:
-        # the rooms above know tables by name; the catalog knows by oid which one has the rows of the copy
-        if self._subscription is not None and not await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, oid):
-            raise RelationError(
-                f'table "{name}" of the target was replaced by another one, which is not part of the subscription',
-                sqlstate="55000",
-                hint="start the run again: it adds the new table and copies it",
-            )
+    async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool) -> bool:
+        """Whether changes of this relation are for the apply worker.
 
-    async def pass_over(self, relation: Relation) -> None:
-        """Changes of this relation are not for us now; its target table has to exist nevertheless, as native demands.
+        The rooms above know tables by name, and the catalog by oid, as native's does. So a table that was renamed on both sides is
+        followed, and one that took the place of a subscribed one is not.
+
+        Args:
+            relation: the publisher's.
+            final_lsn: of the transaction.
+            by_name: what those rooms say.
 
         Raises:
-            RelationError: it does not.
+            RelationError: there is no such table, which native demands of those too that are passed over.
             TargetUnavailable: the connection was lost.
         """
         # a table's own synchronization gets the changes of all other tables too, and they are none of its business
-        if self._subscription is None or relation.relation_id in self._passed_over or relation.namespace == CATALOG_SCHEMA:
-            return
-        await require_table(self._reader, TableName(relation.namespace, relation.name))
-        self._passed_over.add(relation.relation_id)
+        if self._subscription is None or relation.namespace == CATALOG_SCHEMA:
+            return by_name
+        relation_id = relation.relation_id
+        if by_name and relation_id in self._mappings:
+            return True
+        if (relation_id, by_name) in self._passed_over:
+            return False
+        name = TableName(relation.namespace, relation.name)
+        rows = await self._reader.fetch(_OF_SUBSCRIPTION, self._subscription, await require_table(self._reader, name))
+        state, lsn = (rows[0]["state"], rows[0]["lsn"]) if rows else (None, None)
+        if state == TableState.READY or (state == TableState.SYNCDONE and (lsn is None or Lsn.parse(lsn) <= final_lsn)):
+            return True
+        if state is None:
+            if by_name:
+                _log.warning(
+                    'table "%s" of the target was replaced by another one, which is not of the subscription: its changes are left out'
+                    " (hint: refresh the subscription, or start the run again: the new table is added and copied)",
+                    name,
+                )
+            self._passed_over.add((relation_id, by_name))
+        return False

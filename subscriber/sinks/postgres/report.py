@@ -1,6 +1,7 @@
 """What an error while applying was about, in the words of native's context lines and conflict reports. Never a value.
 
-Conflicts are logged once they are committed: a batch that is rolled back and applied again has them once.
+Conflicts that change nothing else are counted and logged once they are committed: a batch that is rolled back and applied again has
+them once. Those that are errors are counted each time they are met, as natively.
 """
 
 from __future__ import annotations
@@ -9,38 +10,49 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
+
+from psycopg.pq.abc import PGresult
 
 from subscriber.abc import ApplyStatistics, TableName
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
 from subscriber.sinks.postgres.errors import parameter_number, target_error
 from subscriber.sinks.postgres.pipeline import StatementFailed
 from subscriber.sinks.postgres.statement import Statement
 
-__all__ = ["ChangeContext", "Counted", "Tally", "apply_error", "describe"]
+__all__ = ["ChangeContext", "Counted", "Tally", "apply_error", "count", "describe"]
 
 _log = logging.getLogger(__name__)
 
 _BINARY_FORMAT: Final = "22P03"
-_UNIQUE: Final = "23505"
 _DIVISION_BY_ZERO: Final = "22012"
-_MISSING: Final = {"UPDATE": "updated", "DELETE": "deleted"}
+_DONE: Final = {"UPDATE": "updated", "DELETE": "deleted"}
+_DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
 _LOG_INTERVAL: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeContext:
-    """The remote transaction that a statement carries out a change of."""
+    """The remote transaction that a statement carries out a change of.
+
+    Attributes:
+        origin: native's name of what is followed.
+        xid: of the transaction on the publisher.
+        final_lsn: where it finished there.
+        ending: native's name of the message that ends it, for what is not about one of its changes.
+    """
 
     origin: str
     xid: int
     final_lsn: Lsn
+    ending: str = "COMMIT"
 
 
 def describe(context: ChangeContext, message_type: str = "", table: TableName | None = None, column: str | None = None) -> str:
-    """Native's apply_error_callback."""
+    """Native's apply_error_callback: without a relation it is about a message that has none."""
     text = f'processing remote data for replication origin "{context.origin}"'
     if message_type:
         text += f' during message type "{message_type}"'
@@ -51,8 +63,13 @@ def describe(context: ChangeContext, message_type: str = "", table: TableName | 
     return f"{text} in transaction {context.xid}, finished at {context.final_lsn}"
 
 
-def apply_error(failure: StatementFailed) -> TargetError:
-    """The error to raise for a statement that the server refused."""
+def apply_error(failure: StatementFailed, collisions: list[Collision] | None = None) -> TargetError:
+    """The error to raise for a statement that the server refused.
+
+    Args:
+        failure: what it said.
+        collisions: with a unique violation, what :func:`find_collisions` found.
+    """
     diagnostics, statement, context = failure.diagnostics, failure.statement, failure.context
     error = target_error(diagnostics)
     if statement.finds and diagnostics.sqlstate == _DIVISION_BY_ZERO and not diagnostics.context:
@@ -66,15 +83,25 @@ def apply_error(failure: StatementFailed) -> TargetError:
             error = type(error)(f"incorrect binary data format in logical replication column {number}", sqlstate=_BINARY_FORMAT)
     if diagnostics.sqlstate == "42501" and not statement.message_type:
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
-    if diagnostics.sqlstate == _UNIQUE and statement.table is not None:
-        kind = "insert_exists" if statement.message_type == "INSERT" else "update_exists"
-        error.add_note(f'conflict detected on relation "{statement.table}": conflict={kind}')
+    if diagnostics.sqlstate == UNIQUE_VIOLATION and statement.table is not None:
+        found = collisions or []
+        error.add_note(f'conflict detected on relation "{statement.table}": conflict={unique_conflict(statement, found)}')
+        for collision in found:
+            error.add_note(str(collision))
+        if not found:
+            error.add_note(f'Key already exists in unique index "{diagnostics.constraint}".')
         error.hint = "change or delete the target's row, or drop its constraint; the transaction is tried again"
-    if isinstance(context, ChangeContext) and statement.message_type:
-        error.add_note(describe(context, statement.message_type, statement.table, column))
-    elif isinstance(context, ChangeContext):
-        error.add_note(describe(context))
+    if isinstance(context, ChangeContext):
+        error.add_note(describe(context, statement.message_type or context.ending, statement.table, column))
     return error
+
+
+@dataclass(frozen=True, slots=True)
+class _Conflict:
+    """Conflicts of one kind on one table are logged together."""
+
+    table: TableName | None
+    kind: str
 
 
 class Counted:
@@ -82,15 +109,39 @@ class Counted:
 
     Attributes:
         statistics: all of it.
-        missing: rows not found, by table and message type.
+        conflicts: how many there were of each kind.
+        explanations: of the first one of each kind.
     """
 
     def __init__(self) -> None:
         self.statistics = ApplyStatistics()
-        self.missing: Counter[tuple[TableName | None, str]] = Counter()
+        self.conflicts: Counter[_Conflict] = Counter()
+        self.explanations: dict[_Conflict, tuple[str, str]] = {}
 
-    def change(self, statement: Statement, found: int) -> None:
-        """Count a change that was made, or the conflict if there was no row to make it to."""
+    def copy(self) -> Counted:
+        """As it is now, to go back to."""
+        found = Counted()
+        found.statistics = replace(self.statistics, skipped_tables=set(self.statistics.skipped_tables))
+        found.conflicts = Counter(self.conflicts)
+        found.explanations = dict(self.explanations)
+        return found
+
+    def answer(self, statement: Statement, result: PGresult) -> None:
+        """Count what the server says of a change."""
+        if statement.finds:
+            other = Existing.of(result, 1) if result.nfields > 1 else None
+            self.change(statement, int(result.get_value(0, 0) or 0), other)
+        else:
+            self.change(statement, result.command_tuples or 0, None)
+
+    def change(self, statement: Statement, found: int, other: Existing | None) -> None:
+        """Count a change that was made, or the conflict if there was no row to make it to.
+
+        Args:
+            statement: the change.
+            found: how many rows.
+            other: what is known of the row before, if another replication origin changed it last.
+        """
         statistics = self.statistics
         match statement.message_type:
             case "INSERT":
@@ -101,14 +152,27 @@ class Counted:
                 statistics.updates += 1
             case "DELETE" if found:
                 statistics.deletes += 1
-            case "UPDATE":
-                statistics.confl_update_missing += 1
-                self.missing[statement.table, "UPDATE"] += 1
-            case "DELETE":
-                statistics.confl_delete_missing += 1
-                self.missing[statement.table, "DELETE"] += 1
+            case "UPDATE" | "DELETE" as kind:
+                self._conflict(statement, "missing", f"Could not find the row to be {_DONE[kind]}")
             case _:
                 pass
+        if other is not None:
+            doing = _DOING[statement.message_type]
+            self._conflict(statement, "origin_differs", f"{doing} the row that was {other.modified('by a different origin')}")
+
+    def _conflict(self, statement: Statement, what: str, explanation: str) -> None:
+        conflict = _Conflict(statement.table, f"{statement.message_type.lower()}_{what}")
+        count(self.statistics, conflict.kind)
+        self.conflicts[conflict] += 1
+        if conflict not in self.explanations:
+            key = f"({', '.join(statement.identity)})" if statement.identity else "full"
+            self.explanations[conflict] = explanation, f"Replica identity {key}."
+
+
+def count(statistics: ApplyStatistics, kind: str) -> None:
+    """Count one conflict, under its name in pg_stat_subscription_stats."""
+    name = f"confl_{kind}"
+    setattr(statistics, name, getattr(statistics, name) + 1)
 
 
 class Tally:
@@ -119,14 +183,15 @@ class Tally:
     """
 
     def __init__(self, statistics: ApplyStatistics) -> None:
-        self._statistics = statistics
-        self._missing: Counter[tuple[TableName | None, str]] = Counter()
+        self.statistics = statistics
+        self._conflicts: Counter[_Conflict] = Counter()
+        self._explanations: dict[_Conflict, tuple[str, str]] = {}
         self._timers: dict[TableName | None, asyncio.TimerHandle] = {}
         self._written: Counter[str] = Counter()
 
     def unwritten(self, name: str) -> int:
         """By how much a counter grew since :meth:`wrote`."""
-        return int(getattr(self._statistics, name)) - self._written[name]
+        return int(getattr(self.statistics, name)) - self._written[name]
 
     def wrote(self, counted: Mapping[str, int]) -> None:
         """So much is in the catalog now."""
@@ -134,30 +199,29 @@ class Tally:
 
     def add(self, counted: Counted) -> None:
         """An attempt was committed."""
-        mine, more = self._statistics, counted.statistics
-        mine.transactions += more.transactions
-        mine.inserts += more.inserts
-        mine.updates += more.updates
-        mine.deletes += more.deletes
-        mine.truncates += more.truncates
-        mine.confl_update_missing += more.confl_update_missing
-        mine.confl_delete_missing += more.confl_delete_missing
+        mine, more = self.statistics, counted.statistics
+        for field in fields(more):
+            added = getattr(more, field.name)
+            if isinstance(added, int):
+                setattr(mine, field.name, getattr(mine, field.name) + added)
         mine.skipped_tables |= more.skipped_tables
-        self._missing.update(counted.missing)
-        for table in {table for table, _ in counted.missing} - self._timers.keys():
-            self._log_missing(table)
+        if counted.conflicts:
+            self._conflicts.update(counted.conflicts)
+            self._explanations = counted.explanations | self._explanations
+            for table in {conflict.table for conflict in counted.conflicts} - self._timers.keys():
+                self._log_conflicts(table)
 
-    def _log_missing(self, table: TableName | None) -> None:
+    def _log_conflicts(self, table: TableName | None) -> None:
         self._timers.pop(table, None)
-        found = [(kind, count) for kind in _MISSING if (count := self._missing.pop((table, kind), 0))]
-        if found:
-            texts = [
-                f"conflict={kind.lower()}_missing: Could not find the row to be {_MISSING[kind]}"
-                + (f" ({count} rows)." if count > 1 else ".")
-                for kind, count in found
-            ]
+        found = {conflict: times for conflict, times in self._conflicts.items() if conflict.table == table}
+        texts = []
+        for conflict, times in found.items():
+            explanation, key = self._explanations.pop(conflict)
+            del self._conflicts[conflict]
+            texts.append(f"conflict={conflict.kind}: {explanation}{f' ({times} rows)' if times > 1 else ''}. {key}")
+        if texts:
             _log.warning('conflict detected on relation "%s": %s', table, " ".join(texts))
-            self._timers[table] = asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._log_missing, table)
+            self._timers[table] = asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._log_conflicts, table)
 
     def close(self) -> None:
         """Log what has waited. Idempotent; it may be used again."""
@@ -165,7 +229,7 @@ class Tally:
         for timer in waiting.values():
             timer.cancel()
         for table in waiting:
-            self._log_missing(table)
+            self._log_conflicts(table)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

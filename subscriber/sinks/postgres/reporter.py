@@ -38,11 +38,22 @@ ON CONFLICT (subid, relid) DO UPDATE SET lock_key = excluded.lock_key, worker_ty
     changes_per_second = excluded.changes_per_second, copied_rows = excluded.copied_rows, estimated_rows = excluded.estimated_rows
 """
 
+# as natively a table that is dropped leaves the subscription at once
+_DROPPED: Final = """
+DELETE FROM subscriber.pg_subscription_rel r
+WHERE srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
+"""
+
 _COUNTERS: Final = (
     "apply_error_count",
     "sync_error_count",
+    "confl_insert_exists",
+    "confl_update_origin_differs",
+    "confl_update_exists",
     "confl_update_missing",
+    "confl_delete_origin_differs",
     "confl_delete_missing",
+    "confl_multiple_unique_conflicts",
 )
 """Names both of pg_stat_subscription_stats and of ApplyStatistics."""
 
@@ -74,6 +85,7 @@ class Reporter:
         Raises:
             TargetUnavailable: the session was lost.
         """
+        await self._reader.fetch(_DROPPED, self._oid)
         rows = [(await self._relid(worker), worker) for worker in workers]
         known = [(relid, worker) for relid, worker in rows if relid is not None]
         columns = list(zip(*(self._row(relid, worker) for relid, worker in known), strict=True)) or [()] * 16

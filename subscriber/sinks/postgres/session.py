@@ -19,6 +19,7 @@ from psycopg import pq
 from subscriber.config import SynchronousCommit
 from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.errors import translated
+from subscriber.sinks.postgres.origin import Origins
 from subscriber.sinks.postgres.pipeline import Completed, Pipeline, PreparedStatements, StatementFailed
 from subscriber.sinks.postgres.settings import configure_psycopg, durable_commit
 from subscriber.sinks.postgres.target import Target
@@ -26,11 +27,23 @@ from subscriber.sinks.postgres.target import Target
 __all__ = ["ApplySession"]
 
 
+_COMMIT_TIMESTAMPS = """
+SELECT pg_catalog.current_setting('track_commit_timestamp')::bool AND pg_catalog.current_setting('server_version_num')::int >= 140000
+"""
+
+
 class ApplySession:
-    """See the module's text. Made by :meth:`connect`."""
+    """See the module's text. Made by :meth:`connect`.
+
+    Attributes:
+        origin: id of the replication origin that its changes carry, or None.
+        commit_timestamps: whether the server can tell which origin a row was changed by last (track_commit_timestamp, from 14 on).
+    """
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], synchronous_commit: SynchronousCommit) -> None:
         self.connection = connection
+        self.origin: int | None = None
+        self.commit_timestamps = False
         self._synchronous_commit = synchronous_commit
         self._prepared = PreparedStatements()
         self._broken = False
@@ -45,15 +58,42 @@ class ApplySession:
         connection = await target.connect(application_name)
         try:
             await configure_psycopg(connection, synchronous_commit)
+            session = cls(connection, synchronous_commit)
+            session.commit_timestamps = (await session.fetch(_COMMIT_TIMESTAMPS))[0][0]
         except BaseException:
             await connection.close()
             raise
-        return cls(connection, synchronous_commit)
+        return session
+
+    async def carry_origin(self, origins: Origins, name: str) -> None:
+        """Let changes carry this replication origin from now on, if it can be had.
+
+        Raises:
+            SubscriptionInUse: another session has it.
+            TargetError: or a subclass.
+        """
+        if self.origin is None:
+            self.origin = await origins.set_up(self.fetch, name)
+
+    async def leave_origin(self) -> None:
+        """Give the origin back, so that it can be dropped.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        if self.origin is not None:
+            await self.fetch("SELECT pg_catalog.pg_replication_origin_session_reset()")
+            self.origin = None
 
     @property
     def usable(self) -> bool:
         """False once the connection is lost or in an unknown state."""
         return not self._broken and self.connection.pgconn.status == pq.ConnStatus.OK
+
+    @property
+    def pid(self) -> int:
+        """Its process in the target."""
+        return self.connection.info.backend_pid
 
     @property
     def commits_are_durable(self) -> bool:
@@ -83,8 +123,12 @@ class ApplySession:
                 yield
 
     @contextlib.asynccontextmanager
-    async def pipeline(self, completed: Completed) -> AsyncIterator[Pipeline]:
+    async def pipeline(self, completed: Completed, *, stays_open: bool = False) -> AsyncIterator[Pipeline]:
         """Open a pipeline; what is sent inside is executed when the block is left normally.
+
+        Args:
+            completed: told of each statement that succeeded.
+            stays_open: a transaction that is open at the end stays so, unless something was refused.
 
         Raises:
             StatementFailed: the first statement that the server refused; everything after it was not executed. A transaction begun
@@ -102,16 +146,17 @@ class ApplySession:
                 yield pipeline
         except (SubscriberError, StatementFailed):
             # not for cancellation: whoever is cancelled has no time to read what is still on its way
-            await self._finish(pipeline)
+            await self._finish(pipeline, stays_open=stays_open)
             raise
-        await self._finish(pipeline)
+        await self._finish(pipeline, stays_open=stays_open)
 
-    async def _finish(self, pipeline: Pipeline) -> None:
+    async def _finish(self, pipeline: Pipeline, *, stays_open: bool) -> None:
         with translated():
             await pipeline.drain()
             pipeline.leave()
             self._broken = False
-            if self.connection.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            open_on_purpose = stays_open and not pipeline.failed
+            if self.connection.pgconn.transaction_status != pq.TransactionStatus.IDLE and not open_on_purpose:
                 await self.connection.execute("ROLLBACK")
             if pipeline.failed:
                 # those behind the failing statement were never made

@@ -10,6 +10,7 @@ from subscriber.abc import (
     Batch,
     Capabilities,
     Finding,
+    ParallelTransaction,
     Position,
     PublishedTable,
     RelationGate,
@@ -29,6 +30,9 @@ from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscriptio
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
+from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
+from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
+from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.report import Tally
@@ -43,7 +47,7 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
 
-_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True)
+_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
 
 
 class _Open:
@@ -54,6 +58,7 @@ class _Open:
         session: ApplySession,
         reader: CatalogReader,
         state: SubscriptionState,
+        parallel: ParallelSessions,
         *,
         as_owner: bool,
         tally: Tally,
@@ -61,6 +66,7 @@ class _Open:
     ) -> None:
         self.session = session
         self.reader = reader
+        self.parallel = parallel
         self.oid = state.oid
         self.name = state.name
         self.rows = SubscriptionRows(session, state.oid)
@@ -89,6 +95,7 @@ class PostgresSink:
         self._settings = settings
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
+        self._origins = Origins(relied_on=options.origin == "none")
         self._opened: _Open | None = None
         self._identity: tuple[int, str] | None = None
 
@@ -136,6 +143,10 @@ class PostgresSink:
             await ensure_catalog(reader.connection)
             oid = await ensure_subscription(reader.connection, name, self._options)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
+            fence = await raise_fence(session, oid)
+            await session.carry_origin(self._origins, origin_name(oid))
+            if session.origin is not None:
+                await sweep_origins(session.fetch, oid)
             rows = SubscriptionRows(session, oid)
             state = await rows.subscription()
             if state.position is not None and not session.commits_are_durable:
@@ -148,7 +159,18 @@ class PostgresSink:
             await session.close()
             raise
         self._identity = state.oid, state.name
-        self._opened = _Open(session, reader, state, as_owner=self._as_owner, tally=self._tally, on_durable=on_durable)
+        level = self._options.synchronous_commit
+        parallel = ParallelSessions(
+            self._target,
+            reader,
+            self._origins,
+            oid=oid,
+            name=name,
+            synchronous_commit=level,
+            fence=fence,
+            origin=session.origin is not None,
+        )
+        self._opened = _Open(session, reader, state, parallel, as_owner=self._as_owner, tally=self._tally, on_durable=on_durable)
         return state
 
     async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
@@ -177,6 +199,10 @@ class PostgresSink:
     async def set_publications(self, publications: Sequence[str]) -> None:
         """Store the publications subscribed to."""
         await self._open.rows.update_subscription("subpublications = %s::text[]", list(publications))
+
+    async def refreshed(self) -> None:
+        """Forget a pending refresh."""
+        await self._open.rows.update_subscription("subrefresh = NULL")
 
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
@@ -227,10 +253,13 @@ class PostgresSink:
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table."""
-        rows = self._open.rows
+        opened = self._open
         # one that was dropped in the target is removed by tables()
         with contextlib.suppress(RelationError):
-            await rows.remove(await rows.find_table(table))
+            relid = await opened.rows.find_table(table)
+            await opened.rows.remove(relid)
+            if opened.session.origin is not None:
+                await drop_origins(opened.session.fetch, opened.oid, relid, wait=False)
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY. A table that was dropped in the target is none of this: its next change tells."""
@@ -331,13 +360,38 @@ class PostgresSink:
         await self._open.two_phase.rollback(message)
         self._report(before)
 
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Begin to apply a streamed transaction before its end. See :meth:`subscriber.abc.Sink.open_parallel`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        self._require_ready()
+        opened = self._open
+        session = await opened.parallel.take()
+        relations = RelationMap(opened.reader, as_owner=self._as_owner, subscription=opened.oid)
+        return PostgresParallelTransaction(
+            opened.parallel, session, relations, opened.applier, opened.two_phase, xid=xid, gate=gate, prepared=self._report
+        )
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Which of the others a call under way waits for. See :meth:`subscriber.abc.Sink.holding_up`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self._open.session.pid
+        found = await self._open.parallel.holding_up(pid)
+        return [other for other in others if isinstance(other, PostgresParallelTransaction) and other.pid in found]
+
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Everything in the target that would go wrong. See :meth:`subscriber.abc.Sink.check`.
 
         Raises:
             TargetUnavailable: nobody answers there.
         """
-        return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner)
+        origin_none = self._options.origin == "none"
+        return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner, origin_none=origin_none)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
         """The table's synchronization; also while the sink is closed, once it has been open."""
@@ -352,6 +406,7 @@ class PostgresSink:
             synchronous_commit=self._options.synchronous_commit,
             as_owner=self._as_owner,
             tally=self._tally,
+            origins=self._origins,
         )
 
     async def close(self) -> None:
@@ -361,6 +416,7 @@ class PostgresSink:
         if opened is None:
             return
         try:
+            await opened.parallel.close()
             with contextlib.suppress(TargetError):
                 await opened.reporter.report([], None)
             await opened.durability.close()

@@ -17,7 +17,8 @@ __all__ = ["SubscriptionRows"]
 
 _SUBSCRIPTION: Final = """
 SELECT s.oid::int8, s.subname::text, c.system_identifier::text, s.subslotname::text, s.subpublications, s.subtwophasestate::text,
-       s.subconninfo IS NOT NULL, s.subskiplsn::text, p.slot_name, p.system_identifier, p.timeline, p.remote_lsn::text
+       s.subconninfo IS NOT NULL, s.subskiplsn::text, s.subgeneration, s.subrefresh,
+       p.slot_name, p.system_identifier, p.timeline, p.remote_lsn::text
 FROM subscriber.pg_subscription s
 CROSS JOIN pg_catalog.pg_control_system() c
 LEFT JOIN subscriber."position" p ON p.srsubid = s.oid AND p.srrelid = 0
@@ -67,7 +68,7 @@ class SubscriptionRows:
         rows = await self._session.fetch(_SUBSCRIPTION, self.oid)
         if not rows:
             raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now; start again")
-        oid, name, target, slot, publications, two_phase, managed, skip_lsn, *position = rows[0]
+        oid, name, target, slot, publications, two_phase, managed, skip_lsn, generation, refresh, *position = rows[0]
         return SubscriptionState(
             oid=oid,
             name=name,
@@ -78,6 +79,8 @@ class SubscriptionRows:
             position=_position(position),
             managed=managed,
             skip_lsn=Lsn.parse(skip_lsn),
+            generation=generation,
+            pending_refresh=refresh,
         )
 
     async def update_subscription(self, assignments: str, *values: object) -> None:

@@ -6,7 +6,24 @@ from dataclasses import dataclass
 
 from subscriber.abc import TableName
 
-__all__ = ["Statement"]
+__all__ = ["Statement", "Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The row that an INSERT or UPDATE writes, as SQL over the statement's own parameters: to find out what it collided with.
+
+    Attributes:
+        scanned: the table, for FROM.
+        row: a query for the row, all columns of the target's table under their names.
+        own: the predicate (over alias x) that finds the row that is updated; empty for an INSERT.
+        role: to look as.
+    """
+
+    scanned: str
+    row: str
+    own: str
+    role: str | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +36,9 @@ class Statement:
         message_type: the change it carries out (``INSERT`` …), or empty.
         table: what it changes, if one table.
         reused: worth preparing under a name.
-        finds: its one value tells how many rows were found; else the command's count tells.
+        finds: its first value tells how many rows were found; else the command's count tells.
+        identity: columns that its row is looked up by, for messages of conflicts; empty: all of them.
+        written: what it writes; of an INSERT or UPDATE.
     """
 
     sql: bytes
@@ -29,3 +48,5 @@ class Statement:
     table: TableName | None = None
     reused: bool = False
     finds: bool = False
+    identity: tuple[str, ...] = ()
+    written: Written | None = None

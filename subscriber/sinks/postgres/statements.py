@@ -10,6 +10,9 @@ Where the key of the target is known the statement finds its row by it. Else (RE
 compared, NULLs with IS NULL so that an index can be used, and exactly one of several equal rows is taken: found and locked by ctid
 first. Columns of types without equality (json, xml, point …) are compared by their texts. Columns that the publisher does not send are
 not compared (native compares the target's extra columns with NULL, and then finds nothing).
+
+Where the target keeps commit timestamps, UPDATE and DELETE also tell whether the row's last change came from another replication
+origin than ours: natively the conflicts ``update_origin_differs`` and ``delete_origin_differs``. They too find their row by ctid first.
 """
 
 # names are quoted, values are parameters
@@ -21,8 +24,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.origin import PARALLEL
 from subscriber.sinks.postgres.relation import RelationMapping, TargetColumn, qualified_name
-from subscriber.sinks.postgres.statement import Statement
+from subscriber.sinks.postgres.statement import Statement, Written
 
 __all__ = ["control", "delete", "insert", "set_role", "truncate", "update"]
 
@@ -40,9 +44,17 @@ def set_role(role: str | None) -> Statement:
 
 
 def _statement(
-    mapping: RelationMapping, message_type: str, sql: str, searched: Sequence[TargetColumn], *, row: bool, finds: bool
+    mapping: RelationMapping,
+    message_type: str,
+    sql: str,
+    searched: Sequence[TargetColumn],
+    *,
+    row: bool,
+    finds: bool,
+    written: Written | None = None,
 ) -> Statement:
     columns = (*(mapping.columns if row else ()), *searched)
+    key = mapping.key or ()
     return Statement(
         sql.encode("utf-8", "surrogateescape"),
         tuple(column.type_oid for column in columns),
@@ -51,7 +63,19 @@ def _statement(
         mapping.table.name,
         reused=True,
         finds=finds,
+        identity=tuple(mapping.columns[index].name for index, _ in key),
+        written=written,
     )
+
+
+def _written(mapping: RelationMapping, values: dict[str, str], own: str = "") -> Written:
+    scanned = mapping.table.scanned
+    columns = (
+        (column, values.get(column.name) or (f"x.{quote_identifier(column.name)}" if own else f"NULL::{column.type_name}"))
+        for column in mapping.table.columns
+    )
+    row = "SELECT " + ", ".join(f"{value} AS {quote_identifier(column.name)}" for column, value in columns)
+    return Written(scanned, f"{row} FROM {scanned} AS x WHERE {own} LIMIT 1" if own else row, own, mapping.table.role)
 
 
 def insert(mapping: RelationMapping) -> Statement:
@@ -63,7 +87,8 @@ def insert(mapping: RelationMapping) -> Statement:
     else:
         rest = "DEFAULT VALUES"
     sql = f"INSERT INTO {qualified_name(mapping.table.name)} {rest}"
-    return _statement(mapping, "INSERT", sql, (), row=True, finds=False)
+    written = _written(mapping, {column.name: f"${number}" for number, column in enumerate(mapping.columns, 1)})
+    return _statement(mapping, "INSERT", sql, (), row=True, finds=False, written=written)
 
 
 def _comparison(column: TargetColumn, equals: str | None, number: int) -> str:
@@ -79,9 +104,12 @@ class _Search:
     Args:
         nulls: a kind a remote column as in TupleData: ``n`` is compared with IS NULL, ``u`` not at all. Without a key only.
         own: the parameters come behind the new row's; False: they are the new row's own.
+        origin: tell of a row that another replication origin than this one changed; None: do not look.
     """
 
-    def __init__(self, mapping: RelationMapping, nulls: bytes, *, own: bool, first: int) -> None:
+    def __init__(self, mapping: RelationMapping, nulls: bytes, *, own: bool, first: int, origin: int | None) -> None:
+        self.origin = origin
+        self.scanned = mapping.table.scanned
         self.parameters: list[TargetColumn] = []
         columns = mapping.columns
         terms = []
@@ -97,14 +125,21 @@ class _Search:
             else:
                 terms.append(_comparison(columns[index], equals, index + 1))
         self.predicate = " AND ".join(terms) or "true"
-        self.one_of_many = mapping.key is None or not mapping.table.key_unique
+        self.one_of_many = mapping.key is None or not mapping.table.key_unique or origin is not None
 
-    def found(self, scanned: str) -> str:
+    @property
+    def found(self) -> str:
         """The CTE that finds and locks one row."""
-        return f"found AS (SELECT x.tableoid AS t, x.ctid AS c FROM {scanned} AS x WHERE {self.predicate} LIMIT 1 FOR UPDATE)"
+        columns = "x.tableoid AS t, x.ctid AS c" + (", x.xmin AS m" if self.origin is not None else "")
+        return f"found AS (SELECT {columns} FROM {self.scanned} AS x WHERE {self.predicate} LIMIT 1 FOR UPDATE)"
+
+    @property
+    def count(self) -> str:
+        """How many rows were found, and, if that is asked for, of what other origin they were."""
+        return _count(self.scanned) if self.origin is None else _count_and_origin(self.scanned, self.origin)
 
 
-def _count(scanned: str) -> str:
+def _count(scanned: str, more: str = "") -> str:
     """How many rows were found.
 
     A row that another session changed while we waited for its lock was found in a version that this statement cannot see, and so did not
@@ -112,23 +147,40 @@ def _count(scanned: str) -> str:
     """
     seen = f"SELECT pg_catalog.count(*) AS n FROM {scanned} AS x, found WHERE {_FOUND}"
     return (
-        f"SELECT CASE f.n WHEN s.n THEN f.n ELSE 1 / (f.n - f.n) END FROM (SELECT pg_catalog.count(*) AS n FROM found) AS f, ({seen}) AS s"
+        f"SELECT CASE f.n WHEN s.n THEN f.n ELSE 1 / (f.n - f.n) END{more and ', d.*'}"
+        f" FROM (SELECT pg_catalog.count(*) AS n FROM found) AS f, ({seen}) AS s{more}"
     )
 
 
-def delete(mapping: RelationMapping, nulls: bytes) -> Statement:
-    """One row, found by the old tuple."""
-    search = _Search(mapping, nulls, own=True, first=0)
+def _count_and_origin(scanned: str, origin: int) -> str:
+    """As well: transaction, time, and origin (NULL if local, '' if it was dropped) of a row that another origin changed last.
+
+    Nothing is told of a row that our own transaction changed before: its time is not known yet.
+    """
+    other = (
+        "SELECT found.m::pg_catalog.text AS xid, o.timestamp::pg_catalog.text AS at,"
+        " CASE WHEN o.roident <> 0 THEN coalesce(r.roname, '') END AS origin"
+        " FROM found CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.m) AS o"
+        " LEFT JOIN pg_catalog.pg_replication_origin AS r ON r.roident = o.roident"
+        f" WHERE o.timestamp IS NOT NULL AND o.roident <> {origin} AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin AS own"
+        f" WHERE own.roident = {origin} AND pg_catalog.starts_with(r.roname, own.roname || '{PARALLEL}'))"
+    )
+    return _count(scanned, f" LEFT JOIN ({other}) AS d ON true")
+
+
+def delete(mapping: RelationMapping, nulls: bytes, *, origin: int | None) -> Statement:
+    """One row, found by the old tuple. ``origin``: see :class:`_Search`."""
+    search = _Search(mapping, nulls, own=True, first=0, origin=origin)
     scanned = mapping.table.scanned
     if search.one_of_many:
         changed = f"changed AS (DELETE FROM {scanned} AS x USING found WHERE {_FOUND} RETURNING 1)"
-        sql = f"WITH {search.found(scanned)}, {changed} {_count(scanned)}"
+        sql = f"WITH {search.found}, {changed} {search.count}"
     else:
         sql = f"DELETE FROM {scanned} AS x WHERE {search.predicate}"
     return _statement(mapping, "DELETE", sql, search.parameters, row=False, finds=search.one_of_many)
 
 
-def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: bool, replace: bool) -> Statement:
+def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: bool, replace: bool, origin: int | None) -> Statement:
     """One row.
 
     Args:
@@ -137,8 +189,9 @@ def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: boo
         nulls: of the tuple that finds the row, see :class:`_Search`.
         old: whether it is an old tuple; else the new row finds itself.
         replace: the identity column, which UPDATE cannot set, changes too: the row is deleted and inserted, with all it had.
+        origin: see :class:`_Search`.
     """
-    search = _Search(mapping, nulls, own=old, first=len(mapping.columns))
+    search = _Search(mapping, nulls, own=old, first=len(mapping.columns), origin=origin)
     scanned = mapping.table.scanned
     values = {
         column.name: f"${index + 1}"
@@ -150,7 +203,8 @@ def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: boo
     else:
         assignments = ", ".join(f"{quote_identifier(name)} = {value}" for name, value in values.items()) or _idle_assignment(mapping)
         sql = _update(search, scanned, assignments)
-    return _statement(mapping, "UPDATE", sql, search.parameters, row=True, finds=search.one_of_many)
+    written = _written(mapping, values, search.predicate)
+    return _statement(mapping, "UPDATE", sql, search.parameters, row=True, finds=search.one_of_many, written=written)
 
 
 def _idle_assignment(mapping: RelationMapping) -> str | None:
@@ -164,11 +218,11 @@ def _idle_assignment(mapping: RelationMapping) -> str | None:
 def _update(search: _Search, scanned: str, assignments: str | None) -> str:
     if assignments is None:
         if search.one_of_many:
-            return f"WITH {search.found(scanned)}, changed AS (SELECT FROM found) {_count(scanned)}"
+            return f"WITH {search.found}, changed AS (SELECT FROM found) {search.count}"
         return f"SELECT FROM {scanned} AS x WHERE {search.predicate} FOR UPDATE"
     if search.one_of_many:
         changed = f"changed AS (UPDATE {scanned} AS x SET {assignments} FROM found WHERE {_FOUND} RETURNING 1)"
-        return f"WITH {search.found(scanned)}, {changed} {_count(scanned)}"
+        return f"WITH {search.found}, {changed} {search.count}"
     return f"UPDATE {scanned} AS x SET {assignments} WHERE {search.predicate}"
 
 
@@ -181,7 +235,7 @@ def _replacement(mapping: RelationMapping, search: _Search, values: dict[str, st
     gone = f"gone AS (DELETE FROM {scanned} AS x {where} RETURNING x.*)"
     added = f"INSERT INTO {qualified_name(mapping.table.name)} ({names}) OVERRIDING SYSTEM VALUE SELECT {row} FROM gone"
     if search.one_of_many:
-        return f"WITH {search.found(scanned)}, {gone}, changed AS ({added} RETURNING 1) {_count(scanned)}"
+        return f"WITH {search.found}, {gone}, changed AS ({added} RETURNING 1) {search.count}"
     return f"WITH {gone} {added}"
 
 

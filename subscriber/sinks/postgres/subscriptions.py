@@ -21,6 +21,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog import STREAMING_CODES, ensure_catalog, insert_subscription, require_name
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.locks import CATALOG_KEY, LAUNCHER_KEY, take, verb_key, writer_key
+from subscriber.sinks.postgres.origin import asyncpg_run, drop_origins
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.target import Target
 
@@ -31,13 +32,14 @@ __all__ = ["DEFINITION_COLUMNS", "PostgresCatalog", "definition"]
 
 _CHANNEL: Final = "subscriber"
 
-_STOP_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 20.0
 """How long a verb waits for whoever runs the subscription: a worker may need some seconds for the batch at hand."""
 
 DEFINITION_COLUMNS: Final = """
 s.oid::int8 AS oid, s.subname::text AS name, s.subenabled, s.subslotname::text AS slot_name, s.subpublications,
 s.subtwophasestate::text AS two_phase, s.subskiplsn::text AS skip_lsn, s.subbinary, s.substream::text AS substream, s.subsynccommit,
-s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade
+s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade, s.subgeneration,
+s.subrefresh
 """
 
 _SUBSCRIPTIONS: Final = f"""
@@ -62,6 +64,7 @@ _COLUMNS: Final = {
     "two_phase": ("subtwophasestate", 'text::"char"'),
     "skip_lsn": ("subskiplsn", "text::pg_lsn"),
     "made": ("submade", "boolean"),
+    "pending_refresh": ("subrefresh", "boolean"),
     "binary": ("subbinary", "boolean"),
     "streaming": ("substream", 'text::"char"'),
     "synchronous_commit": ("subsynccommit", "text"),
@@ -175,10 +178,18 @@ class PostgresCatalog:
         what = f'subscription "{name}"'
         await take(self._fetch, verb_key(oid), what)
         try:
+            # before the look at the writer's lock: whoever takes that later sees it
+            await self._reader.fetch(
+                "UPDATE subscriber.pg_subscription SET subgeneration = subgeneration + 1 WHERE oid = $1::int8::oid", oid
+            )
             await self._notify()
             try:
                 await take(self._fetch, writer_key(oid), what, wait=_STOP_SECONDS)
             except SubscriptionInUse as error:
+                # nothing was done: whoever runs it may go on
+                await self._reader.fetch(
+                    "UPDATE subscriber.pg_subscription SET subgeneration = subgeneration - 1 WHERE oid = $1::int8::oid", oid
+                )
                 error.hint = "it is run by a process that does not follow the catalog (subscriber run --connection): stop that first"
                 raise
             await self._reader.fetch("SELECT pg_catalog.pg_advisory_unlock($1)", writer_key(oid))
@@ -224,11 +235,13 @@ class PostgresCatalog:
         await self._connection.execute(f"UPDATE subscriber.pg_subscription SET {assignments} WHERE oid = $1", oid, *values)  # noqa: S608
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove one whole.
+        """Remove one whole, its replication origins first: if that is refused, nothing is half done.
 
         Raises:
+            SubscriptionInUse: a session still has one of the origins.
             TargetUnavailable, TargetError
         """
+        await drop_origins(asyncpg_run(self._connection), oid)
         with translated():
             async with self._connection.transaction():
                 await self._connection.execute("SET LOCAL synchronous_commit = 'local'")
@@ -243,6 +256,18 @@ class PostgresCatalog:
                 ):
                     await self._connection.execute(f"DELETE FROM subscriber.{table} WHERE {column} = $1", oid)  # noqa: S608
         return await self.prepared_transactions(oid)
+
+    async def note_error(self, oid: int, text: str) -> None:
+        """Where status shows it.
+
+        Raises:
+            TargetUnavailable
+        """
+        await self._reader.fetch(
+            "UPDATE subscriber.subscription_stats SET last_error = $2, last_error_time = pg_catalog.now() WHERE subid = $1::int8::oid",
+            oid,
+            text,
+        )
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """Those of native-like names.
@@ -321,11 +346,13 @@ def definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
         enabled=row["subenabled"],
         conninfo=row["subconninfo"],
         slot_name=row["slot_name"],
-        publications=tuple(row["subpublications"]),
+        publications=tuple(name for name in row["subpublications"] if name is not None),
         options=options,
         two_phase=two_phase,
         skip_lsn=Lsn.parse(row["skip_lsn"]),
         position=None if row["position"] is None else Lsn.parse(row["position"]),
         made=row["submade"],
+        generation=row["subgeneration"],
+        pending_refresh=row["subrefresh"],
         claimed=claimed,
     )

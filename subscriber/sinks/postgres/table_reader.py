@@ -17,7 +17,8 @@ from subscriber.sinks.postgres.relation import TargetColumn, TargetTable, missin
 __all__ = ["read_table", "require_table"]
 
 _EXISTS: Final = """
-SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2
+SELECT c.oid::int8 AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
 """
 
 # $3: apply as the table's owner. The fingerprint comes with the first query: what changes before the others makes it differ later.
@@ -27,6 +28,8 @@ SELECT c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
                  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
             THEN r.rolname::text END AS rls_user,
+       CASE WHEN c.relhasrules AND c.relkind IN ('r', 'p') THEN
+            (SELECT min(w.rulename::text) FROM pg_catalog.pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_enabled IN ('A', 'R')) END AS rule,
        ARRAY(SELECT pg_catalog.json_build_array(fn.nspname, f.relname)::text
              FROM pg_catalog.pg_constraint x
              JOIN pg_catalog.pg_class f ON f.oid = x.conrelid
@@ -146,19 +149,23 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
     key, key_unique = _key(await reader.fetch(_KEYS, oid), columns) if kind in {"r", "p"} else ((), True)
     referenced_by = frozenset(TableName(*json.loads(table)) for table in found[0]["referenced_by"])
     fingerprint = (oid, found[0]["fingerprint"])
-    return TargetTable(name, oid, fingerprint, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by)
+    return TargetTable(
+        name, oid, fingerprint, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by, found[0]["rule"]
+    )
 
 
-async def require_table(reader: CatalogReader, name: TableName) -> None:
-    """See that there is such a relation.
+async def require_table(reader: CatalogReader, name: TableName) -> int:
+    """See that there is such a relation; return its oid.
 
     Raises:
         RelationError: there is none.
         TargetUnavailable: the connection was lost.
     """
     _require_text(name)
-    if not await reader.fetch(_EXISTS, name.namespace, name.name):
+    found = await reader.fetch(_EXISTS, name.namespace, name.name)
+    if not found:
         raise missing_table(name)
+    return int(found[0]["oid"])
 
 
 def _require_text(name: TableName) -> None:

@@ -10,6 +10,9 @@ nothing else, for the table may have held rows before. A part that was not commi
 dead process comes after the undoing is the matter of the ``copying`` lock (:mod:`subscriber.sinks.postgres.locks`) and of the
 attempt's number.
 
+The control session and those of the parts each carry a replication origin of their own, undoing included: a subscriber of the target that
+was not told of the copied rows (origin = none) must not be told that they were deleted. The origins go when they are needed no more.
+
 Known limits: a row that somebody else updates during the copy has another xmin, and survives the undoing; a row that was
 inserted exactly 2^32 transactions before a part bears the same xmin, and does not.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -28,11 +32,12 @@ import asyncpg
 
 from subscriber.abc import Batch, CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
-from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply import Applier, Owner
 from subscriber.sinks.postgres.errors import Diagnostics, copy_column, target_error
 from subscriber.sinks.postgres.locks import copying_key, table_key, take
+from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins, origin_name
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetTable
 from subscriber.sinks.postgres.relation_map import RelationMap
@@ -67,6 +72,7 @@ class PostgresTableSink:
         application_name: of its sessions.
         as_owner: change the table as its owner.
         tally: the sink's, counted into.
+        origins: the sink's.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class PostgresTableSink:
         synchronous_commit: SynchronousCommit,
         as_owner: bool,
         tally: Tally,
+        origins: Origins,
     ) -> None:
         self._target = target
         self._table = table
@@ -88,6 +95,9 @@ class PostgresTableSink:
         self._synchronous_commit = durable_commit(synchronous_commit)
         self._as_owner = as_owner
         self._tally = tally
+        self._origins = origins
+        self._busy_parts: set[int] = set()
+        self._synchronized = False
         self._session: ApplySession | None = None
         self._reader: CatalogReader | None = None
         self._applier: Applier | None = None
@@ -127,6 +137,8 @@ class PostgresTableSink:
         entry = await self._rows.entry(self.relation_id)
         if entry is None:
             raise RelationError(f'table "{self._table}" is not part of the subscription', hint="start the run again")
+        if entry.state in {TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY}:
+            await self._control.carry_origin(self._origins, origin_name(self._oid, self.relation_id))
         if entry.state is TableState.DATASYNC:
             await self._undo_copy()
             entry = TableEntry(TableState.INIT)
@@ -214,20 +226,40 @@ class PostgresTableSink:
         """
         table = await self._read_table()
         connection = await self._connect_asyncpg()
+        number = next(number for number in itertools.count(1) if number not in self._busy_parts)
+        self._busy_parts.add(number)
+        failures: list[SubscriberError] = []
+
+        async def rows() -> AsyncIterator[bytes]:
+            # asyncpg asks to cancel the COPY then, and waits for ever if the target has refused it already: nothing is left to wait for
+            try:
+                async for chunk in data:
+                    yield chunk
+            except SubscriberError as error:
+                failures.append(error)
+                connection.terminate()
+                raise
+
         try:
+            await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
             async with self._part(connection, columns):
                 await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
                 if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
                     raise TargetUnavailable(f'the copy of table "{self._table}" was begun anew by another process', hint="begin again")
                 await connection.execute(set_role(table.role).sql.decode())
-                await self._copy_in(connection, columns, copy_format, data)
+                await self._copy_in(connection, columns, copy_format, rows())
                 await connection.execute(set_role(None).sql.decode())
                 await connection.execute(_NOTE_PART, self._oid, self.relation_id)
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await connection.close(timeout=5)
+        except TargetError:
+            if failures:
+                raise failures[0] from None
+            raise
         finally:
             # does nothing to a closed one; what was not committed is rolled back
             connection.terminate()
+            self._busy_parts.discard(number)
 
     async def _copy_in(
         self, connection: asyncpg.Connection[Any], columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]
@@ -278,6 +310,7 @@ class PostgresTableSink:
             await self._forget_parts()
             await self._rows.save_position(self.relation_id, position)
             await self._change_state(TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+        await self._drop_origins(parts_only=True)
 
     async def position(self) -> Position:
         """The table's own position.
@@ -315,15 +348,34 @@ class PostgresTableSink:
             await self._rows.forget_position(self.relation_id)
             await self._change_state(TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
         self._applier = None
+        self._synchronized = True
+
+    async def _drop_origins(self, *, parts_only: bool) -> None:
+        control = self._control
+        if control.origin is None:
+            return
+        # the work itself is done, and what stays is dropped by the next start
+        with contextlib.suppress(TargetError):
+            if not parts_only:
+                await control.leave_origin()
+            await drop_origins(control.fetch, self._oid, self.relation_id, parts_only=parts_only, wait=False)
 
     async def _change_state(self, entry: TableEntry, only_from: TableState) -> None:
         if not await self._rows.set_entry(self.relation_id, entry, only_from=only_from):
             raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
 
     async def close(self) -> None:
-        """Disconnect. Idempotent; :meth:`begin` connects again."""
+        """Disconnect; with the table synchronized, its origins go. Idempotent; :meth:`begin` connects again."""
         session, reader = self._session, self._reader
-        self._session = self._reader = self._applier = None
+        try:
+            if self._synchronized and session is not None and session.usable:
+                await self._drop_origins(parts_only=False)
+        finally:
+            self._synchronized = False
+            self._session = self._reader = self._applier = None
+            await self._disconnect(session, reader)
+
+    async def _disconnect(self, session: ApplySession | None, reader: CatalogReader | None) -> None:
         try:
             if reader is not None:
                 await reader.close()

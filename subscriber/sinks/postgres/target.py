@@ -81,6 +81,11 @@ class Target:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
             raise ConfigurationError(_bad_conninfo(str(error)), hint="for example postgresql://user@host:5432/dbname") from None
+        if "@" in str(parameters.get("host", ""))[1:]:
+            # part of a password, most likely: nobody shall see it
+            raise ConfigurationError(
+                "the target's connection string has an @ in the host name", hint="write an @ in user or password as %40"
+            )
         if str(parameters.get("replication", "off")).lower() not in {"off", "false", "no", "0"}:
             raise ConfigurationError("the target's connection string asks for a replication connection", hint="leave out replication=")
 

@@ -18,21 +18,34 @@ part of it, it would stay locked until COMMIT PREPARED, and every later transact
 A PREPARE is not judged by its LSN. One from before the slot's two-phase start is sent late, right before its COMMIT PREPARED, with the
 LSN it had: long behind the position (``ReorderBufferFinishPrepared``). The table above is enough to tell whether it is done.
 
+If the session carries a replication origin, each of them gets the LSN and time of its message, as every commit of the apply room does.
+
 PREPARE TRANSACTION and COMMIT PREPARED flush the WAL whatever synchronous_commit says.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
 
 from subscriber.abc import RelationGate
 from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier
+from subscriber.sinks.postgres.report import ChangeContext, describe
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TwoPhase"]
+
+# the publisher's times count microseconds from 2000 on
+_XACT_SETUP: Final = """
+SELECT pg_catalog.pg_replication_origin_xact_setup(
+    %s::pg_lsn, '2000-01-01 00:00:00+00'::timestamptz + %s::int8 * '1 microsecond'::interval)
+"""
 
 
 class TwoPhase:
@@ -53,13 +66,21 @@ class TwoPhase:
         Raises:
             TargetError: the target has no room for prepared transactions; or as :meth:`Applier.prepare`.
         """
-        gid = self.gid(transaction.xid)
-        if await self._is_prepared(gid) or await self._was_committed(gid):
+        if await self.is_done(transaction.xid):
             await self._applier.skip(transaction)
         else:
             await self._require_prepared_transactions()
-            await self._applier.prepare(transaction, gate, gid)
-            await transaction.discard()
+            await self._applier.prepare(transaction, gate, self.gid(transaction.xid))
+        await self.prepared(transaction)
+
+    async def is_done(self, xid: int) -> bool:
+        """Whether a transaction is prepared, or committed already."""
+        gid = self.gid(xid)
+        return await self._is_prepared(gid) or await self._was_committed(gid)
+
+    async def prepared(self, transaction: Transaction) -> None:
+        """It is prepared now: move the position behind it, if that is not further already."""
+        await transaction.discard()
         if transaction.end_lsn > self._applier.position:
             await self._move(transaction.end_lsn)
 
@@ -73,7 +94,9 @@ class TwoPhase:
             return
         gid = self.gid(message.xid)
         if await self._is_prepared(gid):
-            await self._session.fetch(f"COMMIT PREPARED '{gid}'")
+            await self._set_up_origin(message.end_lsn, message.commit_time)
+            with self._naming("COMMIT PREPARED", message.xid, message.commit_lsn):
+                await self._session.fetch(f"COMMIT PREPARED '{gid}'")
         elif not await self._was_committed(gid):
             raise DataLossError(
                 f'prepared transaction with identifier "{gid}" does not exist in the target, and was not committed there',
@@ -87,8 +110,22 @@ class TwoPhase:
             return
         gid = self.gid(message.xid)
         if await self._is_prepared(gid):
-            await self._session.fetch(f"ROLLBACK PREPARED '{gid}'")
+            await self._set_up_origin(message.rollback_end_lsn, message.rollback_time)
+            with self._naming("ROLLBACK PREPARED", message.xid, message.rollback_end_lsn):
+                await self._session.fetch(f"ROLLBACK PREPARED '{gid}'")
         await self._move(message.rollback_end_lsn)
+
+    async def _set_up_origin(self, lsn: Lsn, microseconds: int) -> None:
+        if self._session.origin is not None:
+            await self._session.fetch(_XACT_SETUP, str(lsn), microseconds)
+
+    @contextlib.contextmanager
+    def _naming(self, message_type: str, xid: int, lsn: Lsn) -> Iterator[None]:
+        try:
+            yield
+        except TargetError as error:
+            error.add_note(describe(ChangeContext(f"pg_{self._rows.oid}", xid, lsn), message_type))
+            raise
 
     async def _move(self, lsn: Lsn, committed_gid: str | None = None) -> None:
         async with self._session.transaction():

@@ -19,6 +19,7 @@ from subscriber.abc import (
     Capabilities,
     CopyFormat,
     Finding,
+    ParallelTransaction,
     Position,
     PublishedTable,
     RelationGate,
@@ -35,7 +36,7 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.transaction.changes import ChangeReader, InsertChange
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
-__all__ = ["MemorySink", "MemoryTableSink", "State", "TargetServer", "never_fails"]
+__all__ = ["MemoryParallel", "MemorySink", "MemoryTableSink", "State", "TargetServer", "never_fails"]
 
 Step = Callable[[str], Awaitable[None]]
 """Awaited with the name of a call before and after it takes effect: lets others go on, or raises what a lost connection would."""
@@ -96,16 +97,24 @@ class MemorySink:
         server: the target.
         step: see :data:`Step`.
         lazy: commits of batches are not on disk when they return; :meth:`settle` reports them.
+
+    Attributes:
+        parallel: the parallel transactions opened.
+        held_up_by: those that hold up whatever is asked about; roll_back() of theirs removes them.
     """
 
-    def __init__(self, server: TargetServer, *, step: Step = never_fails, lazy: bool = False, two_phase: bool = False) -> None:
+    def __init__(
+        self, server: TargetServer, *, step: Step = never_fails, lazy: bool = False, two_phase: bool = False, parallel: bool = False
+    ) -> None:
         self.server = server
         self.batches: list[Batch] = []
         self.advanced: list[Lsn] = []
         self.reports: list[tuple[list[WorkerActivity], str | None]] = []
         self._step = step
         self._lazy = lazy
-        self._capabilities = Capabilities(two_phase=two_phase)
+        self.parallel: list[MemoryParallel] = []
+        self.held_up_by: list[MemoryParallel] = []
+        self._capabilities = Capabilities(two_phase=two_phase, parallel_apply=parallel)
         self._statistics = ApplyStatistics()
         self._relations: dict[int, Relation] = {}
         self._on_durable: Callable[[Lsn], None] | None = None
@@ -170,6 +179,9 @@ class MemorySink:
 
     async def set_publications(self, publications: Sequence[str]) -> None:
         await self._step("set_publications")
+
+    async def refreshed(self) -> None:
+        await self._step("refreshed")
 
     async def set_position(self, position: Position) -> None:
         self._state.position = position
@@ -250,6 +262,34 @@ class MemorySink:
         self._move(message.rollback_end_lsn)
         self.settle()
 
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> MemoryParallel:
+        await self._step("open_parallel")
+        found = MemoryParallel(self, xid, gate)
+        self.parallel.append(found)
+        return found
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        await self._step("holding_up")
+        return [other for other in others if other in self.held_up_by]
+
+    async def commit_parallel(self, transaction: Transaction, records: list[bytes]) -> None:
+        """What a parallel transaction did becomes visible, with its position."""
+        relations: dict[int, Relation] = {}
+        own = Transaction(
+            xid=transaction.xid,
+            final_lsn=transaction.final_lsn,
+            end_lsn=transaction.end_lsn,
+            commit_time=0,
+            prefixed=True,
+            records=records,
+        )
+        self._commit(await _changes(own, lambda relation, lsn: True, relations))
+        self._relations |= relations
+        self._move(transaction.end_lsn)
+        self._statistics.parallel_transactions += 1
+        if not self._lazy:
+            self.settle()
+
     async def skip(self, event: Transaction | PreparedTransaction) -> None:
         await self._step("skip")
         self._state.skip_lsn = INVALID_LSN
@@ -276,6 +316,62 @@ class MemorySink:
         if self.server.writer is self:
             self.settle()
             self.server.writer = None
+
+
+class MemoryParallel:
+    """A :class:`subscriber.abc.ParallelTransaction`. Its steps are called "parallel ...".
+
+    Attributes:
+        records: what it was given and what was not cut off.
+        calls: how many records each call brought, or a cut left (negative).
+        ended: ``committed`` or ``rolled back``; None while it is open.
+    """
+
+    def __init__(self, sink: MemorySink, xid: int, gate: Callable[[Relation], bool]) -> None:
+        self.sink = sink
+        self.xid = xid
+        self.records: list[bytes] = []
+        self.calls: list[int] = []
+        self.ended: str | None = None
+        self._gate = gate
+        self._relations: dict[int, Relation] = {}
+
+    async def apply(self, records: Sequence[bytes]) -> None:
+        assert self.ended is None
+        await self.sink._step("parallel apply")
+        self.records += records
+        self.calls.append(len(records))
+        reader = ChangeReader(self._relations, prefixed=True)
+        for record in records:
+            change = reader.read(record)
+            if isinstance(change, InsertChange):
+                assert self._gate(change.relation)
+        self._relations.update(reader.described)
+
+    async def cut(self, count: int) -> None:
+        assert self.ended is None
+        assert count < len(self.records)
+        await self.sink._step("parallel cut")
+        del self.records[count:]
+        self.calls.append(-count)
+
+    async def commit(self, transaction: Transaction) -> bool:
+        await self.sink._step("parallel commit")
+        assert len(self.records) == transaction.count
+        await self.sink.commit_parallel(transaction, self.records)
+        await transaction.discard()
+        self.ended = "committed"
+        return True
+
+    async def prepare(self, prepared: PreparedTransaction) -> bool:
+        raise AssertionError("not prepared here")
+
+    async def roll_back(self) -> None:
+        await self.sink._step("parallel roll back")
+        if self.ended is None:
+            self.ended = "rolled back"
+        if self in self.sink.held_up_by:
+            self.sink.held_up_by.remove(self)
 
 
 class MemoryTableSink:

@@ -18,8 +18,8 @@ class MemoryPart(SpooledPart):
         self._spool = spool
         self._records = records
 
-    async def chunks(self) -> AsyncIterator[Sequence[bytes]]:
-        yield list(self._records)
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        yield self._records[start:]
 
     async def discard(self) -> None:
         if self in self._spool.readers:
@@ -57,6 +57,9 @@ class MemorySpool(SpoolDirectory):
 
     async def discard(self, spool_id: int) -> None:
         self.parts.pop(spool_id, None)
+
+    async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
+        return self.parts[spool_id][start:]
 
     def reader(self, spool_id: int) -> MemoryPart:
         part = MemoryPart(self, self.parts.pop(spool_id))

@@ -124,6 +124,10 @@ class Session:
         await self.receiver.close()
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Process:
     """One run of a subscription, wired as the façade does it."""
 
@@ -159,7 +163,7 @@ class Process:
         slot = FollowedSlot(
             conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
         )
-        attempts = Following(slot, prepared, sink, world.settings, running, patient=True)
+        attempts = Following(slot, prepared, sink, world.settings, running, patient=True, report=_nothing)
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
             await self.follow(launcher, attempts)

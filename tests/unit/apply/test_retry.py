@@ -14,7 +14,7 @@ CLASSES = [getattr(errors, name) for name in errors.__all__]
 EXPECTED = {
     Policy.SOON: {"PublisherUnavailable", "SlotInUse", "TargetUnavailable"},
     Policy.INTERVAL: {"ApplyError", "PublisherError", "RelationError", "SpoolError", "TargetError"},
-    Policy.NEVER: {"ConfigurationError", "DataLossError", "ProtocolError", "SubscriberError", "SubscriptionInUse"},
+    Policy.NEVER: {"ConfigurationError", "DataLossError", "ProtocolError", "SubscriberError", "SubscriptionChanged", "SubscriptionInUse"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Row filters: the examples of the manual's page, step by step, and what it says beside them.
+"""Row filters (native's topic 028): the examples of the manual's page, step by step, and what it says beside them.
 
 Source: PostgreSQL manual, Logical Replication, Row Filters. Where the page says CREATE SUBSCRIPTION, a subscription of ours runs;
 ALTER SUBSCRIPTION … REFRESH PUBLICATION is the same subscription run again.
@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.database import Database
 from tests.integration.replica import replica
+from tests.topics.native import Site
+
+pytestmark = pytest.mark.publisher(min=15, lacks="row filters")
 
 T1 = "CREATE TABLE t1(a int, b int, c text, PRIMARY KEY(a,c))"
 T2 = "CREATE TABLE t2(d int, e int, f int, PRIMARY KEY(d))"
@@ -172,3 +177,68 @@ async def test_filter_is_kept_while_a_table_catches_up(publisher_db: Database, t
             expected = publisher_db.fetch("SELECT id, v FROM t WHERE id BETWEEN 100 AND 199 ORDER BY id")
             assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == expected
             assert len(expected) == 100
+
+
+async def test_as_native(site: Site) -> None:
+    """What the filter says of the old and of the new row, under every replica identity, with values that did not come along."""
+    site.everywhere("""
+        CREATE TABLE keyed (a int, b text, c int, PRIMARY KEY (a, b));
+        CREATE TABLE by_row (a int, b text, n int); ALTER TABLE by_row REPLICA IDENTITY FULL;
+        CREATE TABLE toast (a text, n int NOT NULL, PRIMARY KEY (n), UNIQUE (n)); ALTER TABLE toast ALTER a SET STORAGE EXTERNAL;
+        CREATE TABLE toast_row (a text, n int, flag boolean); ALTER TABLE toast_row ALTER a SET STORAGE EXTERNAL, REPLICA IDENTITY FULL;
+        CREATE TABLE root (a int PRIMARY KEY, b text) PARTITION BY RANGE (a);
+        CREATE TABLE low PARTITION OF root FOR VALUES FROM (0) TO (100); CREATE TABLE high PARTITION OF root DEFAULT;
+        CREATE TABLE inserts (a int PRIMARY KEY, b text);
+        CREATE SCHEMA s; CREATE TABLE s.t (a int PRIMARY KEY)
+    """)
+    site.publisher.execute("""
+        CREATE PUBLICATION pub FOR TABLE keyed WHERE (a % 2 = 0 AND b ~ '^x'), by_row WHERE (n > 5 OR b IS NULL), toast WHERE (n < 10),
+            toast_row WHERE (length(a) > 2000 AND flag IS NOT FALSE), s.t WHERE (a IN (1, 2, 3) AND (a, a) < (3, 0));
+        CREATE PUBLICATION roots FOR TABLE root WHERE (a > 50) WITH (publish_via_partition_root = true);
+        CREATE PUBLICATION ins FOR TABLE inserts WHERE (b <> 'no') WITH (publish = 'insert');
+        INSERT INTO keyed SELECT i, CASE WHEN i % 3 = 0 THEN 'x' ELSE 'y' END, i FROM generate_series(1, 30) AS i;
+        INSERT INTO by_row SELECT i % 10, nullif(i % 4, 0)::text, i % 7 FROM generate_series(1, 40) AS i;
+        INSERT INTO toast SELECT repeat('x', 3000), i FROM generate_series(1, 20) AS i;
+        INSERT INTO toast_row SELECT repeat('y', i * 200), i, nullif(i % 3, 0) = 1 FROM generate_series(1, 20) AS i;
+        INSERT INTO root SELECT i * 10, 'copied' FROM generate_series(1, 20) AS i;
+        INSERT INTO inserts VALUES (1, 'yes'), (2, 'no'), (3, NULL);
+        INSERT INTO s.t SELECT generate_series(1, 5)
+    """)
+    async with site.followed("pub", "roots", "ins") as twins:
+        await twins.equal(publisher=False)
+        for step in (
+            "UPDATE keyed SET c = -c; UPDATE keyed SET a = a + 301 WHERE a < 20",
+            "UPDATE keyed SET b = 'x' || b WHERE a > 312; DELETE FROM keyed WHERE c < -25",
+            "UPDATE keyed SET a = a + 1001, b = reverse(b); INSERT INTO keyed VALUES (100, 'x', 1), (101, 'x', 2), (102, 'y', 3)",
+            "UPDATE by_row SET n = n + 2 WHERE a < 4; UPDATE by_row SET b = NULL WHERE n = 5",
+            "UPDATE by_row SET b = 'b' WHERE b IS NULL AND a > 5",
+            "DELETE FROM by_row WHERE n = 6; INSERT INTO by_row VALUES (1, NULL, NULL), (2, 'x', NULL), (3, 'x', 9)",
+            "UPDATE by_row SET a = a + 1",
+            # in from outside: the long value that did not change does not come along (the key alone does), and is NULL in both targets
+            "UPDATE toast SET n = n - 20 WHERE n BETWEEN 12 AND 14",
+            "UPDATE toast SET n = n + 50 WHERE n BETWEEN 1 AND 3; DELETE FROM toast WHERE n = 5",
+            "UPDATE toast SET n = n - 100, a = 'short' WHERE n > 15",
+            "UPDATE toast_row SET n = n + 100; UPDATE toast_row SET flag = NOT flag",
+            "UPDATE toast_row SET a = repeat('z', 2500) WHERE n < 105",
+            "UPDATE toast_row SET a = 'short' WHERE n > 115; DELETE FROM toast_row WHERE n = 112; UPDATE toast_row SET flag = NULL",
+            "UPDATE root SET a = a + 41 WHERE a < 50; UPDATE root SET a = a - 155 WHERE a > 150",
+            "UPDATE root SET b = 'x'; DELETE FROM low WHERE a > 80",
+            "INSERT INTO inserts VALUES (4, 'yes'), (5, 'no'), (6, NULL); UPDATE inserts SET b = 'no' WHERE a = 1",
+            "DELETE FROM inserts WHERE a = 4",
+            "UPDATE s.t SET a = a + 10; UPDATE s.t SET a = a - 12; INSERT INTO s.t VALUES (30)",
+        ):
+            site.publisher.execute(step)
+        await twins.equal(publisher=False)
+        for table, condition in {
+            "keyed": "a % 2 = 0 AND b ~ '^x'",
+            "by_row": "n > 5 OR b IS NULL",
+            "toast_row": "length(a) > 2000 AND flag IS NOT FALSE",
+            "root": "a > 50",
+            "s.t": "a IN (1, 2)",
+        }.items():
+            # whatever happened, the target has the rows that the filter is true for now
+            rows = f"SELECT {table}::text FROM {table} {{}} ORDER BY 1".replace("s.t::text", "t::text")
+            assert twins.ours.fetch(rows.format("")) == site.publisher.fetch(rows.format(f"WHERE {condition}")) != []
+        # no UPDATE, no DELETE, and NULL is not true
+        assert await twins.rows("SELECT a, b FROM inserts ORDER BY a") == [(1, "yes"), (4, "yes")]
+        await twins.untroubled()

@@ -1,255 +1,36 @@
-"""The seams between the rooms, as small Protocols whose texts are the contract.
-
-``ReplicationStream`` is what ``walreceiver`` gives and ``apply`` reads; ``Sink`` and ``TableSink`` are what ``apply`` drives and
-``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
-"""
+"""The seams themselves, as small Protocols whose texts are the contract."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final, Literal, Protocol
+from typing import Protocol
 
-from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.abc.values import (
+    ApplyStatistics,
+    Batch,
+    Capabilities,
+    CopyFormat,
+    Finding,
+    Position,
+    PublishedTable,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TwoPhaseState,
+    WorkerActivity,
+)
+from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 
 __all__ = [
-    "CATALOG_SCHEMA",
-    "ApplyStatistics",
-    "Batch",
-    "Capabilities",
-    "CopyFormat",
-    "Finding",
-    "Position",
-    "PublishedTable",
-    "RelationGate",
+    "ParallelTransaction",
     "ReplicationStream",
     "Sink",
     "Spool",
-    "SubscriptionState",
-    "TableEntry",
-    "TableName",
     "TableSink",
-    "TableState",
-    "TwoPhaseState",
-    "WorkerActivity",
 ]
-
-
-CATALOG_SCHEMA: Final = "subscriber"
-"""The schema of our own tables in a target. A publisher that is itself a target has it too: it is never replicated."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class TableName:
-    """Schema-qualified name; publisher and target use the same one."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}.{self.name}"
-
-
-class TableState(StrEnum):
-    """``pg_subscription_rel.srsubstate``, as native."""
-
-    INIT = "i"
-    """Nothing copied."""
-    DATASYNC = "d"
-    """A copy is under way: after a crash it starts from zero."""
-    FINISHEDCOPY = "f"
-    """Copied; its own slot catches up. Never copied again."""
-    SYNCDONE = "s"
-    """Caught up to the entry's LSN; the apply worker applies transactions whose final LSN is at or past it."""
-    READY = "r"
-    """In the apply worker's hands."""
-
-
-class TwoPhaseState(StrEnum):
-    """``pg_subscription.subtwophasestate``, as native."""
-
-    DISABLED = "d"
-    PENDING = "p"
-    """Asked for; becomes enabled once all tables are ready."""
-    ENABLED = "e"
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Up to where the target has everything, durably; and whose WAL the LSN belongs to."""
-
-    slot_name: str
-    system_identifier: str
-    timeline: int
-    lsn: Lsn
-
-
-@dataclass(frozen=True, slots=True)
-class TableEntry:
-    """State of one table of the subscription. ``lsn`` belongs to SYNCDONE and READY, else None."""
-
-    state: TableState
-    lsn: Lsn | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionState:
-    """What the sink's catalog holds of the subscription.
-
-    ``oid`` is unique in the target's cluster: names of slots and prepared transactions are made with it.
-    ``target_identifier`` tells this target from every other one that may use the same publisher.
-    ``slot_name`` is None until the slot's creation was begun; ``position`` is None until it was done.
-    ``managed``: the catalog defines it, with the publisher's connection string; else its command line does.
-    ``skip_lsn`` is the finish LSN of a transaction to be skipped, or INVALID_LSN.
-    """
-
-    oid: int
-    name: str
-    target_identifier: str
-    slot_name: str | None
-    publications: tuple[str, ...]
-    two_phase: TwoPhaseState
-    position: Position | None
-    managed: bool = False
-    skip_lsn: Lsn = INVALID_LSN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedTable:
-    """One table of the subscribed publications as the publisher's catalog describes it.
-
-    Attributes:
-        name: what its changes are sent as (the partitioned root under publish_via_partition_root).
-        relation_id: its oid at the publisher.
-        kind: ``pg_class.relkind``: ``r`` ordinary, ``p`` partitioned.
-        columns: published columns in order; generated ones only where the publisher sends them.
-        key_columns: columns of the replica identity (empty for nothing or a missing key; all for full).
-        replica_identity: ``pg_class.relreplident``.
-        row_filters: the publications' row filters as SQL expressions to be OR'ed; empty: the whole table.
-        size: bytes of its heap (of all partitions together), 0 if unknown.
-        estimated_rows: ``reltuples``, or None if never analyzed.
-        generated: of ``columns``, those that are generated at the publisher.
-        column_types: type oid a column, in the order of ``columns``.
-    """
-
-    name: TableName
-    relation_id: int
-    kind: str
-    columns: tuple[str, ...]
-    key_columns: tuple[str, ...]
-    replica_identity: str
-    row_filters: tuple[str, ...] = ()
-    size: int = 0
-    estimated_rows: int | None = None
-    generated: tuple[str, ...] = ()
-    column_types: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong, found before it does harm.
-
-    Attributes:
-        severity: ``error``: replication will not work; ``warning``: it will, with a restriction or until something happens.
-        message: what, one line.
-        hint: the remedy.
-    """
-
-    severity: Literal["error", "warning"]
-    message: str
-    hint: str
-
-
-class CopyFormat(StrEnum):
-    """Format of COPY's data, passed through as it came."""
-
-    TEXT = "text"
-    BINARY = "binary"
-
-
-RelationGate = Callable[[Relation, Lsn], bool]
-"""``gate(relation, final_lsn)``: shall changes of this relation, in a transaction with this final LSN, be applied?
-
-False for tables that are not of the subscription, or whose own synchronization still does that work. The answer for one pair does not
-change while a batch is applied.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Committed transactions to be applied in this order as one; it ends at a commit."""
-
-    transactions: tuple[Transaction, ...]
-    gate: RelationGate
-
-    @property
-    def end_lsn(self) -> Lsn:
-        """The position once the batch is durable."""
-        return self.transactions[-1].end_lsn
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a sink can do; the compliance suite demands what is declared. Nothing asks for a sink by its name."""
-
-    transactional: bool = True
-    """Data and position become durable together."""
-    two_phase: bool = False
-    """Prepared transactions of the publisher stay prepared in the target."""
-    truncate: bool = True
-    parallel_copy: bool = False
-    """:meth:`TableSink.copy` may run several times at once for one table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerActivity:
-    """What one worker does, as pg_stat_subscription shows it, and ours behind it.
-
-    Attributes:
-        table: whose synchronization it is; None: the apply worker.
-        received, latest_end: up to where changes were received; what was last reported to the publisher as durable.
-        sent_at, received_at, reported_at: when the publisher sent the last message; when it came; when we reported last. Seconds since
-            1970, or None.
-        applied, flushed: visible in the target; durable there.
-        transactions, changes: applied since the process started.
-        transactions_per_second, changes_per_second: over the last seconds.
-        copied_rows: of a copy under way.
-        estimated_rows: of its table, None if unknown.
-    """
-
-    table: TableName | None = None
-    received: Lsn | None = None
-    latest_end: Lsn | None = None
-    sent_at: float | None = None
-    received_at: float | None = None
-    reported_at: float | None = None
-    applied: Lsn | None = None
-    flushed: Lsn | None = None
-    transactions: int = 0
-    changes: int = 0
-    transactions_per_second: float = 0.0
-    changes_per_second: float = 0.0
-    copied_rows: int = 0
-    estimated_rows: int | None = None
-
-
-@dataclass(slots=True)
-class ApplyStatistics:
-    """Counters since the sink was opened, for status and tests. Names are those of pg_stat_subscription_stats where it has them."""
-
-    transactions: int = 0
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
-    truncates: int = 0
-    apply_error_count: int = 0
-    sync_error_count: int = 0
-    confl_update_missing: int = 0
-    confl_delete_missing: int = 0
-    skipped_tables: set[str] = field(default_factory=set)
 
 
 class ReplicationStream(Protocol):
@@ -295,6 +76,10 @@ class Spool(Protocol):
 
     async def discard(self, spool_id: int) -> None:
         """Forget a transaction's part. Unknown ids are fine."""
+        ...
+
+    async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
+        """Some hundred kilobytes of a part that still grows, from record number ``start`` on; nothing behind the last one."""
         ...
 
     def reader(self, spool_id: int) -> SpooledRecords:
@@ -353,6 +138,51 @@ class TableSink(Protocol):
         ...
 
 
+class ParallelTransaction(Protocol):
+    """One streamed transaction, applied while the publisher still sends it, in an open transaction of a session of its own.
+
+    *Only an attempt.* Whoever drives it keeps all records, and gives the whole transaction to :meth:`Sink.apply` if this comes to
+    nothing. So every error but one leaves nothing of it, ends it, and is no reason to stop: it comes again there, or does not.
+    *Invisible.* Nobody sees anything of it before :meth:`commit`. It may hold locks that others wait for, :meth:`Sink.apply` among
+    them: then it has to be rolled back (:meth:`Sink.holding_up`).
+    *Order.* Records come in the order in which they were received, each once. One call at a time; only :meth:`roll_back` may come
+    while another call was cancelled and has not returned yet.
+    """
+
+    async def apply(self, records: Sequence[bytes]) -> None:
+        """Apply the next records, raw, each with an xid behind its tag.
+
+        Raises:
+            SubscriberError: see above.
+        """
+        ...
+
+    async def cut(self, count: int) -> None:
+        """Only the first ``count`` records count: with the next one a subtransaction began that was aborted."""
+        ...
+
+    async def commit(self, transaction: Transaction) -> bool:
+        """Its end came and all its records were given. Commit it with its end LSN as the position, as :meth:`Sink.apply` would have.
+
+        Not while the sink is doing anything else. The transaction is discarded, and counted, if this returns True.
+
+        Returns:
+            False if nothing of it stays.
+
+        Raises:
+            TargetUnavailable: whether it took effect is open, as with ``Sink.apply``.
+        """
+        ...
+
+    async def prepare(self, prepared: PreparedTransaction) -> bool:
+        """As :meth:`commit`, for a transaction that is prepared: as :meth:`Sink.prepare` would have."""
+        ...
+
+    async def roll_back(self) -> None:
+        """Nothing of it stays, and its locks are free. Idempotent, and nothing after :meth:`commit` or :meth:`prepare`."""
+        ...
+
+
 class Sink(Protocol):
     """A target, opened for one subscription.
 
@@ -402,6 +232,10 @@ class Sink(Protocol):
 
     async def set_publications(self, publications: Sequence[str]) -> None:
         """Store the publications subscribed to."""
+        ...
+
+    async def refreshed(self) -> None:
+        """Note that the tables follow the publications: nothing is pending."""
         ...
 
     async def set_position(self, position: Position) -> None:
@@ -464,6 +298,32 @@ class Sink(Protocol):
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """ROLLBACK PREPARED if there is such a prepared transaction; else nothing but the position. Idempotent."""
+        ...
+
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Begin to apply the streamed transaction ``xid`` before its end, beside everything else that is done.
+
+        Only called if ``capabilities.parallel_apply``, and between ``open`` and ``close``, which rolls back what is left of it.
+
+        Args:
+            xid: its (top) id at the publisher.
+            gate: as :data:`RelationGate`; the final LSN is not known yet. Whether it still answers the same is the caller's to see.
+
+        Raises:
+            TargetUnavailable, TargetError: there is no session to be had.
+        """
+        ...
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Which of ``others`` hold locks, directly or through other sessions, that a call under way waits for. May be called meanwhile.
+
+        Args:
+            waiting: whose call; None: the sink's own.
+            others: those that may be rolled back.
+
+        Raises:
+            TargetUnavailable, TargetError: it cannot be found out.
+        """
         ...
 
     async def skip(self, event: Transaction | PreparedTransaction) -> None:

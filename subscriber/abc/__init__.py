@@ -1,0 +1,47 @@
+"""The seams between the rooms: small Protocols whose texts are the contract (``seams.py``), and what passes through (``values.py``).
+
+``ReplicationStream`` is what ``walreceiver`` gives and ``apply`` reads; ``Sink`` and ``TableSink`` are what ``apply`` drives and
+``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
+"""
+
+from subscriber.abc.seams import ParallelTransaction, ReplicationStream, Sink, Spool, TableSink
+from subscriber.abc.values import (
+    CATALOG_SCHEMA,
+    ApplyStatistics,
+    Batch,
+    Capabilities,
+    CopyFormat,
+    Finding,
+    Position,
+    PublishedTable,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+    WorkerActivity,
+)
+
+__all__ = [
+    "CATALOG_SCHEMA",
+    "ApplyStatistics",
+    "Batch",
+    "Capabilities",
+    "CopyFormat",
+    "Finding",
+    "ParallelTransaction",
+    "Position",
+    "PublishedTable",
+    "RelationGate",
+    "ReplicationStream",
+    "Sink",
+    "Spool",
+    "SubscriptionState",
+    "TableEntry",
+    "TableName",
+    "TableSink",
+    "TableState",
+    "TwoPhaseState",
+    "WorkerActivity",
+]

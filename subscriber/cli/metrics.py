@@ -1,0 +1,112 @@
+"""Metrics for Prometheus of the subscriptions that this process runs. Needs prometheus-client (``pg-subscriber[metrics]``)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from subscriber.abc import TableState
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.facade import Subscription
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["served"]
+
+Subscriptions = Callable[[], Mapping[str, Subscription]]
+
+_CHANGES: Final = ("inserts", "updates", "deletes", "truncates")
+
+
+@contextlib.contextmanager
+def served(address: str | None, subscriptions: Subscriptions) -> Iterator[None]:
+    """Answer ``GET /metrics`` at ``HOST:PORT`` while the block lasts; None: nowhere.
+
+    Raises:
+        ConfigurationError: no such address, it is taken, or prometheus-client is not installed.
+    """
+    if address is None:
+        yield
+        return
+    host, port = _parse(address)
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigurationError("metrics need prometheus_client, which is not installed", hint="pip install 'pg-subscriber[metrics]'")
+    from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 -- an optional dependency
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(subscriptions))
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot serve metrics at {address}: {error.strerror or error}", hint="choose another HOST:PORT"
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigurationError(f'"{address}" is no address for metrics', hint="say HOST:PORT, as in 127.0.0.1:9187; or a port alone")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class _Collector:
+    """Called in the server's thread, for every scrape: it reads what the event loop's thread writes, number by number."""
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._subscriptions = subscriptions
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing before there is something."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+        def gauge(name: str, text: str, *labels: str) -> Any:
+            return GaugeMetricFamily(f"subscriber_{name}", text, labels=["subscription", *labels])
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            return CounterMetricFamily(f"subscriber_{name}", text, labels=["subscription", *labels])
+
+        streaming = gauge("streaming", "Whether there is a connection that follows the slot.")
+        lsn = gauge(
+            "lsn_bytes", "Positions in the publisher's WAL: received, applied (visible in the target), flushed (durable there).", "position"
+        )
+        behind = gauge("pending_bytes", "WAL received that is not durable in the target yet.")
+        silence = gauge("seconds_since_last_message", "Since the publisher was last heard.")
+        tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
+        transactions = counter("transactions", "Transactions applied since the start.")
+        changes = counter("changes", "Changes applied since the start.", "kind")
+        conflicts = counter("conflicts", "Conflicts met, as in pg_stat_subscription_stats.", "conflict")
+        errors = counter("errors", "Errors met.", "worker")
+        for name, subscription in self._subscriptions().items():
+            status, counted = subscription.status, subscription.status.statistics
+            streaming.add_metric([name], status.streaming)
+            for position in ("received", "applied", "flushed"):
+                lsn.add_metric([name, position], int(getattr(status, position)))
+            behind.add_metric([name], max(status.received - status.flushed, 0))
+            if status.last_message is not None:
+                silence.add_metric([name], max(time.time() - status.last_message, 0.0))
+            states = [entry.state for entry in status.tables.values()]
+            for state in TableState:
+                tables.add_metric([name, state.value], states.count(state))
+            transactions.add_metric([name], counted.transactions)
+            for kind in _CHANGES:
+                changes.add_metric([name, kind.removesuffix("s")], getattr(counted, kind))
+            for conflict in (field for field in type(counted).__slots__ if field.startswith("confl_")):
+                conflicts.add_metric([name, conflict.removeprefix("confl_")], getattr(counted, conflict))
+            for worker in ("apply", "sync"):
+                errors.add_metric([name, worker], getattr(counted, f"{worker}_error_count"))
+        yield from (streaming, lsn, behind, silence, tables, transactions, changes, conflicts, errors)

@@ -1,0 +1,198 @@
+"""The sessions that apply streamed transactions before their end, beside the apply session.
+
+They move the subscription's position, as the apply session does, and do not hold the writer's lock, which only one session can. Two
+locks of their own keep the promise of :mod:`subscriber.sinks.postgres.locks` nevertheless:
+
+``parallel(oid)``
+    Each of them holds it *shared* as long as it lives. Whoever opens the subscription takes it *exclusively* for a moment, after the
+    writer's lock and before the position is read: a COMMIT that a dead process left under way is then over.
+``fence(number)``
+    The apply session holds it, under a number that is drawn at each ``open``. The last statement before a COMMIT of theirs asks whether
+    anybody has it. So a session that came too late for the first lock (its process lives, but has lost the apply session and does not
+    know it yet) cannot commit.
+
+An origin serves one session at a time: each has its own, named ``subscriber_<oid>_parallel_<k>``, if the apply session has one. Without it
+a session is not used: what it changes would come back from a subscriber of the target with ``origin = none``.
+
+Sessions are used again; one that was interrupted in the middle of something is terminated, so that its locks are free at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from itertools import count
+from typing import Any, Final
+
+from subscriber.config import SynchronousCommit
+from subscriber.errors import TargetError
+from subscriber.sinks.postgres.locks import parallel_key, take
+from subscriber.sinks.postgres.origin import Origins, parallel_origin
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.session import ApplySession
+from subscriber.sinks.postgres.statement import Statement
+from subscriber.sinks.postgres.statements import control
+from subscriber.sinks.postgres.target import Target
+
+__all__ = ["FENCED", "ParallelSessions", "raise_fence"]
+
+_OID: Final = 26
+_IDLE: Final = 2
+"""How many sessions are kept for the next transactions."""
+
+FENCED: Final[Statement] = control(
+    "SELECT 1 / pg_catalog.count(*) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' "
+    "AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) "
+    "AND classid = $1 AND objid = $2 AND objsubid = 1",
+    (_OID, _OID),
+)
+"""Division by zero if the apply session is gone: COMMIT is already on its way and must not be executed then."""
+
+# the server's pg_blocking_pids knows of one session; whom that one waits for may be the one in question
+_HOLDING_UP: Final = """
+WITH RECURSIVE waited_for(pid) AS (
+    SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1))
+  UNION
+    SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) FROM waited_for AS w
+)
+SELECT pid FROM waited_for
+"""
+
+
+async def raise_fence(session: ApplySession, oid: int) -> int:
+    """Wait for the commits of an earlier process, and raise a fence for those of this one; to be called by the holder of the writer's lock.
+
+    Returns:
+        The fence's number.
+
+    Raises:
+        SubscriptionInUse: a session of an earlier process still lives after ten seconds.
+        TargetError: or a subclass.
+    """
+    key, fence = parallel_key(oid), secrets.randbits(63)
+    await take(session.fetch, key, f"parallel apply of subscription with oid {oid}")
+    await session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s), pg_catalog.pg_advisory_lock(%s)", key, fence)
+    return fence
+
+
+class ParallelSessions:
+    """The sessions of one open sink.
+
+    Args:
+        target: where they go.
+        reader: looks at the locks, and terminates sessions.
+        origins: sets up theirs.
+        oid: of the subscription.
+        name: of the subscription.
+        synchronous_commit: as the apply session's.
+        fence: from :func:`raise_fence`.
+        origin: whether the apply session carries one.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        reader: CatalogReader,
+        origins: Origins,
+        *,
+        oid: int,
+        name: str,
+        synchronous_commit: SynchronousCommit,
+        fence: int,
+        origin: bool,
+    ) -> None:
+        self._target = target
+        self._reader = reader
+        self._oid = oid
+        self._name = name
+        self._synchronous_commit = synchronous_commit
+        self._fence = fence
+        self._idle: list[ApplySession] = []
+        self._used: set[ApplySession] = set()
+        self._origins = origins
+        self._with_origin = origin
+        self._numbers: dict[ApplySession, int] = {}
+        self._closed = False
+
+    @property
+    def fence(self) -> list[bytes | None]:
+        """The parameters of :data:`FENCED`."""
+        return [b"%d" % (self._fence >> 32), b"%d" % (self._fence & 0xFFFFFFFF)]
+
+    async def take(self) -> ApplySession:
+        """A session without a transaction, for the caller alone until he gives it back.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        while self._idle:
+            session = self._idle.pop()
+            if session.usable:
+                self._used.add(session)
+                return session
+            await self._close(session)
+        session = await ApplySession.connect(
+            self._target, application_name=f"{self._name} parallel apply", synchronous_commit=self._synchronous_commit
+        )
+        try:
+            await session.fetch("SELECT pg_catalog.pg_advisory_lock_shared(%s)", parallel_key(self._oid))
+            if self._with_origin:
+                await self._carry_origin(session)
+        except BaseException:
+            await self._close(session)
+            raise
+        self._used.add(session)
+        return session
+
+    async def _carry_origin(self, session: ApplySession) -> None:
+        number = next(number for number in count(1) if number not in self._numbers.values())
+        self._numbers[session] = number
+        await session.carry_origin(self._origins, parallel_origin(self._oid, number))
+        if session.origin is None:
+            raise TargetError(
+                "no replication origin for a session of parallel apply", hint="increase the target's limit of replication origins"
+            )
+
+    async def _close(self, session: ApplySession) -> None:
+        await session.close()
+        self._numbers.pop(session, None)
+
+    async def give_back(self, session: ApplySession) -> None:
+        """Done with it. Whatever transaction is open in it is rolled back, and its locks are free on return."""
+        if await self._roll_back(session) and not self._closed and len(self._idle) < _IDLE:
+            self._idle.append(session)
+        else:
+            await self._terminate(session)
+        # not before: when this is cancelled, close() finds it
+        self._used.discard(session)
+
+    async def _roll_back(self, session: ApplySession) -> bool:
+        if session.usable:
+            with contextlib.suppress(TargetError):
+                await session.fetch("ROLLBACK")
+                return True
+        return False
+
+    async def _terminate(self, session: ApplySession) -> None:
+        with contextlib.suppress(TargetError):
+            await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
+        await self._close(session)
+
+    async def holding_up(self, pid: int) -> frozenset[int]:
+        """The processes that hold a lock which ``pid`` waits for, directly or through others.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        rows: list[dict[str, Any]] = await self._reader.fetch(_HOLDING_UP, pid)
+        return frozenset(row["pid"] for row in rows)
+
+    async def close(self) -> None:
+        """Disconnect; the server rolls back what is open. Idempotent."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        used, self._used = self._used, set()
+        for session in idle:
+            await self._close(session)
+        for session in used:
+            await self._terminate(session)

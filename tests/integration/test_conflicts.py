@@ -1,0 +1,380 @@
+"""Conflicts: found, counted under the names of pg_stat_subscription_stats, and explained without any value.
+
+Native's test of the same topic: t/035_conflicts.pl of src/test/subscription. Source: PostgreSQL manual, Logical Replication, Conflicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Protocol
+
+import pytest
+
+from subscriber import ApplyError, Subscription
+from subscriber.abc import ApplyStatistics
+from subscriber.errors import TargetError
+from subscriber.protocol.messages import Message
+from subscriber.testing.server import EmbeddedServer
+from tests.database import WAIT_SECONDS, Database, ServerAddress, fresh_database
+from tests.integration.observed import eventually
+from tests.integration.replica import subscription_of
+from tests.integration.sink_postgres import Feed, Remote, opened
+
+SECRET = "S3CRETVALUE"
+NAMES = tuple(field.name for field in fields(ApplyStatistics) if field.name.startswith("confl_"))
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[0-9.+:-]*"
+
+
+def conflicts(statistics: ApplyStatistics) -> dict[str, int]:
+    """Those that there were."""
+    return {name: number for name in NAMES if (number := getattr(statistics, name))}
+
+
+async def refused(feed: Feed, *messages: Message) -> list[str]:
+    """The error's notes."""
+    with pytest.raises(ApplyError) as caught:
+        await feed.apply(*messages)
+    assert SECRET not in caught.value.one_line()
+    assert caught.value.sqlstate == "23505"
+    return list(caught.value.__notes__)
+
+
+# --- errors
+
+
+async def test_rows_that_exist(any_target_db: Database) -> None:
+    any_target_db.execute(f"""
+        CREATE TABLE t (id int PRIMARY KEY, u text, w text, e int, extra int);
+        CREATE UNIQUE INDEX t_u ON t (u); CREATE UNIQUE INDEX "T lower" ON t (lower(w)) WHERE e > 0; CREATE INDEX t_plain ON t (e);
+        ALTER TABLE t ADD CONSTRAINT late UNIQUE (extra) DEFERRABLE;
+        INSERT INTO t VALUES (1, '{SECRET}', 'W', 1, 1), (2, 'other', 'not indexed', 0, 2)
+    """)
+    ((first,), (second,)) = any_target_db.fetch("SELECT xmin::text FROM t ORDER BY id")
+    assert first == second
+    remote = Remote("t", "*id", "u", "w", "e")
+
+    def exists(index: str, key: str) -> str:
+        return f'Key already exists in unique index "{index}", modified in transaction {first}: key ({key}).'
+
+    async with opened(any_target_db) as feed:
+        counted = feed.sink.statistics
+        notes = await refused(feed, remote.relation, remote.insert(1, "new", "new", 1))
+        assert notes[:2] == ['conflict detected on relation "public.t": conflict=insert_exists', exists("t_pkey", "id")]
+        notes = await refused(feed, remote.relation, remote.insert(3, SECRET, "new", 1))
+        assert notes[:2] == ['conflict detected on relation "public.t": conflict=insert_exists', exists("t_u", "u")]
+        assert conflicts(counted) == {"confl_insert_exists": 2}
+        # an expression, of rows that the index has
+        notes = await refused(feed, remote.relation, remote.insert(3, "new", "w", 5))
+        assert notes[1] == exists("T lower", "lower(w)")
+        await feed.apply(remote.relation, remote.insert(4, "four", "w", 0))
+        # several at once, by one row or by two
+        notes = await refused(feed, remote.relation, remote.insert(1, SECRET, "new", 1))
+        assert notes[:3] == [
+            'conflict detected on relation "public.t": conflict=multiple_unique_conflicts',
+            exists("t_pkey", "id"),
+            exists("t_u", "u"),
+        ]
+        notes = await refused(feed, remote.relation, remote.insert(2, SECRET, "w", 1))
+        assert notes[1:4] == [exists("t_pkey", "id"), exists("t_u", "u"), exists("T lower", "lower(w)")]
+        assert conflicts(counted) == {"confl_insert_exists": 3, "confl_multiple_unique_conflicts": 2}
+        # an UPDATE is not in its own way
+        notes = await refused(feed, remote.relation, remote.update(2, SECRET, "not indexed", 0))
+        assert notes[:2] == ['conflict detected on relation "public.t": conflict=update_exists', exists("t_u", "u")]
+        notes = await refused(feed, remote.relation, remote.update(1, "other", "w", 0, old=(2, None, None, None)))
+        assert notes[:2] == ['conflict detected on relation "public.t": conflict=update_exists', exists("t_pkey", "id")]
+        notes = await refused(feed, remote.relation, remote.update(1, SECRET, "w", 0, old=(2, None, None, None)))
+        assert notes[0] == 'conflict detected on relation "public.t": conflict=multiple_unique_conflicts'
+        # met again, counted again
+        again = feed.transaction(remote.relation, remote.insert(1, "new", "new", 1))
+        for _ in range(3):
+            with pytest.raises(ApplyError):
+                await feed.sink.apply(feed.batch(again))
+        assert conflicts(counted) == {
+            "confl_insert_exists": 6,
+            "confl_update_exists": 2,
+            "confl_multiple_unique_conflicts": 3,
+        }
+        # a prepared transaction meets them too
+        with pytest.raises(ApplyError, match="duplicate key") as caught:
+            await feed.prepare(remote.insert(1, "new", "new", 1))
+        assert caught.value.__notes__[1] == exists("t_pkey", "id")
+        assert counted.confl_insert_exists == 7
+        # in the way within the transaction only: what the server says is all there is
+        notes = await refused(feed, remote.relation, remote.insert(9, "n", "x", 0), remote.insert(9, "m", "y", 0))
+        assert notes[1] == 'Key already exists in unique index "t_pkey".'
+    assert any_target_db.value("SELECT count(*) FROM t") == 3
+
+
+async def test_rows_that_exist_in_partitions(target_db: Database) -> None:
+    target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a')
+    """)
+    remote = Remote("t", "*id", "v")
+    async with opened(target_db) as feed:
+        notes = await refused(feed, remote.relation, remote.insert(1, "b"))
+        assert re.fullmatch(r'Key already exists in unique index "low_pkey", modified in transaction \d+: key \(id\)\.', notes[1])
+
+
+async def test_the_context_of_every_kind_of_message(target_db: Database) -> None:
+    """Native's apply_error_callback, with its names of the messages."""
+    target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE referring (id int REFERENCES t);
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.v = 99)
+            EXECUTE FUNCTION refuse();
+        ALTER TABLE t ENABLE ALWAYS TRIGGER late
+    """)
+    remote = Remote("t", "*id", "v")
+    async with opened(target_db) as feed:
+
+        async def last_note(*messages: Message) -> str:
+            with pytest.raises(TargetError) as caught:
+                await feed.apply(remote.relation, *messages)
+            note = caught.value.__notes__[-1]
+            where = f'processing remote data for replication origin "pg_{feed.oid}" during message type '
+            finished = f" in transaction {feed.xid}, finished at 0/{feed.lsn:X}"
+            assert note.startswith(where)
+            assert note.endswith(finished)
+            return note[len(where) : -len(finished)]
+
+        table = ' for replication target relation "public.t"'
+        assert await last_note(remote.insert(1, "x")) == f'"INSERT"{table} column "v"'
+        await feed.apply(remote.relation, remote.insert(1, 1), remote.insert(2, 2))
+        assert await last_note(remote.insert(1, 1)) == f'"INSERT"{table}'
+        assert await last_note(remote.update(1, "x")) == f'"UPDATE"{table} column "v"'
+        assert await last_note(remote.update(1, 1, old=(2, None))) == f'"UPDATE"{table}'
+        assert await last_note(remote.delete("x", None)) == f'"DELETE"{table} column "id"'
+        assert await last_note(remote.insert(3, 99)) == '"COMMIT"'
+        target_db.execute("DROP TABLE t CASCADE")
+        assert await last_note(remote.insert(1, 1)) == f'"INSERT"{table}'
+
+
+# --- changes that are made, or passed over
+
+
+@pytest.fixture(params=[18, 16])
+def tracked_db(make_server: Callable[..., EmbeddedServer], request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A target that keeps commit timestamps."""
+    server = make_server(request.param, track_commit_timestamp="on")
+    with fresh_database(ServerAddress(server.dsn(), request.param), "tgt") as database:
+        yield database
+
+
+async def test_rows_of_another_origin(tracked_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    tracked_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE keyless (id int, v text);
+        SELECT pg_replication_origin_create('elsewhere'); SELECT pg_replication_origin_create('gone')
+    """)
+    t, keyless = Remote("t", "*id", "v"), Remote("keyless", "id", "v", identity="f", relation_id=4712)
+    async with opened(tracked_db) as feed:
+        counted = feed.sink.statistics
+        await feed.apply(t.relation, keyless.relation, *(t.insert(key, "ours") for key in range(1, 9)), keyless.insert(1, "ours"))
+        # what we changed ourselves, in this transaction or in another one, is no conflict
+        await feed.apply(t.update(1, "again"), t.update(1, "and again"), t.insert(20, "x"), t.delete(20, None), t.update(8, "x"))
+        await feed.apply(t.delete(8, None))
+        assert conflicts(counted) == {}
+        tracked_db.execute(f"UPDATE t SET v = '{SECRET}' WHERE id = 1; INSERT INTO keyless VALUES (2, 'local'), (2, 'local')")
+        for origin, key in (("elsewhere", 2), ("gone", 3)):
+            with tracked_db.connect() as session:
+                session.execute("SELECT pg_replication_origin_session_setup(%s)", (origin,))
+                session.execute("UPDATE t SET v = 'theirs' WHERE id = %s", (key,))
+                session.execute("SELECT pg_replication_origin_session_reset()")
+        tracked_db.execute("SELECT pg_replication_origin_drop('gone')")
+    xids = dict(tracked_db.fetch("SELECT id, xmin::text FROM t"))
+    (local,) = {xid for (xid,) in tracked_db.fetch("SELECT xmin::text FROM keyless WHERE id = 2")}
+    for relation, change, explanation in (
+        (t, t.update(1, "ours"), rf"update_origin_differs: Updating the row that was modified locally in transaction {xids[1]} at T"),
+        (
+            t,
+            t.delete(2, None),
+            rf'delete_origin_differs: Deleting the row that was modified by a different origin "elsewhere" in transaction {xids[2]} at T',
+        ),
+        (
+            t,
+            t.update(3, "ours"),
+            rf"update_origin_differs: Updating the row that was modified by a non-existent origin in transaction {xids[3]} at T",
+        ),
+        (
+            keyless,
+            keyless.update(2, "ours", old=(2, "local")),
+            rf"update_origin_differs: Updating the row that was modified locally in transaction {local} at T",
+        ),
+        (keyless, keyless.delete(9, "nobody"), "delete_missing: Could not find the row to be deleted"),
+        (t, t.update(9, "nobody"), "update_missing: Could not find the row to be updated"),
+    ):
+        identity = "full" if relation is keyless else r"\(id\)"
+        pattern = (
+            rf'conflict detected on relation "public\.{relation.relation.name}": '
+            rf"conflict={explanation.replace(' at T', f' at {TIME}')}\. Replica identity {identity}\."
+        )
+        assert re.fullmatch(pattern, await logged(tracked_db, caplog, relation.relation, change))
+    # now they are ours again
+    async with opened(tracked_db) as feed:
+        feed.lsn = int(feed.position())
+        await feed.apply(t.relation, t.update(1, "last"))
+        # who stands in the way
+        notes = await refused(feed, t.relation, t.insert(1, "x"))
+        assert re.fullmatch(
+            rf'Key already exists in unique index "t_pkey", modified by origin "subscriber_{feed.oid}" in transaction \d+ at {TIME}: '
+            r"key \(id\)\.",
+            notes[1],
+        )
+        assert conflicts(feed.sink.statistics) == {"confl_insert_exists": 1}
+    assert tracked_db.fetch("SELECT * FROM t WHERE id < 4 ORDER BY id") == [(1, "last"), (3, "ours")]
+    assert sorted(tracked_db.fetch("SELECT id, v FROM keyless")) == [(1, "ours"), (2, "local"), (2, "ours")]
+
+
+async def logged(database: Database, caplog: pytest.LogCaptureFixture, *messages: Message) -> str:
+    """The one line about a conflict of this transaction."""
+    caplog.clear()
+    async with opened(database) as feed:
+        feed.lsn = int(feed.position())
+        await feed.apply(*messages)
+        ((number,),) = [conflicts(feed.sink.statistics).values()]
+        assert number == 1
+    (line,) = [text for record in caplog.records if (text := record.getMessage()).startswith("conflict")]
+    assert SECRET not in line
+    return line
+
+
+# --- the same as native
+
+
+class Side(Protocol):
+    """A subscription with disable_on_error = true, ours or a native one."""
+
+    target: Database
+
+    async def caught_up(self) -> None: ...
+
+    async def failed(self) -> None:
+        """It met an error, and is disabled."""
+        ...
+
+    async def enable(self) -> None: ...
+
+    def conflicts(self) -> dict[str, int]: ...
+
+
+class Native:
+    """PostgreSQL's own."""
+
+    def __init__(self, publisher: Database, target: Database) -> None:
+        self._publisher = publisher
+        self.target = target
+        target.execute(
+            f"CREATE SUBSCRIPTION native CONNECTION '{publisher.conninfo()}' PUBLICATION pub"
+            f" WITH (slot_name = 'native_{target.name}', disable_on_error = true)"
+        )
+
+    async def caught_up(self) -> None:
+        ready = "SELECT bool_and(srsubstate IN ('r', 's')) FROM pg_subscription_rel"
+        await eventually(self.target, ready, True)
+        lsn = self._publisher.current_lsn()
+        slot = f"SELECT confirmed_flush_lsn >= '{lsn}' FROM pg_replication_slots WHERE slot_name = 'native_{self.target.name}'"
+        await eventually(self._publisher, slot, True)
+
+    async def failed(self) -> None:
+        await eventually(self.target, "SELECT subenabled FROM pg_subscription WHERE subname = 'native'", False)
+
+    async def enable(self) -> None:
+        self.target.execute("ALTER SUBSCRIPTION native ENABLE")
+
+    def conflicts(self) -> dict[str, int]:
+        row = self.target.fetch(f"SELECT {', '.join(NAMES)} FROM pg_stat_subscription_stats WHERE subname = 'native'")[0]
+        return {name: number for name, number in zip(NAMES, row, strict=True) if number}
+
+
+class Ours:
+    """One of ours, made anew when it failed: its counters are added up here."""
+
+    def __init__(self, publisher: Database, target: Database) -> None:
+        self._publisher = publisher
+        self.target = target
+        self._counted: Counter[str] = Counter()
+        self._subscription, self._running = self._start()
+
+    def _start(self) -> tuple[Subscription, asyncio.Task[None]]:
+        subscription = subscription_of(self._publisher, self.target, disable_on_error=True)
+        return subscription, asyncio.create_task(subscription.run())
+
+    async def caught_up(self) -> None:
+        await self._subscription.wait_for(self._publisher.current_lsn(), WAIT_SECONDS)
+
+    async def failed(self) -> None:
+        with pytest.raises(ApplyError):
+            await asyncio.wait_for(self._running, WAIT_SECONDS)
+
+    async def enable(self) -> None:
+        self._counted.update(conflicts(self._subscription.status.statistics))
+        self._subscription, self._running = self._start()
+
+    def conflicts(self) -> dict[str, int]:
+        return dict(self._counted + Counter(conflicts(self._subscription.status.statistics)))
+
+    async def stop(self) -> None:
+        self._subscription.stop()
+        await self._running
+
+
+async def scenario(publisher: Database, side: Side) -> dict[str, int]:
+    """Every kind of conflict, once or more; the counters at the end."""
+    target = side.target
+    publisher.execute("TRUNCATE t; INSERT INTO t SELECT g, 'u' || g, 'copied' FROM generate_series(100, 102) AS g")
+    await side.caught_up()
+    publisher.execute("INSERT INTO t SELECT g, 'u' || g, 'followed' FROM generate_series(1, 9) AS g")
+    await side.caught_up()
+    target.execute("UPDATE t SET v = 'local' WHERE id IN (1, 2, 3); DELETE FROM t WHERE id IN (4, 5)")
+    publisher.execute("UPDATE t SET v = 'p' WHERE id IN (1, 3, 4)")
+    publisher.execute("DELETE FROM t WHERE id IN (2, 5)")
+    publisher.execute("UPDATE t SET v = 'p' WHERE id IN (1, 6, 100); DELETE FROM t WHERE id = 101")
+    await side.caught_up()
+    for local, remote in (
+        ("(10, 'local', '')", "INSERT INTO t VALUES (10, 'u10', '')"),
+        ("(11, 'u6 too', '')", "UPDATE t SET u = 'u6 too' WHERE id = 6"),
+        ("(12, 'u12', '')", "INSERT INTO t VALUES (12, 'u12', '')"),
+        ("(13, 'u13', ''), (14, 'u14', '')", "UPDATE t SET id = 13, u = 'u14' WHERE id = 7"),
+    ):
+        target.execute(f"INSERT INTO t VALUES {local}")
+        publisher.execute(remote)
+        await side.failed()
+        target.execute("DELETE FROM t WHERE id BETWEEN 10 AND 19 AND id IN (SELECT id FROM t EXCEPT SELECT id FROM mine)")
+        await side.enable()
+        await side.caught_up()
+        target.execute("INSERT INTO mine SELECT id FROM t ON CONFLICT DO NOTHING")
+    return side.conflicts()
+
+
+async def test_the_same_conflicts_as_native(
+    make_server: Callable[..., EmbeddedServer], publisher18_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = "CREATE TABLE t (id int PRIMARY KEY, u text UNIQUE, v text)"
+    publisher18_db.execute(f"{table}; CREATE PUBLICATION pub FOR TABLE t")
+    server = make_server(18, track_commit_timestamp="on", wal_retrieve_retry_interval="200ms")
+    address = ServerAddress(server.dsn(), 18)
+    with fresh_database(address, "ours") as our_target, fresh_database(address, "native") as native_target:
+        for target in (our_target, native_target):
+            target.execute(f"{table}; CREATE TABLE mine (id int PRIMARY KEY)")
+        native = Native(publisher18_db, native_target)
+        native_counted = await scenario(publisher18_db, native)
+        rows = "SELECT id, u, v FROM t ORDER BY id"
+        native_rows = native_target.fetch(rows)
+        native_target.execute("DROP SUBSCRIPTION native")
+        publisher18_db.execute("TRUNCATE t")
+        ours = Ours(publisher18_db, our_target)
+        our_counted = await scenario(publisher18_db, ours)
+        await ours.stop()
+        assert our_counted == native_counted
+        assert our_target.fetch(rows) == native_rows
+        assert set(our_counted) == set(NAMES), "there was one of each kind"
+        # and in the same words
+        said = re.compile(
+            r'conflict detected on relation "public\.t": conflict=\w+|(?:Updating|Deleting) the row that was modified locally'
+        )
+        assert said.findall(caplog.text)
+        assert set(said.findall(caplog.text)) <= set(said.findall(server.log()))

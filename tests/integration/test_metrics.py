@@ -1,0 +1,64 @@
+"""run --metrics: what Prometheus reads is what is so."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from subscriber import SubscriptionOptions, alter_subscription, drop_subscription
+from tests.database import Database
+from tests.integration.managed import catch_up, create
+from tests.integration.program import running, subscriber
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def scrape(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, tuple(value for name, value in sorted(sample.labels.items()) if name != "subscription")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_a_launcher_and_its_metrics(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher18_db, target_db, options=SubscriptionOptions(synchronous_commit="on"))
+    port = free_port()
+    with running("run", "--target", target_db.dsn, "--metrics", f"127.0.0.1:{port}", "-c", "wal_retrieve_retry_interval=200ms") as program:
+        catch_up(publisher18_db, target_db, name)
+        publisher18_db.execute("INSERT INTO t VALUES (2, 'b'), (3, 'c'); UPDATE t SET v = 'd' WHERE id = 1")
+        target_db.execute("DELETE FROM t WHERE id = 1")
+        publisher18_db.execute("DELETE FROM t WHERE id = 1")
+        catch_up(publisher18_db, target_db, name)
+        found = scrape(port)
+        assert found["subscriber_streaming", ()] == 1
+        assert found["subscriber_changes_total", ("insert",)] == 2
+        assert found["subscriber_transactions_total", ()] == 2
+        missing = found["subscriber_conflicts_total", ("update_missing",)] + found["subscriber_conflicts_total", ("delete_missing",)]
+        assert missing >= 1
+        assert found["subscriber_tables", ("r",)] + found["subscriber_tables", ("s",)] == 1
+        assert found["subscriber_lsn_bytes", ("received",)] >= found["subscriber_lsn_bytes", ("flushed",)] > 0
+        second = subscriber("run", "--target", target_db.dsn, "--metrics", f"127.0.0.1:{port}")
+        assert second.status == 1
+        assert re.search(rf"cannot serve metrics at 127\.0\.0\.1:{port}: .*in use", second.errors)
+        async with alter_subscription(name, target=target_db.dsn) as subscription:
+            await subscription.disable()
+        assert not any(key[0] == "subscriber_streaming" for key in scrape(port))
+        program.send(signal.SIGTERM)
+        assert program.ended().status == 0
+    assert subscriber("run", "--target", target_db.dsn, "--metrics", "nowhere").status == 1
+    await drop_subscription(name, target=target_db.dsn)

@@ -1,0 +1,134 @@
+"""The PostgreSQL sink: a streamed transaction applied before its end, and who may commit it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from subscriber.abc import ParallelTransaction
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.protocol.encoder import encode
+from subscriber.protocol.messages import Insert
+from subscriber.sinks.postgres.locks import parallel_key
+from subscriber.sinks.postgres.parallel import MOST_SAVEPOINTS
+from subscriber.transaction.model import Transaction
+from tests.database import WAIT_SECONDS, Database
+from tests.integration.observed import eventually
+from tests.integration.sink_postgres import NAME, Feed, Remote, opened, row
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
+REMOTE = Remote("t", "*id")
+TOP = 900
+NAMED = "FROM pg_stat_activity WHERE datname = current_database() AND application_name"
+
+
+def records(first: int, count: int, xid: int = TOP) -> list[bytes]:
+    inserts = [encode(Insert(REMOTE.relation_id, row(number), xid)) for number in range(first, first + count)]
+    return [encode(replace(REMOTE.relation, xid=xid)), *inserts]
+
+
+def streamed(feed: Feed, given: list[bytes]) -> Transaction:
+    found = feed.transaction()
+    found.xid, found.prefixed, found.records = TOP, True, given
+    return found
+
+
+async def begin(feed: Feed) -> ParallelTransaction:
+    feed.subscribe("public", "t")
+    return await feed.sink.open_parallel(TOP, lambda _: True)
+
+
+async def test_moves_the_position_with_the_rows(any_target_db: Database) -> None:
+    any_target_db.execute(TABLE)
+    async with opened(any_target_db) as feed:
+        parallel = await begin(feed)
+        await parallel.apply(records(1, 10))
+        await parallel.apply(records(11, 5, xid=901))
+        await parallel.apply(records(20, 5, xid=902))
+        await parallel.cut(11)
+        await parallel.apply(records(11, 1, xid=903))
+        given = [*records(1, 10), *records(11, 1, xid=903)]
+        assert any_target_db.value("SELECT count(*) FROM t") == 0
+        transaction = streamed(feed, given)
+        assert await parallel.commit(transaction)
+        await parallel.roll_back()
+        assert any_target_db.fetch("SELECT id FROM t ORDER BY id") == [(number,) for number in range(1, 12)]
+        assert feed.position() == transaction.end_lsn
+        assert feed.durable[-1] == transaction.end_lsn
+        assert (feed.sink.statistics.inserts, feed.sink.statistics.parallel_transactions) == (11, 1)
+        # what was described there is known
+        await feed.apply(REMOTE.insert(99))
+        # once more, as after a crash: it is passed over
+        again = await feed.sink.open_parallel(TOP, lambda _: True)
+        await again.apply([records(50, 1)[0]])
+        await again.apply([])
+        assert not await again.commit(streamed_again(transaction))
+        await again.roll_back()
+        assert any_target_db.value("SELECT count(*) FROM t") == 12
+    await eventually(any_target_db, f"SELECT count(*) {NAMED} LIKE '{NAME}%'", 0)
+
+
+def streamed_again(transaction: Transaction) -> Transaction:
+    transaction.records = transaction.records[:1]
+    return transaction
+
+
+async def test_not_all_records(target_db: Database) -> None:
+    target_db.execute(TABLE)
+    async with opened(target_db) as feed:
+        parallel = await begin(feed)
+        await parallel.apply(records(1, 10))
+        with pytest.raises(TargetError, match="has no savepoint"):
+            await parallel.cut(5)
+        assert not await parallel.commit(streamed(feed, records(1, 11)))
+        await parallel.roll_back()
+        assert target_db.value("SELECT count(*) FROM t") == 0
+
+
+async def test_too_many_savepoints(target_db: Database) -> None:
+    target_db.execute(TABLE)
+    async with opened(target_db) as feed:
+        parallel = await begin(feed)
+        many = [record for number in range(MOST_SAVEPOINTS) for record in records(number, 1, xid=TOP + 1 + number)]
+        await parallel.apply(many)
+        with pytest.raises(TargetError, match="too many subtransactions"):
+            await parallel.apply(records(-1, 1, xid=TOP - 1))
+        await parallel.roll_back()
+        await eventually(target_db, f"SELECT count(*) {NAMED} LIKE '%parallel apply' AND state <> 'idle'", 0)
+
+
+async def test_cannot_commit_without_the_apply_session(target_db: Database) -> None:
+    """Its process lives, but another one may have taken over: the writer's lock was the apply session's."""
+    target_db.execute(TABLE)
+    feed = Feed(target_db)
+    await feed.open()
+    before = feed.position()
+    parallel = await begin(feed)
+    await parallel.apply(records(1, 10))
+    assert target_db.value(f"SELECT pg_terminate_backend(pid) {NAMED} = '{NAME}' AND backend_type = 'client backend'") is not None
+    target_db.execute(f"SELECT pg_terminate_backend(pid) {NAMED} = '{NAME}'")
+    await eventually(target_db, f"SELECT count(*) {NAMED} = '{NAME}'", 0)
+    assert not await parallel.commit(streamed(feed, records(1, 10)))
+    await parallel.roll_back()
+    assert target_db.value("SELECT count(*) FROM t") == 0
+    assert feed.position() == before
+    with contextlib.suppress(TargetUnavailable):
+        await feed.sink.close()
+
+
+async def test_the_next_process_waits_for_commits_under_way(target_db: Database) -> None:
+    async with opened(target_db) as feed:
+        key = parallel_key(feed.oid)
+    with contextlib.closing(target_db.connect()) as left:
+        left.execute("SELECT pg_advisory_lock_shared(%s)", (key,))
+        opening = asyncio.create_task(feed.sink.open(NAME, feed.durable.append))
+        # it has the writer's lock, and goes no further
+        await eventually(target_db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'", 1)
+        done, _ = await asyncio.wait({opening}, timeout=0.5)
+        assert not done
+        left.execute("SELECT pg_advisory_unlock_shared(%s)", (key,))
+        await asyncio.wait_for(opening, WAIT_SECONDS)
+    await feed.sink.close()

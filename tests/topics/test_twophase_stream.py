@@ -1,0 +1,13 @@
+"""Prepared transactions that were streamed before (native's topic 023)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.topics.native import Site
+from tests.topics.twophase import prepared_and_ended
+
+
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
+async def test_prepared_and_ended(site_native16: Site, streaming: str) -> None:
+    await prepared_and_ended(site_native16, streaming)

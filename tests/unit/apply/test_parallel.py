@@ -1,0 +1,330 @@
+"""Parallel apply between a scripted stream and a target in memory. Time is simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from subscriber.abc import Position, TableEntry, TableState, TwoPhaseState
+from subscriber.apply.parallel import PATIENCE, ParallelApply
+from subscriber.apply.receiver import Receiver
+from subscriber.apply.skipping import Skipping
+from subscriber.apply.table_state import TableStates
+from subscriber.apply.worker import ApplyWorker
+from subscriber.config import Settings
+from subscriber.errors import ApplyError, TargetUnavailable
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import StreamAbort, StreamCommit
+from subscriber.transaction.feedback import FlushTracker
+from tests.unit.apply.memory_publisher import relation, table, xlog
+from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
+from tests.unit.apply.memory_spool import MemorySpool
+from tests.unit.apply.scripted_stream import ScriptedStream, chunk, stream_commit, transaction
+from tests.unit.apply.virtual_time import run
+
+READY = TableEntry(TableState.READY)
+
+
+class Shop:
+    """A worker with parallel apply, and all around it."""
+
+    def __init__(self, limit: int, settings: Settings) -> None:
+        entries = {table(0): READY}
+        self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
+        self.steps: list[str] = []
+        self.before: dict[str, Callable[[], object]] = {}
+        self.slow: dict[str, asyncio.Event] = {}
+        self.sink = MemorySink(self.server, parallel=True, step=self._step)
+        self.stream = ScriptedStream()
+        self.tracker = FlushTracker(Lsn(50))
+        self.states = TableStates()
+        self.states.load(entries, Lsn(50))
+        self.spool = MemorySpool()
+        self.receiver = Receiver(self.stream, self.tracker, self.spool, settings)
+        self.paused = False
+        self.parallel = ParallelApply(self.receiver, self.sink, self.states, limit, paused=lambda: self.paused)
+        self.worker = ApplyWorker(
+            receiver=self.receiver,
+            sink=self.sink,
+            tracker=self.tracker,
+            tables=self.states,
+            settings=settings,
+            skipping=Skipping(INVALID_LSN, "sub"),
+            two_phase=TwoPhaseState.DISABLED,
+            finished=lambda: False,
+            awaited=lambda _: False,
+            progressed=lambda: None,
+            parallel=self.parallel,
+        )
+
+    async def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if name in self.before:
+            self.before.pop(name)()
+        if name in self.slow:
+            await self.slow[name].wait()
+
+    @property
+    def rows(self) -> list[str]:
+        return [value.strip() for value in self.server.visible.rows.get(table(0), [])]
+
+    def ended(self) -> list[str | None]:
+        return [attempt.ended for attempt in self.sink.parallel]
+
+
+@contextlib.asynccontextmanager
+async def shop(limit: int = 2, memory: int = 64 * 1024**2) -> AsyncIterator[Shop]:
+    found = Shop(limit, Settings(wal_receiver_timeout=0, logical_decoding_work_mem=memory))
+    await found.sink.open("sub", found.tracker.flush)
+    await found.receiver.start()
+    async with found.parallel:
+        task = asyncio.create_task(found.worker.run())
+        found.stream.give(transaction(1))
+        await asyncio.sleep(0.1)
+        try:
+            yield found
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    await found.receiver.close()
+    assert None not in found.ended()
+    assert found.spool.parts == {}
+    assert found.spool.readers == []
+
+
+def first(xid: int, rows: int = 3, size: int = 1) -> list[bytes]:
+    """The first chunk, with the description of the table."""
+    start, *rest = chunk(xid, first=True, rows=rows, size=size)
+    return [start, xlog(replace(relation(0), xid=xid)), *rest]
+
+
+def test_applied_before_its_end_and_committed_in_its_place() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            assert [attempt.calls for attempt in s.sink.parallel] == [[4]]
+            s.stream.give([*transaction(2), *chunk(9, first=False, rows=2, size=1)])
+            await asyncio.sleep(0.01)
+            assert s.sink.parallel[0].calls == [4, 2]
+            assert s.rows == ["1", "2"]
+            s.stream.give([*transaction(3), *stream_commit(9), *transaction(10)])
+            await asyncio.sleep(0.01)
+            assert s.rows == ["1", "2", "3", *["9"] * 5, "10"]
+            # a batch never holds it, nor goes over it
+            assert [[t.xid for t in batch.transactions] for batch in s.sink.batches] == [[1], [2], [3], [10]]
+            assert s.ended() == ["committed"]
+            assert s.tracker.flushed == 1008
+
+    run(work())
+
+
+def test_nothing_before_what_came_earlier_is_committed() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            s.slow["apply"] = asyncio.Event()
+            s.stream.give([*transaction(2), *chunk(9, first=False, rows=2, size=1)])
+            s.stream.give([*first(8)])
+            await asyncio.sleep(5)
+            assert s.sink.parallel[0].calls == [4]
+            assert len(s.sink.parallel) == 1, "all of it is behind what is not committed"
+            s.slow.pop("apply").set()
+            await asyncio.sleep(0.01)
+            assert [attempt.calls for attempt in s.sink.parallel] == [[4, 2], [4]]
+
+    run(work())
+
+
+def test_aborted_subtransactions_are_cut_off() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give(first(9, rows=2))
+            await asyncio.sleep(0.01)
+            sub = [xlog_with(9, 11, frame) for frame in chunk(9, first=False, rows=3, size=1)]
+            s.stream.give(sub)
+            await asyncio.sleep(0.01)
+            s.stream.give([xlog(StreamAbort(9, 11))])
+            await asyncio.sleep(0.01)
+            assert s.sink.parallel[0].calls == [3, 3, -3]
+            # one that was not reached needs no cut: it waits for transaction 2
+            s.slow["apply"] = asyncio.Event()
+            s.stream.give([*transaction(2), *[xlog_with(9, 12, frame) for frame in chunk(9, first=False, rows=1, size=1)]])
+            s.stream.give([xlog(StreamAbort(9, 12)), *chunk(9, first=False, rows=1, size=1), *stream_commit(9)])
+            await asyncio.sleep(0.01)
+            s.slow.pop("apply").set()
+            await asyncio.sleep(0.01)
+            assert s.sink.parallel[0].calls == [3, 3, -3, 1]
+            assert s.rows == ["1", "2", "9", "9", "9"]
+            s.stream.give([*first(20), xlog(StreamAbort(20, 20))])
+            s.stream.give(first(21))
+            await asyncio.sleep(0.01)
+            s.stream.give([xlog(StreamAbort(21, 21))])
+            await asyncio.sleep(0.01)
+            assert s.ended()[0] == "committed"
+            assert set(s.ended()[1:]) == {"rolled back"}
+
+    run(work())
+
+
+def xlog_with(top: int, subxid: int, frame: bytes) -> bytes:
+    """The frame with another xid, if it is a row."""
+    header, payload = frame[:25], frame[25:]
+    return header + payload[:1] + subxid.to_bytes(4) + payload[5:] if payload[1:5] == top.to_bytes(4) and payload[:1] == b"I" else frame
+
+
+def test_read_back_from_the_spool() -> None:
+    async def work() -> None:
+        async with shop(limit=1, memory=64 * 1024) as s:
+            s.stream.give(first(9, rows=10, size=100))
+            s.stream.give(first(8, rows=500, size=100))
+            s.stream.give(chunk(8, first=False, rows=500, size=100))
+            await asyncio.sleep(0.01)
+            assert sum(count for spool_id, count in s.spool.appended if spool_id == 3) > 500
+            assert [attempt.xid for attempt in s.sink.parallel] == [9]
+            # its turn comes when the first one is done
+            s.stream.give(stream_commit(9))
+            await asyncio.sleep(0.01)
+            s.stream.give(chunk(8, first=False, rows=1, size=1))
+            await asyncio.sleep(0.01)
+            assert sum(s.sink.parallel[1].calls) == 1002
+            s.stream.give(stream_commit_of(8, 20))
+            await asyncio.sleep(0.01)
+            assert s.rows == ["1", *["9"] * 10, *["8"] * 1001]
+            assert s.ended() == ["committed", "committed"]
+
+    run(work())
+
+
+def stream_commit_of(xid: int, place: int) -> list[bytes]:
+    """As stream_commit, at another place."""
+    final, end = Lsn(100 * place), Lsn(100 * place + 8)
+    return [xlog(StreamCommit(xid, 0, final, end, 0), end)]
+
+
+def test_an_error_only_ends_the_attempt() -> None:
+    def refuse() -> None:
+        raise ApplyError("refused")
+
+    async def work() -> None:
+        for step in ("open_parallel", "parallel apply", "parallel cut"):
+            async with shop() as s:
+                s.before[step] = refuse
+                s.stream.give(first(9))
+                await asyncio.sleep(0.01)
+                s.stream.give([xlog_with(9, 11, frame) for frame in chunk(9, first=False, rows=2, size=1)])
+                await asyncio.sleep(0.01)
+                s.stream.give([xlog(StreamAbort(9, 11))])
+                await asyncio.sleep(0.01)
+                assert step not in s.before
+                s.stream.give([*chunk(9, first=False, rows=2, size=1), *stream_commit(9)])
+                await asyncio.sleep(0.01)
+                assert s.rows == ["1", *["9"] * 5], step
+                assert "committed" not in s.ended()
+
+    run(work())
+
+
+def test_ends_when_a_table_is_not_ready() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            s.states.set(table(1), TableEntry(TableState.INIT))
+            s.stream.give([*chunk(9, first=False, rows=1, size=1), *first(8)])
+            await asyncio.sleep(0.01)
+            assert s.ended() == ["rolled back"]
+            s.stream.give(stream_commit(9))
+            await asyncio.sleep(0.01)
+            assert s.rows == ["1", *["9"] * 4]
+            # seen no earlier than at the end: the gate has another answer
+            s.states.set(table(1), READY)
+            s.stream.give(first(30))
+            await asyncio.sleep(0.01)
+            attempt = s.sink.parallel[-1]
+            s.states.set(table(0), TableEntry(TableState.SYNCDONE, Lsn(5000)))
+            s.stream.give(stream_commit(30))
+            await asyncio.sleep(0.01)
+            assert attempt.xid == 30
+            assert attempt.ended == "rolled back"
+            assert s.rows == ["1", *["9"] * 4]
+
+    run(work())
+
+
+def test_not_while_one_is_to_be_skipped() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.paused = True
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            assert s.ended() == []
+            s.paused = False
+            s.stream.give(transaction(2))
+            await asyncio.sleep(0.01)
+            assert s.ended() == [None]
+
+    run(work())
+
+
+def test_what_holds_up_the_worker_is_rolled_back() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give([*first(9), *first(8)])
+            await asyncio.sleep(0.01)
+            s.sink.held_up_by.append(s.sink.parallel[0])
+            free = s.slow["apply"] = asyncio.Event()
+            s.before["parallel roll back"] = free.set
+            s.stream.give(transaction(2))
+            await asyncio.sleep(PATIENCE / 2)
+            assert s.ended() == [None, None]
+            await asyncio.sleep(3 * PATIENCE)
+            assert s.ended() == ["rolled back", None]
+            assert s.rows == ["1", "2"]
+            # the same while the commit of another one is waited for
+            s.slow.clear()
+            s.stream.give(first(7))
+            await asyncio.sleep(0.01)
+            s.sink.held_up_by.append(s.sink.parallel[2])
+            free = s.slow["parallel commit"] = asyncio.Event()
+            s.before["parallel roll back"] = free.set
+            s.stream.give([*stream_commit(8), *stream_commit(9)])
+            await asyncio.sleep(4 * PATIENCE)
+            assert s.ended() == ["rolled back", "committed", "rolled back"]
+            assert s.rows == ["1", "2", *["8"] * 3, *["9"] * 3]
+
+    run(work())
+
+
+def test_the_servers_victim_is_done_again() -> None:
+    def deadlock() -> None:
+        raise TargetUnavailable("deadlock detected", sqlstate="40P01")
+
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            s.before["apply"] = deadlock
+            s.stream.give([*transaction(2), *stream_commit(9)])
+            await asyncio.sleep(0.01)
+            assert s.ended() == ["rolled back"]
+            assert s.rows == ["1", "2", "9", "9", "9"]
+
+    run(work())
+
+
+def test_no_more_than_the_limit() -> None:
+    async def work() -> None:
+        for limit in (0, 1, 3):
+            async with shop(limit) as s:
+                for xid in (11, 12, 13, 14):
+                    s.stream.give(first(xid))
+                await asyncio.sleep(0.01)
+                assert len(s.sink.parallel) == limit
+                assert [attempt.xid for attempt in s.sink.parallel] == [11, 12, 13][:limit]
+
+    run(work())
