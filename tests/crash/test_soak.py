@@ -48,6 +48,8 @@ class Writer(threading.Thread):
                 if self._rng.random() < 0.1:
                     session.execute(f"DELETE FROM {table} WHERE id = %s", (key,))
                 self.transactions += 1
+                # no faster than a subscriber on a busy machine can follow
+                self.enough.wait(0.01)
 
 
 def used(program: Program) -> tuple[int, int]:
@@ -110,7 +112,7 @@ async def test_a_day_in_short(publisher18_db: Database, target_db: Database, tmp
     third = max(len(samples) // 3, 1)
     first, last = samples[:third], samples[-third:]
     print(f"{done} transactions, {reconnects} reconnects, {refreshes} refreshes; memory {samples[0][0]} to {samples[-1][0]} kB")
-    assert done > 100 * SECONDS / 4
+    assert done > 10 * SECONDS
     assert min(reconnects, refreshes) > 2
     # what the allocator keeps for itself apart
     assert max(memory for memory, _ in last) < max(memory for memory, _ in first) * 1.1 + 8192

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -44,8 +45,10 @@ def _run(publisher: Database, target: Database, spool: Path, *options: str) -> P
     with subprocess.Popen(program, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             peak = max(peak, _resident(process.pid))
-            for file in spool.glob("*/*.spool"):
-                spooled = max(spooled, _size(file))
+            # directories go while one looks
+            with contextlib.suppress(FileNotFoundError):
+                for file in spool.glob("*/*.spool"):
+                    spooled = max(spooled, _size(file))
             time.sleep(0.02)
         assert process.stderr is not None
         assert process.returncode == 0, process.stderr.read()

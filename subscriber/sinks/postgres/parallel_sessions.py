@@ -174,8 +174,10 @@ class ParallelSessions:
         return False
 
     async def _terminate(self, session: ApplySession) -> None:
-        with contextlib.suppress(TargetError):
-            await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
+        # of a connection that is gone the process may be somebody else's by now
+        if not session.connection.closed:
+            with contextlib.suppress(TargetError):
+                await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
         await self._close(session)
 
     async def holding_up(self, pid: int) -> frozenset[int]:

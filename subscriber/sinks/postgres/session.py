@@ -42,6 +42,7 @@ class ApplySession:
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], synchronous_commit: SynchronousCommit) -> None:
         self.connection = connection
+        self.pid = connection.info.backend_pid
         self.origin: int | None = None
         self.commit_timestamps = False
         self._synchronous_commit = synchronous_commit
@@ -89,11 +90,6 @@ class ApplySession:
     def usable(self) -> bool:
         """False once the connection is lost or in an unknown state."""
         return not self._broken and self.connection.pgconn.status == pq.ConnStatus.OK
-
-    @property
-    def pid(self) -> int:
-        """Its process in the target."""
-        return self.connection.info.backend_pid
 
     @property
     def commits_are_durable(self) -> bool:
