@@ -74,6 +74,19 @@ def _prepared(process: SubscriberProcess) -> bool:
     return found
 
 
+def _in_parallel(process: SubscriberProcess) -> bool:
+    """A session of parallel apply has written something."""
+    found: bool = process.target.value(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%parallel apply' "
+        "AND backend_xid IS NOT NULL)"
+    )
+    return found
+
+
+def _parallel(process: SubscriberProcess) -> int:
+    return process.log(10**6).count("was applied in parallel")
+
+
 def _spilled(process: SubscriberProcess) -> bool:
     return any(process.spool.glob("*/*.spool"))
 
@@ -129,6 +142,20 @@ class _Killer:
             process.kill()
 
 
+async def _kill_in_parallel_apply(process: SubscriberProcess, killer: _Killer) -> None:
+    """The load's own transactions are short: whether one is begun before its end is chance. This one stays open until it is."""
+    with process.publisher.connect() as session:
+        session.execute("BEGIN")
+        session.execute("INSERT INTO load.history SELECT i, 0, 0, 0, NULL, 'long' FROM generate_series(1, 3000) AS i")
+        await killer.kill([("parallel", _in_parallel)], patience=30)
+        process.start()
+        assert await eventually(lambda: _in_parallel(process), 30, process), process.log()
+        before = _parallel(process)
+        session.execute("COMMIT")
+    assert await eventually(lambda: _parallel(process) > before, 30, process), process.log()
+    process.kill()
+
+
 async def _survives(publisher: Database, target: Database, directory: Path, seed: int, kills: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -147,7 +174,8 @@ async def _survives(publisher: Database, target: Database, directory: Path, seed
             await killer.kill([("two-phase", is_ready)], patience=90)
             assert killer.met["two-phase"] == 1, process.log()
             let_small_transactions_stream(publisher)
-            await killer.kill(_late(rng, kills - early - 1))
+            await killer.kill(_late(rng, kills - early - 3))
+            await _kill_in_parallel_apply(process, killer)
             for number in range(3):
                 prepare_one(publisher, f"left {number} {publisher.name}", rng)
         await assert_all_arrives(process, load, 60)
@@ -161,12 +189,11 @@ def _assert_it_was_hard(publisher: Database, process: SubscriberProcess, met: Co
     print(f"{kills} kills, moments met {dict(met)}")
     print(f"{report.transactions} transactions, {report.prepared.total()} prepared, {streamed} streamed")
     assert met["copying"] + met["copied"] + met["synchronized"] > 0, met
-    assert min(met[name] for name in ("slot", "acknowledged", "prepared", "spilled")) > 0, met
+    assert min(met[name] for name in ("slot", "acknowledged", "prepared", "spilled", "parallel")) > 0, met
     assert report.kinds.keys() == set(Kind)
     assert min(report.committed_prepared, report.rolled_back_prepared) > 5
     assert streamed > 10
-    # how many live to their commit between two kills is chance; test_parallel.py and test_parallel_kills.py are about those
-    print(f"{process.log(10**6).count('was applied in parallel')} applied in parallel")
+    print(f"{_parallel(process)} applied in parallel")
 
 
 @pytest.mark.crash
