@@ -5,7 +5,7 @@ A test that takes the fixture ``publisher_version`` (by way of ``publisher_db``,
 With one of them, only tests that it matters to are collected: ``make test`` runs all tests with 18, ``make test-matrix`` runs
 with the other versions what has to do with the version.
 
-``@pytest.mark.publisher(min=15, lacks="row filters")`` says that an older publisher lacks something, not that the test is
+``@pytest.mark.publisher(min=15, lacks="row filters")`` (or ``target``) says that an older server lacks something, not that the test is
 a nuisance there: the test is skipped for versions below ``min``, and the end of a run tells how many were, and why.
 """
 
@@ -37,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "publisher(min, lacks): a publisher older than version `min` lacks what the test is about")
+    for role in ROLES:
+        config.addinivalue_line("markers", f"{role}(min, lacks): a {role} older than version `min` lacks what the test is about")
 
 
 def _versions(config: pytest.Config, role: str) -> list[int]:
@@ -81,16 +82,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for role in ROLES:
             if (version := _version_of(item, role)) is not None:
                 item.user_properties.append((role, version))
-        for mark in item.iter_markers("publisher"):
-            _skip_if_older(item, **mark.kwargs)
+            for mark in item.iter_markers(role):
+                _skip_if_older(item, role, **mark.kwargs)
 
 
-def _skip_if_older(item: pytest.Item, *, min: int, lacks: str) -> None:
-    version = _version_of(item, "publisher")
+def _skip_if_older(item: pytest.Item, role: str, *, min: int, lacks: str) -> None:
+    version = _version_of(item, role)
     if version is None:
-        raise pytest.UsageError(f"{item.nodeid} has a mark about the publisher's version, but takes no publisher of several versions")
+        raise pytest.UsageError(f"{item.nodeid} has a mark about the {role}'s version, but takes no {role} of several versions")
     if version < min:
-        item.add_marker(pytest.mark.skip(reason=f"publisher {version}: it has no {lacks}, {min} has"))
+        item.add_marker(pytest.mark.skip(reason=f"{role} {version}: it has no {lacks}, {min} has"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -95,6 +95,7 @@ def prepare(database: Database, key: int) -> str:
     return gid
 
 
+@pytest.mark.publisher(min=16, lacks="origin = none")
 async def test_two_of_ours_replicate_into_each_other(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
@@ -149,6 +150,7 @@ async def both_equal(forth: Replica, back: Replica) -> None:
     assert forth.publisher.fetch(ROWS) == forth.target.fetch(ROWS)
 
 
+@pytest.mark.publisher(min=16, lacks="origin = none")
 async def test_ours_and_a_native_one_replicate_into_each_other(publisher_db: Database, target_db: Database) -> None:
     for database in (publisher_db, target_db):
         database.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
@@ -247,6 +249,7 @@ class Decoder:
         return found
 
 
+@pytest.mark.target(min=16, lacks="origin = none of pgoutput, by which the test sees them")
 async def test_everything_that_changes_rows_carries_one(any_target_db: Database) -> None:
     any_target_db.execute(TABLE)
     decoder, remote = Decoder(any_target_db), Remote("t", "*id", "v")

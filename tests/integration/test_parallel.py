@@ -12,12 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from subscriber import Settings
 from subscriber.errors import ApplyError, SubscriberError
 from tests.database import Database
 from tests.integration.gates import closed, make_gate, waiting_at, waiting_for
 from tests.integration.observed import PREPARED, all_ready, eventually, until
 from tests.integration.replica import QUICK, Replica, replica
+
+pytestmark = pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 
 ROWS = "SELECT id, u, md5(v) FROM t ORDER BY id"
 TABLES = """
@@ -316,6 +320,7 @@ async def test_as_many_as_are_allowed(publisher_db: Database, target_db: Databas
             assert target_db.value(PARALLEL) == 0
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_prepared(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
     make_tables(publisher_db, target_db)
     async with following(publisher_db, target_db, tmp_path, two_phase=True) as found:

@@ -23,11 +23,13 @@ STREAM = (
 )
 
 
+@pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 @pytest.mark.parametrize(("streaming", "binary"), [("off", False), ("on", True), ("parallel", False)])
 async def test_as_native(site_native16: Site, streaming: str, binary: bool) -> None:
     await follow_transactions(site_native16, [STREAM], {"id > 0": 601, "n IS NOT NULL": 151}, streaming=streaming, binary=binary)
 
 
+@pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 async def test_interleaved(site_native16: Site) -> None:
     """Two at a time that change the same rows one after the other, and end in the other order than they began."""
     site = site_native16

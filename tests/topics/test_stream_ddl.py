@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.topics.native import Site
 from tests.topics.streams import fill, follow_transactions
+
+pytestmark = pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 
 DDL = (
     "BEGIN",

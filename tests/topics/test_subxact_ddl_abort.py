@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.topics.native import Site
 from tests.topics.streams import fill, follow_transactions
 
@@ -19,5 +21,6 @@ ABORTS_DDL = (
 )
 
 
+@pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 async def test_as_native(site_native16: Site) -> None:
     await follow_transactions(site_native16, [ABORTS_DDL], {"id > 9000": 200}, streaming="on")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.topics.native import Site
 from tests.topics.streams import TABLE, fill
 from tests.topics.twophase import prepare, prepared, prepared_and_ended
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_prepared_and_ended(site_native16: Site) -> None:
     await prepared_and_ended(site_native16, "off")
 

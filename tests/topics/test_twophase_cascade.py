@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.database import ServerAddress, fresh_database
 from tests.integration.observed import eventually
 from tests.integration.replica import replica
 from tests.topics.native import Site
 from tests.topics.streams import TABLE, fill
 from tests.topics.twophase import PREPARED, enabled, prepare, prepared
+
+pytestmark = pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 
 
 async def test_through_ours_as_through_native(site_native16: Site) -> None:

@@ -7,6 +7,8 @@ import pytest
 from tests.topics.native import Site
 from tests.topics.twophase import prepared_and_ended
 
+pytestmark = pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
 async def test_prepared_and_ended(site_native16: Site, streaming: str) -> None:
