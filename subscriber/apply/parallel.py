@@ -164,26 +164,26 @@ class _Attempt:
         _log.info("transaction %d is not applied in parallel any more, but at its end: %s", self.stream.xid, error)
 
     async def end(self) -> None:
-        """Nothing more is done here; what is not committed is rolled back. Idempotent."""
+        """Nothing more is done here; what is not committed is rolled back. Idempotent; cancelled in it, it is to be called again."""
         self.alive = False
-        try:
-            if self.session is not None:
-                await self.session.roll_back()
-        finally:
-            self._owner.forget(self)
+        if self.session is not None:
+            await self.session.roll_back()
+        self._owner.forget(self)
 
     async def abandon(self) -> None:
         """Roll it back, unless its commit is under way."""
         if self.committing:
             return
-        if not self._cancelled:
-            # once: it may be rolling back already
+        if self.alive and not self._cancelled:
+            # once, and not while it is rolled back already: nobody else would do the rest of that
             self._cancelled = True
             self.task.cancel()
         await asyncio.wait({self.task})
         if not self.task.cancelled():
             self.task.exception()  # looked at, so that asyncio does not report it as lost
-        await self.end()
+        if not self.committing:
+            # its end may have come, and with it the commit, while we waited
+            await self.end()
 
 
 class ParallelApply:

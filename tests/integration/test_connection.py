@@ -191,11 +191,11 @@ async def test_unreadable_conninfo_never_shows_the_password(conninfo: str) -> No
 @pytest.mark.parametrize("conninfo", ["host=db1..example.com", f"host={'a' * 64}", "host=db1 dbname=\udcff", "postgresql://u:%ff@db1/x"])
 async def test_text_that_cannot_be_encoded_is_an_error_of_ours(conninfo: str) -> None:
     """It was an exception of Python's, which ended the launcher with all subscriptions, and left status --json without JSON."""
-    with pytest.raises(ConfigurationError, match="^invalid connection string: "):
+    with pytest.raises(ConfigurationError, match=r"^invalid connection string: "):
         check_conninfo(conninfo)
-    with pytest.raises(ConfigurationError, match="^invalid connection string: "):
+    with pytest.raises(ConfigurationError, match=r"^invalid connection string: "):
         await connect(conninfo)
-    with pytest.raises(ConfigurationError, match="^the target's connection string "):
+    with pytest.raises(ConfigurationError, match=r"^the target's connection string "):
         await Target(conninfo).connect("test")
 
 

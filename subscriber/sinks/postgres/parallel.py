@@ -13,6 +13,7 @@ the apply session's, and go over to them at the end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -89,6 +90,7 @@ class PostgresParallelTransaction:
         self._prepared = prepared
         self._context = ChangeContext(applier.owner.origin, xid, INVALID_LSN)
         self._begun = self._ended = False
+        self._ending = asyncio.Lock()
         self._count = 0
         self._known = {xid}
         self._savepoints: list[_Savepoint] = []
@@ -243,6 +245,8 @@ class PostgresParallelTransaction:
 
     async def roll_back(self) -> None:
         """Nothing of it stays unless it was committed or prepared. Idempotent."""
-        if not self._ended:
-            self._ended = True
-            await self._sessions.give_back(self._session)
+        async with self._ending:
+            if not self._ended:
+                await self._sessions.give_back(self._session)
+                # not before: cancelled in it, it has to be done again
+                self._ended = True
