@@ -87,7 +87,8 @@ class Subscription:
         self._options = options or SubscriptionOptions()
         self._settings = settings or Settings()
         self._progress = KnownProgress(progress or Quiet())
-        self._sink = open_target(target, self._options, self._settings) if isinstance(target, str) else target
+        defined = generation is not None
+        self._sink = open_target(target, self._options, self._settings, defined=defined) if isinstance(target, str) else target
         self._setup = Setup(
             name,
             conninfo=connection,

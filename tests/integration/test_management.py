@@ -20,6 +20,10 @@ from subscriber import (
     create_subscription,
     drop_subscription,
 )
+from subscriber.abc import TableEntry, TableName
+from subscriber.errors import PublisherUnavailable, TargetUnavailable
+from subscriber.sinks.postgres import PostgresSink
+from subscriber.subscription.targets import open_target
 from tests.database import Database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.program import slots
@@ -163,6 +167,89 @@ async def test_nothing_half_done(publisher18_db: Database, target_db: Database) 
         publisher18_db.execute("INSERT INTO t VALUES (1)")
         await same(publisher18_db, target_db, name, "SELECT * FROM t")
     await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_a_slot_that_was_there_before_outlives_a_create_that_fails(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    name = f"sub_{publisher18_db.name}"
+    publisher18_db.fetch(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    publisher18_db.execute("INSERT INTO t VALUES (1)")
+    options = SubscriptionOptions(create_slot=False, copy_data=False)
+    with pytest.raises(TargetError, match=r'"public\.t" does not exist'):
+        await create(publisher18_db, target_db, options=options)
+    assert slots(publisher18_db) == [name]
+    # nor does one that was killed take it along
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    target_db.execute(
+        "INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner, subenabled, submade, subconninfo)"
+        f" SELECT 99999, '{name}', oid, 10, false, false, '' FROM pg_database WHERE datname = current_database()"
+    )
+    await create(publisher18_db, target_db, options=options)
+    assert target_db.value("SELECT subslotname FROM subscriber.pg_subscription") == name
+    async with launched(target_db):
+        # everything since the slot was made
+        assert await same(publisher18_db, target_db, name, "SELECT * FROM t") == [(1,)]
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+    assert slots(publisher18_db) == []
+
+
+async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, target_db: Database) -> None:
+    """Dropped or renamed since its definition was read: it made an entry of that name, which nobody ran and nobody could create."""
+    tables(publisher18_db, target_db, "t")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(publisher18_db, target_db)
+    late = Subscription(
+        name,
+        connection=publisher18_db.conninfo(),
+        publications=["pub"],
+        target=target_db.dsn,
+        options=SubscriptionOptions(create_slot=False),
+        settings=QUICK,
+        generation=0,
+    )
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+    with pytest.raises(SubscriptionChanged):
+        await late.run()
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    sink = open_target(target_db.dsn, SubscriptionOptions(), QUICK, defined=True)
+    with pytest.raises(SubscriptionChanged):
+        await sink.open(name, lambda _: None)
+    await sink.close()
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+
+
+async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken back with tables added, these were copied and then never followed."""
+    tables(publisher18_db, target_db, "t", "u", "w")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u, w; INSERT INTO u VALUES (1, 'u')")
+    name = await create(publisher18_db, target_db)
+    add_table = PostgresSink.add_table
+
+    async def add_one(self: PostgresSink, table: TableName, entry: TableEntry) -> None:
+        if table.name == "w":
+            raise TargetUnavailable("connection to the target was lost")
+        await add_table(self, table, entry)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresSink, "add_table", add_one)
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            with pytest.raises(TargetUnavailable) as caught:
+                await subscription.add_publications(["more"])
+    assert "is gone on with when the subscription runs next" in caught.value.one_line()
+
+    async def lost(*_: object) -> None:
+        raise PublisherUnavailable("lost the connection to the publisher")
+
+    async with launched(target_db):
+        assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+        assert [table for table, _ in target_db.fetch(TABLES)] == ["t", "u", "w"]
+        with monkeypatch.context() as patched:
+            patched.setattr("subscriber.subscription.setup.drop_leftover_slots", lost)
+            async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+                await subscription.drop_publications(["more"])
+                assert subscription.definition.publications == ("pub",)
+        assert [table for table, _ in target_db.fetch(TABLES)] == ["t"]
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
 
 
 async def test_drop_needs_the_publisher_or_no_slot(publisher18_db: Database, target_db: Database) -> None:

@@ -182,6 +182,8 @@ class PostgresParallelTransaction:
         if savepoint is None or savepoint.index != count or savepoint.counted is None:
             raise TargetError(f"transaction {self._xid} has no savepoint at its record {count}", hint="it is applied at its end")
         await self._session.fetch(f"ROLLBACK TO SAVEPOINT {savepoint.name}")
+        # else it would stay, and what comes behind it nest deeper and deeper
+        await self._session.fetch(f"RELEASE SAVEPOINT {savepoint.name}")
         self._count = count
         self._counted = savepoint.counted
         self._relations.restore(savepoint.relations)

@@ -24,6 +24,8 @@ import secrets
 from itertools import count
 from typing import Any, Final
 
+from psycopg import pq
+
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
 from subscriber.sinks.postgres.locks import parallel_key, take
@@ -168,6 +170,9 @@ class ParallelSessions:
 
     async def _roll_back(self, session: ApplySession) -> bool:
         if session.usable:
+            if session.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+                # committed, or never begun: the server would warn of a ROLLBACK
+                return True
             with contextlib.suppress(TargetError):
                 await session.fetch("ROLLBACK")
                 return True

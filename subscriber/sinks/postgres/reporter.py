@@ -38,10 +38,15 @@ ON CONFLICT (subid, relid) DO UPDATE SET lock_key = excluded.lock_key, worker_ty
     changes_per_second = excluded.changes_per_second, copied_rows = excluded.copied_rows, estimated_rows = excluded.estimated_rows
 """
 
-# as natively a table that is dropped leaves the subscription at once
+# as natively a table that is dropped leaves the subscription at once; with all that is known of it: a position would keep its slot
 _DROPPED: Final = """
-DELETE FROM subscriber.pg_subscription_rel r
-WHERE srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
+WITH gone AS (
+    DELETE FROM subscriber.pg_subscription_rel r
+    WHERE r.srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
+), positions AS (
+    DELETE FROM subscriber."position" AS p USING gone WHERE p.srsubid = $1::int8::oid AND p.srrelid = gone.srrelid
+)
+DELETE FROM subscriber.copy_part AS c USING gone WHERE c.srsubid = $1::int8::oid AND c.srrelid = gone.srrelid
 """
 
 _COUNTERS: Final = (

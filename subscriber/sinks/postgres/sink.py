@@ -26,7 +26,7 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
+from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, find_subscription, require_name
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
@@ -84,15 +84,19 @@ class PostgresSink:
 
     Args:
         target: libpq URL or conninfo of the target database.
+        options: of the subscription.
+        settings: of the process.
+        defined: the subscription was made by a verb, and is not made by :meth:`open`.
 
     Raises:
         ConfigurationError: the target's text is neither.
     """
 
-    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings) -> None:
+    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._target = Target(target)
         self._options = options
         self._settings = settings
+        self._defined = defined
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
         self._origins = Origins(relied_on=options.origin == "none")
@@ -132,6 +136,7 @@ class PostgresSink:
         """See :meth:`subscriber.abc.Sink.open`.
 
         Raises:
+            SubscriptionChanged: it was dropped or renamed since it was defined.
             TargetUnavailable, TargetError, SubscriptionInUse
         """
         require_name(name)
@@ -141,7 +146,7 @@ class PostgresSink:
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
-            oid = await ensure_subscription(reader.connection, name, self._options)
+            oid = await (find_subscription(reader, name) if self._defined else ensure_subscription(reader.connection, name, self._options))
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
             fence = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
