@@ -23,8 +23,8 @@ from subscriber import (
 from subscriber.abc import TableEntry, TableName
 from subscriber.errors import PublisherUnavailable, TargetUnavailable
 from subscriber.sinks.postgres import PostgresSink
-from subscriber.subscription.targets import open_target
-from tests.database import Database
+from subscriber.subscription.targets import open_catalog, open_target
+from tests.database import Database, ServerAddress, fresh_database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.program import slots
 from tests.integration.replica import replica
@@ -250,6 +250,27 @@ async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Dat
                 assert subscription.definition.publications == ("pub",)
         assert [table for table, _ in target_db.fetch(TABLES)] == ["t"]
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "UTF8"])
+async def test_errors_that_the_target_cannot_spell(publisher18_db: Database, target_server: ServerAddress, encoding: str) -> None:
+    """The launcher tried to note it for ever, and followed nothing meanwhile."""
+    with fresh_database(target_server, "tgt", f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0") as target:
+        publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+        target.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        name = await create(publisher18_db, target)
+        catalog = await open_catalog(target.dsn, "test")
+        text = "SELECT last_error FROM subscriber.subscription_stats"
+        for error, escaped in (("нет…", r"\u043d\u0435\u0442\u2026"), ("\udcff", r"\udcff")):
+            await catalog.note_error((await catalog.subscriptions())[0].oid, error)
+            assert target.value(text) == (error if encoding == "UTF8" and error.isprintable() else escaped)
+        await catalog.close()
+        sink = open_target(target.dsn, SubscriptionOptions(), QUICK)
+        await sink.open(name, lambda _: None)
+        await sink.report([], "нет")
+        assert target.value(text) == ("нет" if encoding == "UTF8" else r"\u043d\u0435\u0442")
+        await sink.close()
+        await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
 async def test_drop_needs_the_publisher_or_no_slot(publisher18_db: Database, target_db: Database) -> None:

@@ -97,7 +97,8 @@ class Reporter:
         await self._reader.fetch(_WORKERS, self._oid, *columns)
         counted = {name: self._tally.unwritten(name) for name in _COUNTERS}
         if last_error is not None or any(counted.values()):
-            await self._reader.fetch(_COUNT, self._oid, last_error, datetime.now(UTC), *counted.values())
+            text = None if last_error is None else self._reader.storable(last_error)
+            await self._reader.fetch(_COUNT, self._oid, text, datetime.now(UTC), *counted.values())
             self._tally.wrote(counted)
 
     async def _relid(self, worker: WorkerActivity) -> int | None:
