@@ -27,7 +27,8 @@ Never a deadlock
     TRUNCATE, equal rows of a table without a key. The server sees a deadlock only where it can see all waits; but the attempt waits for
     its commit *record*, which is behind the worker's transaction in the stream. So while the worker's call takes longer than
     :data:`PATIENCE`, the sink is asked who holds it up, directly or through others, and attempts that do are rolled back. The same while
-    the worker waits for an attempt's commit. Where the server was faster and took the worker's transaction for the victim, all attempts
+    the worker waits for an attempt's commit; and all of them are, where it waits for that of another subscription, whose worker may be
+    waiting for one of ours. Where the server was faster and took the worker's transaction for the victim, all attempts
     are rolled back, and it is done again.
 
 Bounded

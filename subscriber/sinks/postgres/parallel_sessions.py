@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Collection
 from itertools import count
 from typing import Any, Final
 
@@ -57,8 +58,14 @@ WITH RECURSIVE waited_for(pid) AS (
   UNION
     SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) FROM waited_for AS w
 )
-SELECT pid FROM waited_for
+SELECT w.pid, EXISTS (
+    SELECT FROM pg_catalog.pg_locks AS l
+    WHERE l.pid = w.pid AND l.locktype = 'advisory' AND l.granted AND l.mode = 'ShareLock' AND l.objsubid = 1
+      AND ((l.classid::int8 << 32) | l.objid::int8) = ANY ($2::int8[])
+) AS of_another
+FROM waited_for AS w
 """
+_SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription"
 
 
 async def raise_fence(session: ApplySession, oid: int) -> int:
@@ -185,14 +192,21 @@ class ParallelSessions:
                 await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
         await self._close(session)
 
-    async def holding_up(self, pid: int) -> frozenset[int]:
-        """The processes that hold a lock which ``pid`` waits for, directly or through others.
+    async def holding_up(self, pid: int, ours: Collection[int]) -> frozenset[int]:
+        """Which of our processes hold a lock that ``pid`` waits for, directly or through others.
+
+        All of them if one that does so is of another subscription's parallel apply. Its commit is behind what that one's apply worker does,
+        who may be waiting for one of ours; neither we nor the server can see that.
 
         Raises:
             TargetUnavailable, TargetError
         """
-        rows: list[dict[str, Any]] = await self._reader.fetch(_HOLDING_UP, pid)
-        return frozenset(row["pid"] for row in rows)
+        oids = {row["oid"] for row in await self._reader.fetch(_SUBSCRIPTIONS)} - {self._oid}
+        keys = [parallel_key(oid) for oid in oids]
+        rows: list[dict[str, Any]] = await self._reader.fetch(_HOLDING_UP, pid, keys)
+        if any(row["of_another"] for row in rows):
+            return frozenset(ours)
+        return frozenset(ours) & {row["pid"] for row in rows}
 
     async def close(self) -> None:
         """Disconnect; the server rolls back what is open. Idempotent."""

@@ -386,8 +386,8 @@ class PostgresSink:
             TargetUnavailable, TargetError
         """
         pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self._open.session.pid
-        found = await self._open.parallel.holding_up(pid)
-        return [other for other in others if isinstance(other, PostgresParallelTransaction) and other.pid in found]
+        ours = {other.pid: other for other in others if isinstance(other, PostgresParallelTransaction)}
+        return [ours[found] for found in await self._open.parallel.holding_up(pid, ours.keys())]
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Everything in the target that would go wrong. See :meth:`subscriber.abc.Sink.check`.
