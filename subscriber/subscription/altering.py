@@ -14,7 +14,7 @@ from typing import Any
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Catalog, Definition
-from subscriber.config import ALTERABLE, NO_SLOT, Settings
+from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -219,7 +219,8 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         for name in parameters:
             if name not in ALTERABLE:
                 raise ConfigurationError(f'unrecognized subscription parameter: "{name}"', hint=f"one of {', '.join(sorted(ALTERABLE))}")
-        changes = dict(parameters)
+        # as the command line reads them, so that a wrong value is refused here and not by whoever runs it
+        changes = {name: value if value is None else parse_changes([f"{name}={value}"])[name] for name, value in parameters.items()}
         found = self.definition
         if "slot_name" in changes:
             if "two_phase" in changes:
