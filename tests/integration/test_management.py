@@ -220,7 +220,18 @@ async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, 
     with pytest.raises(SubscriptionChanged):
         await sink.open(name, lambda _: None)
     await sink.close()
+    # the same between two connections of one that its command line defines; looked for, it is made
+    sink = open_target(target_db.dsn, SubscriptionOptions(), QUICK)
+    await sink.open(name, lambda _: None)
+    await sink.close()
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+    with pytest.raises(SubscriptionChanged):
+        await sink.open(name, lambda _: None)
     assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    assert not await sink.exists(name)
+    await sink.open(name, lambda _: None)
+    await sink.close()
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
 
 
 async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

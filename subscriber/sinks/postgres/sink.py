@@ -97,6 +97,8 @@ class PostgresSink:
         self._options = options
         self._settings = settings
         self._defined = defined
+        # also one that its command line defines is not made again by whoever was connected before: it was dropped meanwhile
+        self._known = defined
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
         self._origins = Origins(relied_on=options.origin == "none")
@@ -130,7 +132,9 @@ class PostgresSink:
             TargetUnavailable, TargetError
         """
         require_name(name)
-        return await subscription_exists(self._target, name)
+        found = await subscription_exists(self._target, name)
+        self._known = found or self._defined
+        return found
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
         """See :meth:`subscriber.abc.Sink.open`.
@@ -146,7 +150,7 @@ class PostgresSink:
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
-            oid = await (find_subscription(reader, name) if self._defined else ensure_subscription(reader.connection, name, self._options))
+            oid = await (find_subscription(reader, name) if self._known else ensure_subscription(reader.connection, name, self._options))
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
             fence = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
@@ -164,6 +168,7 @@ class PostgresSink:
             await session.close()
             raise
         self._identity = state.oid, state.name
+        self._known = True
         level = self._options.synchronous_commit
         parallel = ParallelSessions(
             self._target,
