@@ -19,6 +19,7 @@ Sessions are used again; one that was interrupted in the middle of something is 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import Collection
@@ -40,6 +41,8 @@ from subscriber.sinks.postgres.target import Target
 __all__ = ["FENCED", "ParallelSessions", "raise_fence"]
 
 _OID: Final = 26
+_ANSWER_SECONDS: Final = 5.0
+"""How long the end of a session waits for a target that does not answer."""
 _IDLE: Final = 2
 """How many sessions are kept for the next transactions."""
 
@@ -180,16 +183,18 @@ class ParallelSessions:
             if session.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
                 # committed, or never begun: the server would warn of a ROLLBACK
                 return True
-            with contextlib.suppress(TargetError):
-                await session.fetch("ROLLBACK")
+            with contextlib.suppress(TargetError, TimeoutError):
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await session.fetch("ROLLBACK")
                 return True
         return False
 
     async def _terminate(self, session: ApplySession) -> None:
         # of a connection that is gone the process may be somebody else's by now
         if not session.connection.closed:
-            with contextlib.suppress(TargetError):
-                await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
+            with contextlib.suppress(TargetError, TimeoutError):
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
         await self._close(session)
 
     async def holding_up(self, pid: int, ours: Collection[int]) -> frozenset[int]:
@@ -213,7 +218,10 @@ class ParallelSessions:
         self._closed = True
         idle, self._idle = self._idle, []
         used, self._used = self._used, set()
-        for session in idle:
-            await self._close(session)
-        for session in used:
-            await self._terminate(session)
+        try:
+            for session in used:
+                await self._terminate(session)
+        finally:
+            # also when the target does not answer
+            for session in (*idle, *used):
+                await self._close(session)

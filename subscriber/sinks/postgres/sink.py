@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from subscriber.abc import (
     ApplyStatistics,
@@ -46,6 +48,9 @@ from subscriber.sinks.postgres.twophase import TwoPhase
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
+
+_CLOSE_SECONDS: Final = 5.0
+"""How long a target may take for the last words: one that does not answer at all would keep the run from ending."""
 
 _CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
 
@@ -426,22 +431,27 @@ class PostgresSink:
         if opened is None:
             return
         try:
-            await opened.parallel.close()
-            with contextlib.suppress(TargetError):
-                await opened.reporter.report([], None)
-            await opened.durability.close()
-            if not opened.durability.idle and opened.session.usable:
-                # a commit that waits for the disk takes all before it along
-                lsn = opened.applier.position
-                async with opened.session.transaction():
-                    await opened.rows.move_position(lsn)
-                opened.durability.committed(lsn, None)
-        except TargetError:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._leave(opened)
+        except (TargetError, TimeoutError):
             # what is not on disk was not acknowledged, and comes again
             return
         finally:
+            await opened.durability.close()
             await opened.session.close()
             await opened.reader.close()
+
+    async def _leave(self, opened: _Open) -> None:
+        await opened.parallel.close()
+        with contextlib.suppress(TargetError):
+            await opened.reporter.report([], None)
+        await opened.durability.close()
+        if not opened.durability.idle and opened.session.usable:
+            # a commit that waits for the disk takes all before it along
+            lsn = opened.applier.position
+            async with opened.session.transaction():
+                await opened.rows.move_position(lsn)
+            opened.durability.committed(lsn, None)
 
 
 def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
