@@ -315,7 +315,9 @@ class Sink(Protocol):
         ...
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Which of ``others`` hold locks, directly or through other sessions, that a call under way waits for. May be called meanwhile.
+        """Which of ``others`` have to be rolled back, because a call under way may wait for them for ever. May be called meanwhile.
+
+        They hold locks that it waits for, directly or through other sessions; or it cannot be seen whether they do.
 
         Args:
             waiting: whose call; None: the sink's own.

@@ -27,7 +27,8 @@ Never a deadlock
     TRUNCATE, equal rows of a table without a key. The server sees a deadlock only where it can see all waits; but the attempt waits for
     its commit *record*, which is behind the worker's transaction in the stream. So while the worker's call takes longer than
     :data:`PATIENCE`, the sink is asked who holds it up, directly or through others, and attempts that do are rolled back. The same while
-    the worker waits for an attempt's commit. Where the server was faster and took the worker's transaction for the victim, all attempts
+    the worker waits for an attempt's commit; and all of them are, where it waits for that of another subscription, whose worker may be
+    waiting for one of ours. Where the server was faster and took the worker's transaction for the victim, all attempts
     are rolled back, and it is done again.
 
 Bounded
@@ -164,26 +165,26 @@ class _Attempt:
         _log.info("transaction %d is not applied in parallel any more, but at its end: %s", self.stream.xid, error)
 
     async def end(self) -> None:
-        """Nothing more is done here; what is not committed is rolled back. Idempotent."""
+        """Nothing more is done here; what is not committed is rolled back. Idempotent; cancelled in it, it is to be called again."""
         self.alive = False
-        try:
-            if self.session is not None:
-                await self.session.roll_back()
-        finally:
-            self._owner.forget(self)
+        if self.session is not None:
+            await self.session.roll_back()
+        self._owner.forget(self)
 
     async def abandon(self) -> None:
         """Roll it back, unless its commit is under way."""
         if self.committing:
             return
-        if not self._cancelled:
-            # once: it may be rolling back already
+        if self.alive and not self._cancelled:
+            # once, and not while it is rolled back already: nobody else would do the rest of that
             self._cancelled = True
             self.task.cancel()
         await asyncio.wait({self.task})
         if not self.task.cancelled():
             self.task.exception()  # looked at, so that asyncio does not report it as lost
-        await self.end()
+        if not self.committing:
+            # its end may have come, and with it the commit, while we waited
+            await self.end()
 
 
 class ParallelApply:

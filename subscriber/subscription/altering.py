@@ -14,8 +14,8 @@ from typing import Any
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Catalog, Definition
-from subscriber.config import ALTERABLE, NO_SLOT, Settings
-from subscriber.errors import ConfigurationError, PublisherError, TargetError
+from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
+from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.creating import check_publication_list
@@ -60,6 +60,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         self._catalog: Catalog | None = None
         self._claim: AbstractAsyncContextManager[Definition] | None = None
         self._definition: Definition | None = None
+        self._refreshing = False
 
     async def __aenter__(self) -> SubscriptionAlteration:
         self._catalog = await open_catalog(self._target, "subscriber alter")
@@ -142,14 +143,17 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         check_publication_list(publications)
         if refresh:
             self._require_refreshable("ALTER SUBSCRIPTION with refresh", "with refresh", copy_data=copy_data)
-        before = self.definition.publications
+        before = self.definition
         # cut off behind this, it is done by whoever runs the subscription next
         await self._update({"publications": tuple(publications), "pending_refresh": copy_data if refresh else None})
         if refresh:
             try:
                 await self._refresh(copy_data=copy_data)
-            except BaseException:
-                await self._update({"publications": before, "pending_refresh": None})
+            except BaseException as error:
+                if not self._refreshing:
+                    await self._update({"publications": before.publications, "pending_refresh": before.pending_refresh})
+                elif isinstance(error, SubscriberError):
+                    error.add_note("it was cut off, and is gone on with when the subscription runs next")
                 raise
 
     async def add_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
@@ -190,8 +194,9 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
 
     async def _refresh(self, *, copy_data: bool) -> None:
         found = self.definition
+        self._refreshing = False
         options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
-        sink = open_target(self._target, options, self._settings)
+        sink = open_target(self._target, options, self._settings, defined=True)
         try:
             setup = Setup(
                 found.name,
@@ -202,7 +207,10 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 sink=sink,
                 generation=found.generation,
             )
-            await setup.refresh()
+            try:
+                await setup.refresh()
+            finally:
+                self._refreshing = setup.refreshing
         finally:
             await sink.close()
 
@@ -211,7 +219,8 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         for name in parameters:
             if name not in ALTERABLE:
                 raise ConfigurationError(f'unrecognized subscription parameter: "{name}"', hint=f"one of {', '.join(sorted(ALTERABLE))}")
-        changes = dict(parameters)
+        # as the command line reads them, so that a wrong value is refused here and not by whoever runs it
+        changes = {name: value if value is None else parse_changes([f"{name}={value}"])[name] for name, value in parameters.items()}
         found = self.definition
         if "slot_name" in changes:
             if "two_phase" in changes:

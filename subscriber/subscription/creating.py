@@ -57,8 +57,8 @@ async def create_subscription(
         name=name,
         enabled=options.enabled,
         conninfo=connection,
-        # noted when it is about to be made
-        slot_name=None if options.create_slot else slot_name,
+        # ours only from when it is about to be made; one that was there before is noted at the end: what is taken back takes its slot along
+        slot_name=None,
         publications=tuple(publications),
         options=options,
         two_phase=TwoPhaseState.PENDING if options.two_phase else TwoPhaseState.DISABLED,
@@ -70,7 +70,8 @@ async def create_subscription(
             try:
                 if options.connect:
                     await _make(made, options, settings, target)
-                await catalog.update(made.oid, {"made": True, "enabled": options.enabled})
+                found = {} if options.create_slot else {"slot_name": slot_name}
+                await catalog.update(made.oid, {"made": True, "enabled": options.enabled, **found})
             except BaseException:
                 await _take_back(catalog, name, target, settings)
                 raise
@@ -84,7 +85,7 @@ async def create_subscription(
 
 
 async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> None:
-    sink = open_target(target, options, settings)
+    sink = open_target(target, options, settings, defined=True)
     try:
         setup = Setup(
             definition.name,

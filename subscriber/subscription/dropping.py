@@ -58,7 +58,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         PublisherError: its slots cannot be dropped.
         TargetError
     """
-    sink = open_target(target, definition.options, settings)
+    sink = open_target(target, definition.options, settings, defined=True)
     try:
         state = await sink.open(definition.name, _nothing)
         for table, entry in (await sink.tables()).items():

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 5.0
 """How long a target may take for the batch at hand when the run is to stop: a lock of somebody else's could hold it up for ever."""
+_REPORT_SECONDS: Final = 2.0
+"""How long the end of a run tries to tell of itself."""
 _LEAVE_SECONDS: Final = 3.0
 """How long the end of a run waits for slots of synchronized tables to be dropped."""
 
@@ -87,7 +89,8 @@ class Subscription:
         self._options = options or SubscriptionOptions()
         self._settings = settings or Settings()
         self._progress = KnownProgress(progress or Quiet())
-        self._sink = open_target(target, self._options, self._settings) if isinstance(target, str) else target
+        defined = generation is not None
+        self._sink = open_target(target, self._options, self._settings, defined=defined) if isinstance(target, str) else target
         self._setup = Setup(
             name,
             conninfo=connection,
@@ -133,7 +136,8 @@ class Subscription:
     def stop(self) -> None:
         """End :meth:`run` soon and cleanly: the batch at hand is made durable and acknowledged, the slot stays.
 
-        A target that does not take that batch within five seconds is not waited for: the publisher sends it again at the next start.
+        A target that does not take that batch within five seconds is not waited for: the publisher sends it again at the next start. One
+        that does not answer at all takes some seconds more.
         Before ``run`` it ends the next one at once. To be called in the loop's thread, as in a signal handler.
         """
         self._running.stop.set()
@@ -207,9 +211,10 @@ class Subscription:
                 try:
                     await following.run()
                 finally:
-                    # the last error, before the sink is closed
-                    with contextlib.suppress(TargetError):
-                        await reporting.report()
+                    # the last error, before the sink is closed; a target that does not answer is not waited for
+                    with contextlib.suppress(TargetError, TimeoutError):
+                        async with asyncio.timeout(_REPORT_SECONDS):
+                            await reporting.report()
                 await launcher.leave(_LEAVE_SECONDS)
                 for task in beside:
                     task.cancel()

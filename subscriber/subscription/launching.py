@@ -93,7 +93,8 @@ class Launcher:
     @property
     def subscriptions(self) -> dict[str, Subscription]:
         """Those that run now, by name."""
-        return {worker.definition.name: worker.subscription for worker in self._workers.values()}
+        # a copy in one step: metrics ask from a thread of their own
+        return {worker.definition.name: worker.subscription for worker in list(self._workers.values())}
 
     def stop(self) -> None:
         """End :meth:`run` soon and cleanly, as :meth:`Subscription.stop`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from subscriber.abc import PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.tablesync import sync_slot_prefix
@@ -31,7 +31,13 @@ class TableRefresh:
         self._copy_data = copy_data
 
     async def refresh(
-        self, connection: WalReceiverConnection, state: SubscriptionState, *, first: bool = False, demanded: bool = False
+        self,
+        connection: WalReceiverConnection,
+        state: SubscriptionState,
+        *,
+        first: bool = False,
+        demanded: bool = False,
+        changing: Callable[[], None] = lambda: None,
     ) -> Mapping[TableName, TableEntry]:
         """Add and forget tables; return all there are.
 
@@ -40,6 +46,7 @@ class TableRefresh:
             state: the subscription's.
             first: it was made just now.
             demanded: somebody asked for it: what cannot be added is an error, and then nothing is.
+            changing: told before anything is changed.
 
         Raises:
             RelationError: a published table is not in the target, and it was ``demanded`` or is the ``first`` time.
@@ -50,6 +57,7 @@ class TableRefresh:
         new = sorted(published.keys() - entries.keys())
         if demanded:
             await self._require([published[name] for name in new])
+        changing()
         for name in new:
             await self._add(name, state, first=first, demanded=demanded)
         for name in sorted(entries.keys() - published.keys()):

@@ -68,6 +68,9 @@ class Setup:
         sink: the target.
         generation: of the definition in the target's catalog that the other arguments are of; None: they are the definition.
 
+    Attributes:
+        refreshing: :meth:`refresh` began to change the tables.
+
     Raises:
         ConfigurationError: options that make no sense for a run.
     """
@@ -92,6 +95,7 @@ class Setup:
         self._generation = generation
         self._managed = generation is not None
         self._slot_name = options.slot_name or name
+        self.refreshing = False
         check_options(publications, self._slot_name, options, sink)
 
     async def prepare(self, on_durable: Callable[[Lsn], None]) -> Prepared:
@@ -103,6 +107,8 @@ class Setup:
         connection = await self._connect()
         try:
             known = await self._sink.exists(self._name)
+            if self._managed and not known:
+                raise SubscriptionChanged(f'subscription "{self._name}" was dropped or renamed just now', hint="look what there is")
             await (self._check_publications(connection) if known else self._check_everything(connection, own_slot=False))
             state = await self._sink.open(self._name, on_durable)
             self._check_managed(state)
@@ -159,18 +165,25 @@ class Setup:
         """REFRESH PUBLICATION alone: nothing is added if not everything can be.
 
         Raises:
-            SubscriberError: what is wrong and what to do about it.
+            SubscriberError: what is wrong and what to do about it. Nothing was changed unless ``refreshing``.
         """
         connection = await self._connect()
         try:
             await self._check_publications(connection)
             state = await self._sink.open(self._name, _nothing)
             self._check_managed(state)
-            tables = await self._tables.refresh(connection, state, demanded=True)
-            await drop_leftover_slots(connection, self._sink, state, tables)
+            tables = await self._tables.refresh(connection, state, demanded=True, changing=self._note_refreshing)
             await self._sink.refreshed()
+            try:
+                await drop_leftover_slots(connection, self._sink, state, tables)
+            except PublisherError as error:
+                # what was asked for is done
+                _log.warning("slots of tables that are no longer of the subscription are dropped at its next start: %s", error.one_line())
         finally:
             await connection.close()
+
+    def _note_refreshing(self) -> None:
+        self.refreshing = True
 
     async def _connect(self) -> WalReceiverConnection:
         connection = await WalReceiverConnection.connect(self._conninfo, application_name=f"{self._name} setup")

@@ -17,8 +17,14 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _POSTGRES = frozenset({"postgresql", "postgres"})
 
 
-def open_target(target: str, options: SubscriptionOptions, settings: Settings) -> Sink:
+def open_target(target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool = False) -> Sink:
     """Make the sink for a URL or conninfo. Nothing is connected yet.
+
+    Args:
+        target: URL or conninfo.
+        options: of the subscription.
+        settings: of the process.
+        defined: the target's catalog defines the subscription. One that was dropped or renamed since is not made by the sink.
 
     Raises:
         ConfigurationError: no sink serves this kind of URL, its driver is not installed, or the text is neither URL nor conninfo.
@@ -26,7 +32,7 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings) -
     _require_known(target)
     with _postgres():
         from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- its driver comes with an extra
-    return PostgresSink(target, options=options, settings=settings)
+    return PostgresSink(target, options=options, settings=settings, defined=defined)
 
 
 async def open_catalog(target: str, application_name: str) -> Catalog:

@@ -72,6 +72,9 @@ class Session:
             connection = await psycopg.AsyncConnection.connect(autocommit=True, **params)
         except psycopg.Error as error:
             raise connect_error(error) from error
+        except UnicodeError:
+            # of the resolver, about a host that came from elsewhere (PGHOST, a service file)
+            raise _no_host_name() from None
         try:
             session = cls(connection)
             await session.execute(_SETTINGS)
@@ -174,10 +177,24 @@ def _parameters(conninfo: str, application_name: str, *, replication: bool) -> d
         params: dict[str, Any] = conninfo_to_dict(conninfo)
     except psycopg.Error as error:
         raise conninfo_error(error, conninfo) from None  # its text may hold a password
+    except UnicodeError:
+        raise ConfigurationError("invalid connection string: it holds bytes that are not UTF-8", hint="write them as UTF-8") from None
     if "@" in str(params.get("host", "")):
         raise ConfigurationError("invalid connection string: there is an @ in the host name", hint="write an @ in user or password as %40")
+    try:
+        for host in str(params.get("host", "")).split(","):
+            host.encode("idna" if not host.startswith("/") else "utf-8")
+    except UnicodeError:
+        raise _no_host_name() from None
     params["client_encoding"] = "UTF8"
     params.setdefault("fallback_application_name", application_name)
     if replication:
         params["replication"] = "database"
     return params
+
+
+def _no_host_name() -> ConfigurationError:
+    return ConfigurationError(
+        "invalid connection string: a host name that cannot be one",
+        hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
+    )

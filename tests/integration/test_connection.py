@@ -13,10 +13,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.target import Target
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.session import Session, check_conninfo
 from tests.database import Database
 from tests.integration.roles import role
 
@@ -185,6 +186,23 @@ async def test_unreadable_conninfo_never_shows_the_password(conninfo: str) -> No
         assert "hush" not in text
         assert "\n" not in text
         shown = None if shown.__suppress_context__ and shown.__cause__ is None else (shown.__cause__ or shown.__context__)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("conninfo", ["host=db1..example.com", f"host={'a' * 64}", "host=db1 dbname=\udcff", "postgresql://u:%ff@db1/x"])
+async def test_text_that_cannot_be_encoded_is_an_error_of_ours(conninfo: str) -> None:
+    """It was an exception of Python's, which ended the launcher with all subscriptions, and left status --json without JSON."""
+    with pytest.raises(ConfigurationError, match=r"^invalid connection string: "):
+        check_conninfo(conninfo)
+    with pytest.raises(ConfigurationError, match=r"^invalid connection string: "):
+        await connect(conninfo)
+    with pytest.raises(ConfigurationError, match=r"^the target's connection string "):
+        await Target(conninfo).connect("test")
+
+
+async def test_host_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGHOST", "db1..example.com")
+    with pytest.raises(ConfigurationError, match="a host name that cannot be one"):
+        await connect("dbname=x")
 
 
 async def test_unknown_connection_option_is_named() -> None:

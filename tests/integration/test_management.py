@@ -20,7 +20,11 @@ from subscriber import (
     create_subscription,
     drop_subscription,
 )
-from tests.database import Database
+from subscriber.abc import TableEntry, TableName
+from subscriber.errors import PublisherUnavailable, TargetUnavailable
+from subscriber.sinks.postgres import PostgresSink
+from subscriber.subscription.targets import open_catalog, open_target
+from tests.database import Database, ServerAddress, fresh_database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.program import slots
 from tests.integration.replica import replica
@@ -114,6 +118,11 @@ async def test_refusals_in_natives_words(publisher18_db: Database, target_db: Da
             (subscription.drop_publications(["other"]), f'publication "other" is not in subscription "{name}"'),
             (subscription.drop_publications(["pub"]), "cannot drop all the publications from a subscription"),
             (subscription.set({"copy_data": False}), 'unrecognized subscription parameter: "copy_data"'),
+            (subscription.set({"streaming": "some"}), 'streaming requires a Boolean value or "parallel"'),
+            (subscription.set({"binary": "perhaps"}), "binary requires a Boolean value"),
+            (subscription.set({"origin": "some"}), 'unrecognized origin value: "some"'),
+            (subscription.set({"synchronous_commit": "some"}), 'invalid value for parameter "synchronous_commit": "some"'),
+            (subscription.set({"slot_name": "Not A Name"}), 'replication slot name "Not A Name" contains an invalid character'),
             (subscription.skip(Lsn(1)), "skip WAL location \\(LSN 0/1\\) must be greater than origin LSN"),
             (subscription.skip(Lsn(0)), "invalid WAL location \\(LSN\\): 0/0"),
             (subscription.set_connection("no such thing"), "invalid connection string"),
@@ -163,6 +172,121 @@ async def test_nothing_half_done(publisher18_db: Database, target_db: Database) 
         publisher18_db.execute("INSERT INTO t VALUES (1)")
         await same(publisher18_db, target_db, name, "SELECT * FROM t")
     await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_a_slot_that_was_there_before_outlives_a_create_that_fails(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    name = f"sub_{publisher18_db.name}"
+    publisher18_db.fetch(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    publisher18_db.execute("INSERT INTO t VALUES (1)")
+    options = SubscriptionOptions(create_slot=False, copy_data=False)
+    with pytest.raises(TargetError, match=r'"public\.t" does not exist'):
+        await create(publisher18_db, target_db, options=options)
+    assert slots(publisher18_db) == [name]
+    # nor does one that was killed take it along
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    target_db.execute(
+        "INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner, subenabled, submade, subconninfo)"
+        f" SELECT 99999, '{name}', oid, 10, false, false, '' FROM pg_database WHERE datname = current_database()"
+    )
+    await create(publisher18_db, target_db, options=options)
+    assert target_db.value("SELECT subslotname FROM subscriber.pg_subscription") == name
+    async with launched(target_db):
+        # everything since the slot was made
+        assert await same(publisher18_db, target_db, name, "SELECT * FROM t") == [(1,)]
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+    assert slots(publisher18_db) == []
+
+
+async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, target_db: Database) -> None:
+    """Dropped or renamed since its definition was read: it made an entry of that name, which nobody ran and nobody could create."""
+    tables(publisher18_db, target_db, "t")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(publisher18_db, target_db)
+    late = Subscription(
+        name,
+        connection=publisher18_db.conninfo(),
+        publications=["pub"],
+        target=target_db.dsn,
+        options=SubscriptionOptions(create_slot=False),
+        settings=QUICK,
+        generation=0,
+    )
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+    with pytest.raises(SubscriptionChanged):
+        await late.run()
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    sink = open_target(target_db.dsn, SubscriptionOptions(), QUICK, defined=True)
+    with pytest.raises(SubscriptionChanged):
+        await sink.open(name, lambda _: None)
+    await sink.close()
+    # the same between two connections of one that its command line defines; looked for, it is made
+    sink = open_target(target_db.dsn, SubscriptionOptions(), QUICK)
+    await sink.open(name, lambda _: None)
+    await sink.close()
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+    with pytest.raises(SubscriptionChanged):
+        await sink.open(name, lambda _: None)
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+    assert not await sink.exists(name)
+    await sink.open(name, lambda _: None)
+    await sink.close()
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken back with tables added, these were copied and then never followed."""
+    tables(publisher18_db, target_db, "t", "u", "w")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u, w; INSERT INTO u VALUES (1, 'u')")
+    name = await create(publisher18_db, target_db)
+    add_table = PostgresSink.add_table
+
+    async def add_one(self: PostgresSink, table: TableName, entry: TableEntry) -> None:
+        if table.name == "w":
+            raise TargetUnavailable("connection to the target was lost")
+        await add_table(self, table, entry)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresSink, "add_table", add_one)
+        async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+            with pytest.raises(TargetUnavailable) as caught:
+                await subscription.add_publications(["more"])
+    assert "is gone on with when the subscription runs next" in caught.value.one_line()
+
+    async def lost(*_: object) -> None:
+        raise PublisherUnavailable("lost the connection to the publisher")
+
+    async with launched(target_db):
+        assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
+        assert [table for table, _ in target_db.fetch(TABLES)] == ["t", "u", "w"]
+        with monkeypatch.context() as patched:
+            patched.setattr("subscriber.subscription.setup.drop_leftover_slots", lost)
+            async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
+                await subscription.drop_publications(["more"])
+                assert subscription.definition.publications == ("pub",)
+        assert [table for table, _ in target_db.fetch(TABLES)] == ["t"]
+    await drop_subscription(name, target=target_db.dsn, settings=QUICK)
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "UTF8"])
+async def test_errors_that_the_target_cannot_spell(publisher18_db: Database, target_server: ServerAddress, encoding: str) -> None:
+    """The launcher tried to note it for ever, and followed nothing meanwhile."""
+    with fresh_database(target_server, "tgt", f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0") as target:
+        publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+        target.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        name = await create(publisher18_db, target)
+        catalog = await open_catalog(target.dsn, "test")
+        text = "SELECT last_error FROM subscriber.subscription_stats"
+        for error, escaped in (("нет…", r"\u043d\u0435\u0442\u2026"), ("\udcff", r"\udcff")):
+            await catalog.note_error((await catalog.subscriptions())[0].oid, error)
+            assert target.value(text) == (error if encoding == "UTF8" and error.isprintable() else escaped)
+        await catalog.close()
+        sink = open_target(target.dsn, SubscriptionOptions(), QUICK)
+        await sink.open(name, lambda _: None)
+        await sink.report([], "нет")
+        assert target.value(text) == ("нет" if encoding == "UTF8" else r"\u043d\u0435\u0442")
+        await sink.close()
+        await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
 async def test_drop_needs_the_publisher_or_no_slot(publisher18_db: Database, target_db: Database) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from subscriber import Settings
 from subscriber.errors import ApplyError, SubscriberError
-from tests.database import Database
+from tests.database import Database, ServerAddress, fresh_database
 from tests.integration.gates import closed, make_gate, waiting_at, waiting_for
 from tests.integration.observed import PREPARED, all_ready, eventually, until
 from tests.integration.replica import QUICK, Replica, replica
@@ -249,6 +249,38 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
         assert parallel(found) == 2
         assert found.subscription.status.last_error is None
         await eventually(target_db, BUSY, 0)
+
+
+async def test_never_a_deadlock_with_another_subscription(
+    publisher_db: Database, publisher: ServerAddress, target_db: Database, tmp_path: Path
+) -> None:
+    """The workers of two wait for each other's streams, which the server cannot see."""
+    with fresh_database(publisher, "pub") as second_db:
+        for database in (publisher_db, second_db, target_db):
+            database.execute(TABLES)
+        target_db.execute("CREATE UNIQUE INDEX only_here ON t (u)")
+        for database in (publisher_db, second_db):
+            database.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+        async with following(publisher_db, target_db, tmp_path) as first, following(second_db, target_db, tmp_path) as second:
+            with publisher_db.connect() as one, second_db.connect() as two:
+                one.execute("BEGIN; INSERT INTO t VALUES (1, -1, 'x')")
+                one.execute(fill(1001))
+                await applied(target_db)
+                two.execute("BEGIN; INSERT INTO t VALUES (2, -2, 'x')")
+                two.execute(fill(2001))
+                await applied(target_db, 2)
+                publisher_db.execute("INSERT INTO t VALUES (3, -2, 'waits for the other one'); DELETE FROM t WHERE id = 3")
+                second_db.execute("INSERT INTO t VALUES (4, -1, 'waits for the other one'); DELETE FROM t WHERE id = 4")
+                goals = [(found, found.publisher.current_lsn()) for found in (first, second)]
+                await until(lambda: any(found.subscription.status.flushed >= lsn for found, lsn in goals), "one of them goes on")
+                # nothing is in the way of the other one then
+                for session in (one, two):
+                    session.execute("DELETE FROM t WHERE u < 0; COMMIT")
+            await first.caught_up()
+            await second.caught_up()
+            assert target_db.value("SELECT count(*) FROM t") == 2 * MANY
+            assert last_error(first) is None
+            assert last_error(second) is None
 
 
 async def test_errors_are_those_of_the_commit(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:

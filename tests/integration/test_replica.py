@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
 from subscriber import PublisherError, TableName, TableState, Until
-from tests.database import Database
+from tests.database import WAIT_SECONDS, Database
 from tests.integration.gates import held
 from tests.integration.replica import replica, subscription_of
 
@@ -72,3 +74,24 @@ async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_
     publisher_db.fetch(f"SELECT pg_drop_replication_slot('{slot}')")
     await subscription_of(publisher_db, target_db).run(Until())
     assert target_db.fetch("SELECT id FROM t") == [(2,)]
+
+
+async def test_stop_does_not_wait_for_a_target_that_does_not_answer(publisher18_db: Database, target_db: Database) -> None:
+    """A machine that is gone without a word, say: the end of the run wanted to tell it of the last error, for ever."""
+    for database in (publisher18_db, target_db):
+        database.execute(TABLE)
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'copied')")
+    async with replica(publisher18_db, target_db) as found:
+        await found.caught_up()
+        name = found.subscription.name
+        frozen = [pid for (pid,) in target_db.fetch(f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE '{name}%'")]
+        assert frozen
+        try:
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            found.subscription.stop()
+            done, _ = await asyncio.wait({found.running}, timeout=2 * WAIT_SECONDS)
+            assert done
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)

@@ -12,7 +12,7 @@ from subscriber.errors import ProtocolError, RelationError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import LogicalMessage, Type
-from tests.database import Database
+from tests.database import WAIT_SECONDS, Database
 from tests.integration.sink_postgres import START, UNCHANGED, Remote, SpooledOnce, opened, truncate
 
 
@@ -249,6 +249,24 @@ async def test_truncate_of_partitions_with_their_root(target_db: Database) -> No
         assert target_db.fetch("SELECT id FROM p") == [(11,)]
         await feed.apply(root.relation, truncate(first, root))
         assert target_db.value("SELECT count(*) FROM p") == 0
+
+
+async def test_described_again_behind_a_truncate_of_partitions(any_target_db: Database) -> None:
+    """Reading the partitions' keys took locks on them, and waited for ever for the transaction's own TRUNCATE."""
+    any_target_db.execute("""
+        CREATE TABLE p (id int, v int) PARTITION BY RANGE (id);
+        CREATE TABLE p1 (id int PRIMARY KEY, v int); ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10);
+        CREATE TABLE p2 (v int, id int PRIMARY KEY); ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20);
+        CREATE TABLE other (id int PRIMARY KEY)
+    """)
+    root, other = Remote("p", "*id", "v", relation_id=1), Remote("other", "*id", relation_id=2)
+    # enough of them for the TRUNCATE to be under way
+    many = [other.insert(number) for number in range(5000)]
+    async with opened(any_target_db) as feed, asyncio.timeout(WAIT_SECONDS):
+        await feed.apply(root.relation, other.relation, root.insert(1, 1), root.insert(11, 1))
+        again = [root.insert(2, 1), root.insert(12, 1)]
+        await feed.apply(truncate(root), *many, root.relation, *again, root.update(12, 2), root.delete(2, None))
+        assert any_target_db.fetch("SELECT id, v FROM p") == [(12, 2)]
 
 
 async def test_truncate_is_restricted(target_db: Database) -> None:

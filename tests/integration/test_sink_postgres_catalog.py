@@ -159,6 +159,24 @@ async def test_tables(target_db: Database) -> None:
         assert await feed.sink.tables() == {}
 
 
+async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> None:
+    """Its position kept the slot of its synchronization, and that the publisher's WAL."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    name = TableName("public", "t")
+    async with opened(target_db) as feed:
+        await feed.sink.add_table(name, TableEntry(TableState.INIT))
+        work = feed.sink.open_table(name)
+        await work.begin()
+        await work.start_copy()
+        await work.finish_copy(Position("of_the_table", "7000000000000000001", 1, START))
+        await work.close()
+        assert await feed.sink.slot_names() == {"slot", "of_the_table"}
+        target_db.execute("DROP TABLE t")
+        await feed.sink.report([], None)
+        assert await feed.sink.tables() == {}
+        assert await feed.sink.slot_names() == {"slot"}
+
+
 async def test_second_writer_is_told_who_the_first_is(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", 0.3)
     async with opened(target_db) as feed:

@@ -13,7 +13,7 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.postgres.locks import parallel_key
-from subscriber.sinks.postgres.parallel import MOST_SAVEPOINTS
+from subscriber.sinks.postgres.parallel import MOST_SAVEPOINTS, PostgresParallelTransaction
 from subscriber.transaction.model import Transaction
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.observed import eventually
@@ -98,6 +98,37 @@ async def test_too_many_savepoints(target_db: Database) -> None:
             await parallel.apply(records(-1, 1, xid=TOP - 1))
         await parallel.roll_back()
         await eventually(target_db, f"SELECT count(*) {NAMED} LIKE '%parallel apply' AND state <> 'idle'", 0)
+
+
+async def test_savepoints_that_were_cut_off_do_not_pile_up(target_db: Database) -> None:
+    target_db.execute(TABLE)
+    nested = "SELECT count(*) FROM pg_backend_memory_contexts WHERE name = 'CurTransactionContext'"
+    async with opened(target_db) as feed:
+        parallel = await begin(feed)
+        assert isinstance(parallel, PostgresParallelTransaction)
+        await parallel.apply(records(1, 1))
+        for number in range(20):
+            await parallel.apply(records(100 + number, 1, xid=TOP + 1 + number))
+            await parallel.cut(2)
+        assert await parallel._session.fetch(nested) == [(0,)]
+        await parallel.apply(records(200, 1, xid=TOP + 50))
+        assert await parallel.commit(streamed(feed, [*records(1, 1), *records(200, 1, xid=TOP + 50)]))
+        await parallel.roll_back()
+        assert target_db.fetch("SELECT id FROM t ORDER BY id") == [(1,), (200,)]
+
+
+async def test_nothing_is_rolled_back_after_a_commit(target_db: Database) -> None:
+    """The server would warn in its log, once for each transaction."""
+    target_db.execute(TABLE)
+    async with opened(target_db) as feed:
+        parallel = await begin(feed)
+        assert isinstance(parallel, PostgresParallelTransaction)
+        warnings: list[str | None] = []
+        parallel._session.connection.add_notice_handler(lambda notice: warnings.append(notice.message_primary))
+        await parallel.apply(records(1, 1))
+        assert await parallel.commit(streamed(feed, records(1, 1)))
+        await parallel.roll_back()
+        assert warnings == []
 
 
 async def test_cannot_commit_without_the_apply_session(target_db: Database) -> None:

@@ -38,11 +38,20 @@ from typing import Any, Final
 import asyncpg
 
 from subscriber.config import Streaming, SubscriptionOptions
-from subscriber.errors import ConfigurationError, TargetError
+from subscriber.errors import ConfigurationError, SubscriptionChanged, TargetError
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.locks import CATALOG_KEY
+from subscriber.sinks.postgres.reading import CatalogReader
 
-__all__ = ["STREAMING_CODES", "VERSION", "ensure_catalog", "ensure_subscription", "insert_subscription", "require_name"]
+__all__ = [
+    "STREAMING_CODES",
+    "VERSION",
+    "ensure_catalog",
+    "ensure_subscription",
+    "find_subscription",
+    "insert_subscription",
+    "require_name",
+]
 
 _STEPS: Final = (
     """
@@ -290,6 +299,19 @@ async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, op
             options.origin,
         )
     return int(oid)
+
+
+async def find_subscription(reader: CatalogReader, name: str) -> int:
+    """The oid of a subscription that a verb made.
+
+    Raises:
+        SubscriptionChanged: it is gone. Made anew, it would be there for ever: nobody runs it, and its name is taken.
+        TargetUnavailable
+    """
+    rows = await reader.fetch("SELECT oid::int8 AS oid FROM subscriber.pg_subscription WHERE subname = $1::text::name", name)
+    if not rows:
+        raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
+    return int(rows[0]["oid"])
 
 
 async def insert_subscription(connection: asyncpg.Connection[Any], name: str) -> int:

@@ -13,6 +13,7 @@ the apply session's, and go over to them at the end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -89,6 +90,7 @@ class PostgresParallelTransaction:
         self._prepared = prepared
         self._context = ChangeContext(applier.owner.origin, xid, INVALID_LSN)
         self._begun = self._ended = False
+        self._ending = asyncio.Lock()
         self._count = 0
         self._known = {xid}
         self._savepoints: list[_Savepoint] = []
@@ -180,6 +182,8 @@ class PostgresParallelTransaction:
         if savepoint is None or savepoint.index != count or savepoint.counted is None:
             raise TargetError(f"transaction {self._xid} has no savepoint at its record {count}", hint="it is applied at its end")
         await self._session.fetch(f"ROLLBACK TO SAVEPOINT {savepoint.name}")
+        # else it would stay, and what comes behind it nest deeper and deeper
+        await self._session.fetch(f"RELEASE SAVEPOINT {savepoint.name}")
         self._count = count
         self._counted = savepoint.counted
         self._relations.restore(savepoint.relations)
@@ -243,6 +247,8 @@ class PostgresParallelTransaction:
 
     async def roll_back(self) -> None:
         """Nothing of it stays unless it was committed or prepared. Idempotent."""
-        if not self._ended:
-            self._ended = True
-            await self._sessions.give_back(self._session)
+        async with self._ending:
+            if not self._ended:
+                await self._sessions.give_back(self._session)
+                # not before: cancelled in it, it has to be done again
+                self._ended = True

@@ -19,10 +19,14 @@ Sessions are used again; one that was interrupted in the middle of something is 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
+from collections.abc import Collection
 from itertools import count
 from typing import Any, Final
+
+from psycopg import pq
 
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
@@ -37,6 +41,8 @@ from subscriber.sinks.postgres.target import Target
 __all__ = ["FENCED", "ParallelSessions", "raise_fence"]
 
 _OID: Final = 26
+_ANSWER_SECONDS: Final = 5.0
+"""How long the end of a session waits for a target that does not answer."""
 _IDLE: Final = 2
 """How many sessions are kept for the next transactions."""
 
@@ -55,8 +61,14 @@ WITH RECURSIVE waited_for(pid) AS (
   UNION
     SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) FROM waited_for AS w
 )
-SELECT pid FROM waited_for
+SELECT w.pid, EXISTS (
+    SELECT FROM pg_catalog.pg_locks AS l
+    WHERE l.pid = w.pid AND l.locktype = 'advisory' AND l.granted AND l.mode = 'ShareLock' AND l.objsubid = 1
+      AND ((l.classid::int8 << 32) | l.objid::int8) = ANY ($2::int8[])
+) AS of_another
+FROM waited_for AS w
 """
+_SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription"
 
 
 async def raise_fence(session: ApplySession, oid: int) -> int:
@@ -168,33 +180,48 @@ class ParallelSessions:
 
     async def _roll_back(self, session: ApplySession) -> bool:
         if session.usable:
-            with contextlib.suppress(TargetError):
-                await session.fetch("ROLLBACK")
+            if session.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+                # committed, or never begun: the server would warn of a ROLLBACK
+                return True
+            with contextlib.suppress(TargetError, TimeoutError):
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await session.fetch("ROLLBACK")
                 return True
         return False
 
     async def _terminate(self, session: ApplySession) -> None:
         # of a connection that is gone the process may be somebody else's by now
         if not session.connection.closed:
-            with contextlib.suppress(TargetError):
-                await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
+            with contextlib.suppress(TargetError, TimeoutError):
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
         await self._close(session)
 
-    async def holding_up(self, pid: int) -> frozenset[int]:
-        """The processes that hold a lock which ``pid`` waits for, directly or through others.
+    async def holding_up(self, pid: int, ours: Collection[int]) -> frozenset[int]:
+        """Which of our processes hold a lock that ``pid`` waits for, directly or through others.
+
+        All of them if one that does so is of another subscription's parallel apply. Its commit is behind what that one's apply worker does,
+        who may be waiting for one of ours; neither we nor the server can see that.
 
         Raises:
             TargetUnavailable, TargetError
         """
-        rows: list[dict[str, Any]] = await self._reader.fetch(_HOLDING_UP, pid)
-        return frozenset(row["pid"] for row in rows)
+        oids = {row["oid"] for row in await self._reader.fetch(_SUBSCRIPTIONS)} - {self._oid}
+        keys = [parallel_key(oid) for oid in oids]
+        rows: list[dict[str, Any]] = await self._reader.fetch(_HOLDING_UP, pid, keys)
+        if any(row["of_another"] for row in rows):
+            return frozenset(ours)
+        return frozenset(ours) & {row["pid"] for row in rows}
 
     async def close(self) -> None:
         """Disconnect; the server rolls back what is open. Idempotent."""
         self._closed = True
         idle, self._idle = self._idle, []
         used, self._used = self._used, set()
-        for session in idle:
-            await self._close(session)
-        for session in used:
-            await self._terminate(session)
+        try:
+            for session in used:
+                await self._terminate(session)
+        finally:
+            # also when the target does not answer
+            for session in (*idle, *used):
+                await self._close(session)

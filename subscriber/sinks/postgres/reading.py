@@ -39,6 +39,11 @@ class CatalogReader:
                 self.connection.terminate()
                 raise
 
+    def storable(self, text: str) -> str:
+        """What the database's encoding may not have is written as escapes: an error's text holds what a publisher says, in its language."""
+        codec = "utf-8" if self.connection.get_settings().server_encoding == "UTF8" else "ascii"
+        return text.encode(codec, "backslashreplace").decode(codec)
+
     async def close(self) -> None:
         """Disconnect, politely if the server still answers."""
         with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError):

@@ -38,10 +38,15 @@ ON CONFLICT (subid, relid) DO UPDATE SET lock_key = excluded.lock_key, worker_ty
     changes_per_second = excluded.changes_per_second, copied_rows = excluded.copied_rows, estimated_rows = excluded.estimated_rows
 """
 
-# as natively a table that is dropped leaves the subscription at once
+# as natively a table that is dropped leaves the subscription at once; with all that is known of it: a position would keep its slot
 _DROPPED: Final = """
-DELETE FROM subscriber.pg_subscription_rel r
-WHERE srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
+WITH gone AS (
+    DELETE FROM subscriber.pg_subscription_rel r
+    WHERE r.srsubid = $1::int8::oid AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid) RETURNING r.srrelid
+), positions AS (
+    DELETE FROM subscriber."position" AS p USING gone WHERE p.srsubid = $1::int8::oid AND p.srrelid = gone.srrelid
+)
+DELETE FROM subscriber.copy_part AS c USING gone WHERE c.srsubid = $1::int8::oid AND c.srrelid = gone.srrelid
 """
 
 _COUNTERS: Final = (
@@ -92,7 +97,8 @@ class Reporter:
         await self._reader.fetch(_WORKERS, self._oid, *columns)
         counted = {name: self._tally.unwritten(name) for name in _COUNTERS}
         if last_error is not None or any(counted.values()):
-            await self._reader.fetch(_COUNT, self._oid, last_error, datetime.now(UTC), *counted.values())
+            text = None if last_error is None else self._reader.storable(last_error)
+            await self._reader.fetch(_COUNT, self._oid, text, datetime.now(UTC), *counted.values())
             self._tally.wrote(counted)
 
     async def _relid(self, worker: WorkerActivity) -> int | None:

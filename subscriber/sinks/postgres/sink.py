@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from subscriber.abc import (
     ApplyStatistics,
@@ -26,7 +28,7 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
+from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, find_subscription, require_name
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
@@ -46,6 +48,9 @@ from subscriber.sinks.postgres.twophase import TwoPhase
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
+
+_CLOSE_SECONDS: Final = 5.0
+"""How long a target may take for the last words: one that does not answer at all would keep the run from ending."""
 
 _CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
 
@@ -84,15 +89,21 @@ class PostgresSink:
 
     Args:
         target: libpq URL or conninfo of the target database.
+        options: of the subscription.
+        settings: of the process.
+        defined: the subscription was made by a verb, and is not made by :meth:`open`.
 
     Raises:
         ConfigurationError: the target's text is neither.
     """
 
-    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings) -> None:
+    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._target = Target(target)
         self._options = options
         self._settings = settings
+        self._defined = defined
+        # also one that its command line defines is not made again by whoever was connected before: it was dropped meanwhile
+        self._known = defined
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
         self._origins = Origins(relied_on=options.origin == "none")
@@ -126,12 +137,15 @@ class PostgresSink:
             TargetUnavailable, TargetError
         """
         require_name(name)
-        return await subscription_exists(self._target, name)
+        found = await subscription_exists(self._target, name)
+        self._known = found or self._defined
+        return found
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
         """See :meth:`subscriber.abc.Sink.open`.
 
         Raises:
+            SubscriptionChanged: it was dropped or renamed since it was defined.
             TargetUnavailable, TargetError, SubscriptionInUse
         """
         require_name(name)
@@ -141,7 +155,7 @@ class PostgresSink:
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
-            oid = await ensure_subscription(reader.connection, name, self._options)
+            oid = await (find_subscription(reader, name) if self._known else ensure_subscription(reader.connection, name, self._options))
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
             fence = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
@@ -159,6 +173,7 @@ class PostgresSink:
             await session.close()
             raise
         self._identity = state.oid, state.name
+        self._known = True
         level = self._options.synchronous_commit
         parallel = ParallelSessions(
             self._target,
@@ -381,8 +396,8 @@ class PostgresSink:
             TargetUnavailable, TargetError
         """
         pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self._open.session.pid
-        found = await self._open.parallel.holding_up(pid)
-        return [other for other in others if isinstance(other, PostgresParallelTransaction) and other.pid in found]
+        ours = {other.pid: other for other in others if isinstance(other, PostgresParallelTransaction)}
+        return [ours[found] for found in await self._open.parallel.holding_up(pid, ours.keys())]
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Everything in the target that would go wrong. See :meth:`subscriber.abc.Sink.check`.
@@ -416,22 +431,27 @@ class PostgresSink:
         if opened is None:
             return
         try:
-            await opened.parallel.close()
-            with contextlib.suppress(TargetError):
-                await opened.reporter.report([], None)
-            await opened.durability.close()
-            if not opened.durability.idle and opened.session.usable:
-                # a commit that waits for the disk takes all before it along
-                lsn = opened.applier.position
-                async with opened.session.transaction():
-                    await opened.rows.move_position(lsn)
-                opened.durability.committed(lsn, None)
-        except TargetError:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._leave(opened)
+        except (TargetError, TimeoutError):
             # what is not on disk was not acknowledged, and comes again
             return
         finally:
+            await opened.durability.close()
             await opened.session.close()
             await opened.reader.close()
+
+    async def _leave(self, opened: _Open) -> None:
+        await opened.parallel.close()
+        with contextlib.suppress(TargetError):
+            await opened.reporter.report([], None)
+        await opened.durability.close()
+        if not opened.durability.idle and opened.session.usable:
+            # a commit that waits for the disk takes all before it along
+            lsn = opened.applier.position
+            async with opened.session.transaction():
+                await opened.rows.move_position(lsn)
+            opened.durability.committed(lsn, None)
 
 
 def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
-from subscriber.errors import RelationError, TargetError
+from subscriber.errors import RelationError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.session import ApplySession
 
@@ -63,11 +63,11 @@ class SubscriptionRows:
         """Read the subscription.
 
         Raises:
-            TargetError: it is gone.
+            SubscriptionChanged: it is gone.
         """
         rows = await self._session.fetch(_SUBSCRIPTION, self.oid)
         if not rows:
-            raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now; start again")
+            raise SubscriptionChanged(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now")
         oid, name, target, slot, publications, two_phase, managed, skip_lsn, generation, refresh, *position = rows[0]
         return SubscriptionState(
             oid=oid,

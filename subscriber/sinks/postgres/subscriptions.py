@@ -266,7 +266,7 @@ class PostgresCatalog:
         await self._reader.fetch(
             "UPDATE subscriber.subscription_stats SET last_error = $2, last_error_time = pg_catalog.now() WHERE subid = $1::int8::oid",
             oid,
-            text,
+            self._reader.storable(text),
         )
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:

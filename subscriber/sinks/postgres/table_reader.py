@@ -93,12 +93,17 @@ ORDER BY a.attnum
 """
 
 # The replica identity index, or the primary key unless it is deferrable; of the table itself, or of all leaves of a partitioned one.
+# Not pg_partition_tree(): it takes locks, and would wait for ever for a TRUNCATE of our own.
 _KEYS: Final = """
-WITH tables AS (
+WITH RECURSIVE tree(oid) AS (
+    SELECT $1::int8::oid
+  UNION ALL
+    SELECT c.oid FROM tree AS t
+    JOIN pg_catalog.pg_inherits h ON h.inhparent = t.oid
+    JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid AND c.relispartition
+), tables AS (
     SELECT c.oid, c.relreplident, c.oid = $1::int8::oid AS itself
-    FROM pg_catalog.pg_class c
-    WHERE c.oid = $1::int8::oid
-       OR c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree($1::int8::oid::regclass) p WHERE p.isleaf)
+    FROM tree AS t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND (c.relkind <> 'p' OR c.oid = $1::int8::oid)
 )
 SELECT t.oid::int8 AS oid, t.itself, k.columns, k.operators
 FROM tables t

@@ -81,6 +81,8 @@ class Target:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
             raise ConfigurationError(_bad_conninfo(str(error)), hint="for example postgresql://user@host:5432/dbname") from None
+        except UnicodeError:
+            raise ConfigurationError("the target's connection string holds bytes that are not UTF-8", hint="write them as UTF-8") from None
         if "@" in str(parameters.get("host", ""))[1:]:
             # part of a password, most likely: nobody shall see it
             raise ConfigurationError(
@@ -118,6 +120,12 @@ class Target:
                 "end other sessions, or raise max_connections" if _PASSING.search(text) else "check that the target runs, and host and port"
             )
             raise TargetUnavailable(f"target cannot be reached: {text}", hint=hint) from None
+        except UnicodeError:
+            # the resolver's: an empty label, or one of more than 63 bytes
+            raise ConfigurationError(
+                "the target's connection string has a host name that cannot be one",
+                hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
+            ) from None
 
     async def connect_asyncpg(
         self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str

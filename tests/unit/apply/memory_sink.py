@@ -8,6 +8,7 @@ in a wrong place is seen.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -325,6 +326,8 @@ class MemoryParallel:
         records: what it was given and what was not cut off.
         calls: how many records each call brought, or a cut left (negative).
         ended: ``committed`` or ``rolled back``; None while it is open.
+        interrupted: it was rolled back in the middle of its commit.
+        cut_off: it was cancelled in the middle of its rollback.
     """
 
     def __init__(self, sink: MemorySink, xid: int, gate: Callable[[Relation], bool]) -> None:
@@ -333,6 +336,8 @@ class MemoryParallel:
         self.records: list[bytes] = []
         self.calls: list[int] = []
         self.ended: str | None = None
+        self.interrupted = self.cut_off = False
+        self._committing = False
         self._gate = gate
         self._relations: dict[int, Relation] = {}
 
@@ -356,18 +361,26 @@ class MemoryParallel:
         self.calls.append(-count)
 
     async def commit(self, transaction: Transaction) -> bool:
+        self._committing = True
         await self.sink._step("parallel commit")
+        assert self.ended is None
         assert len(self.records) == transaction.count
         await self.sink.commit_parallel(transaction, self.records)
         await transaction.discard()
         self.ended = "committed"
+        self._committing = False
         return True
 
     async def prepare(self, prepared: PreparedTransaction) -> bool:
         raise AssertionError("not prepared here")
 
     async def roll_back(self) -> None:
-        await self.sink._step("parallel roll back")
+        self.interrupted |= self._committing
+        try:
+            await self.sink._step("parallel roll back")
+        except asyncio.CancelledError:
+            self.cut_off = True
+            raise
         if self.ended is None:
             self.ended = "rolled back"
         if self in self.sink.held_up_by:

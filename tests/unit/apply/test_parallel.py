@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from subscriber.abc import Position, TableEntry, TableState, TwoPhaseState
@@ -313,6 +313,94 @@ def test_the_servers_victim_is_done_again() -> None:
             await asyncio.sleep(0.01)
             assert s.ended() == ["rolled back"]
             assert s.rows == ["1", "2", "9", "9", "9"]
+
+    run(work())
+
+
+async def _turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def _after(turns: int, work: Callable[[], Awaitable[None]]) -> None:
+    await _turns(turns)
+    await work()
+
+
+def test_no_rollback_in_the_middle_of_a_commit() -> None:
+    """Its stream has ended: it is given up at the very moment at which its commit begins. What comes first, happens alone."""
+
+    async def work() -> None:
+        outcomes = set()
+        for turns in range(-10, 20):
+            async with shop() as s:
+                s.stream.give(first(9))
+                await asyncio.sleep(0.01)
+                applying = s.slow["apply"] = asyncio.Event()
+                s.stream.give([*transaction(2), *stream_commit(9)])
+                await asyncio.sleep(0.01)
+                (attempt,) = s.parallel._attempts.values()
+                assert attempt.task.done()
+                committing = s.slow["parallel commit"] = asyncio.Event()
+                s.slow.pop("apply")
+                abandoning = asyncio.create_task(_after(max(turns, 0), attempt.abandon))
+                await _turns(max(-turns, 0))
+                applying.set()
+                await asyncio.sleep(0.01)
+                committing.set()
+                await abandoning
+                await asyncio.sleep(0.01)
+                assert not s.sink.parallel[0].interrupted, turns
+                assert s.rows == ["1", "2", "9", "9", "9"]
+                outcomes.update(s.ended())
+        assert outcomes == {"committed", "rolled back"}
+
+    run(work())
+
+
+def test_a_rollback_is_never_cut_off() -> None:
+    """Cut off in the middle, it was left to nobody: its session stayed away until the sink was closed."""
+
+    def refuse() -> None:
+        raise ApplyError("refused")
+
+    async def work() -> None:
+        async with shop() as s:
+            s.before["parallel apply"] = refuse
+            rolling = s.slow["parallel roll back"] = asyncio.Event()
+            s.stream.give(first(9))
+            await asyncio.sleep(0.01)
+            assert "parallel roll back" in s.steps
+            s.states.set(table(1), TableEntry(TableState.INIT))
+            s.stream.give(chunk(9, first=False, rows=1, size=1))
+            await asyncio.sleep(0.01)
+            rolling.set()
+            await asyncio.sleep(0.01)
+            assert s.ended() == ["rolled back"]
+            assert not s.sink.parallel[0].cut_off
+
+    run(work())
+
+
+def test_a_rollback_cut_off_by_the_end_is_done_again() -> None:
+    async def work() -> None:
+        async with shop() as s:
+            s.stream.give([*first(9), *first(8)])
+            await asyncio.sleep(0.01)
+            # both have followed to the end, so that whoever frees the way rolls back himself
+            s.slow["apply"] = asyncio.Event()
+            s.stream.give([*transaction(2), *stream_commit(9)])
+            await asyncio.sleep(0.01)
+            rolling = s.slow["parallel roll back"] = asyncio.Event()
+            s.sink.held_up_by.append(s.sink.parallel[0])
+            await asyncio.sleep(3 * PATIENCE)
+            assert s.ended() == [None, None]
+            ending = asyncio.create_task(s.parallel.__aexit__())
+            await asyncio.sleep(0.01)
+            rolling.set()
+            await ending
+            assert s.ended() == ["rolled back", "rolled back"]
+            s.slow.pop("apply").set()
 
     run(work())
 
