@@ -10,6 +10,7 @@ from subscriber.abc import Finding, Sink
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -132,7 +133,7 @@ async def check(
     options, settings = options or SubscriptionOptions(), settings or Settings()
     sink = open_target(target, options, settings) if isinstance(target, str) else target
     check_options(publications, options.slot_name or name, options, sink)
-    session = await WalReceiverConnection.connect(connection, application_name=name)
+    session = await WalReceiverConnection.connect(connection, application_name=session_name(name, "check"))
     try:
         publisher, found = await find_problems(
             session,
