@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from subscriber.abc import TableEntry, TableName, TwoPhaseState, WorkerActivity
 from subscriber.config import SubscriptionOptions
+from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 __all__ = ["Catalog", "Definition", "Observation", "TableObservation"]
@@ -38,6 +39,9 @@ class Definition:
         generation: grows with every claim.
         pending_refresh: the publications were changed, and the tables have to follow: with a copy (True) or without (False).
         claimed: a verb is at work on it just now: it must not be run.
+        problem: what of its row cannot be understood, because a hand changed it; then it can be neither run nor altered nor dropped, and
+            the attributes in question have their defaults. None: nothing.
+        remedy: of the problem.
     """
 
     oid: int = 0
@@ -54,6 +58,17 @@ class Definition:
     generation: int = 0
     pending_refresh: bool | None = None
     claimed: bool = False
+    problem: str | None = None
+    remedy: str | None = None
+
+    def require_understood(self) -> None:
+        """See that it has no problem.
+
+        Raises:
+            TargetError: it has.
+        """
+        if self.problem is not None:
+            raise TargetError(f'subscription "{self.name}" cannot be used: {self.problem}', hint=self.remedy)
 
 
 class Catalog(Protocol):
@@ -85,7 +100,7 @@ class Catalog(Protocol):
         opens the sink again, that it must not go on.
 
         Raises:
-            TargetError: native's words: subscription does not exist.
+            TargetError: native's words: subscription does not exist. Or it has a :attr:`Definition.problem`.
             SubscriptionInUse: whoever works on it does not stop.
         """
         ...

@@ -24,6 +24,8 @@ hold one. Where an error came from is added with :meth:`BaseException.add_note` 
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = [
     "ApplyError",
     "ConfigurationError",
@@ -40,6 +42,9 @@ __all__ = [
     "TargetError",
     "TargetUnavailable",
 ]
+
+CANNOT_CONNECT_NOW: Final = "57P03"
+"""SQLSTATE of a server that starts, stops or recovers: it is there, and takes connections before long."""
 
 
 class SubscriberError(Exception):

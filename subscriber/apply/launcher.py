@@ -121,7 +121,8 @@ class SyncLauncher:
                 raise
             pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
             self._not_before[table] = asyncio.get_running_loop().time() + pause
-            _log.error('synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())
+            level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
+            _log.log(level, 'synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())
         else:
             for forget in (self._work, self._backoff, self._not_before):
                 forget.pop(table, None)

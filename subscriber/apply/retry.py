@@ -11,6 +11,7 @@ from typing import Final
 
 from subscriber.config import Settings
 from subscriber.errors import (
+    CANNOT_CONNECT_NOW,
     ApplyError,
     ConfigurationError,
     DataLossError,
@@ -27,7 +28,7 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 
-__all__ = ["Backoff", "Policy", "policy"]
+__all__ = ["Backoff", "Policy", "is_coming_up", "policy"]
 
 
 class Policy(Enum):
@@ -76,6 +77,11 @@ def policy(error: SubscriberError) -> Answer:
         if isinstance(error, cls):
             return Answer(found, hint)
     raise AssertionError("SubscriberError is the last row")
+
+
+def is_coming_up(error: SubscriberError) -> bool:
+    """Whether a server said that it is not ready yet. It is waited for from the first attempt on: nothing has to be mended."""
+    return error.sqlstate == CANNOT_CONNECT_NOW
 
 
 class Backoff:

@@ -18,6 +18,7 @@ from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.creating import check_publication_list
 from subscriber.subscription.problems import check_slot_name
 from subscriber.subscription.setup import Setup
@@ -267,7 +268,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _alter_slot(self, option: str, *, wanted: bool) -> None:
         found = self.definition
         assert found.slot_name is not None
-        connection = await WalReceiverConnection.connect(found.conninfo or "", application_name=f"{found.name} alter")
+        connection = await WalReceiverConnection.connect(found.conninfo or "", application_name=session_name(found.name, "alter"))
         try:
             able = connection.capabilities.alter_slot if option == "failover" else connection.capabilities.alter_slot_two_phase
             if not able:

@@ -16,6 +16,7 @@ from subscriber.config import SubscriptionOptions
 from subscriber.errors import PublisherError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.walreceiver.connection import WalReceiverConnection
 
 __all__ = ["Beginning"]
@@ -112,7 +113,7 @@ class Beginning:
     async def _slot_exists(self) -> bool:
         """Asked on a new connection: the other was left in the middle of a command. Unknown counts as yes."""
         try:
-            connection = await WalReceiverConnection.connect(self._conninfo, application_name=f"{self._state.name} setup")
+            connection = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._state.name, "setup"))
         except PublisherError:
             return True
         try:

@@ -15,6 +15,7 @@ from subscriber.catalog import Catalog, Definition
 from subscriber.config import Settings
 from subscriber.errors import PublisherError, PublisherUnavailable, SlotInUse
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.refreshing import drop_leftover_slots, undo_copy
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -84,7 +85,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
 
 async def _drop_slots(conninfo: str, name: str, slot_name: str, state: SubscriptionState) -> None:
     try:
-        connection = await WalReceiverConnection.connect(conninfo, application_name=f"{name} drop")
+        connection = await WalReceiverConnection.connect(conninfo, application_name=session_name(name, "drop"))
     except PublisherError as error:
         raise type(error)(
             f'could not connect to publisher when attempting to drop replication slot "{slot_name}": {error}',

@@ -15,6 +15,7 @@ from typing import Final
 from subscriber.abc import Sink, TableName, TableState
 from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import CopyProgress, Quiet
+from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.apply.tasks import task_group
@@ -108,7 +109,8 @@ class Subscription:
     async def run(self, until: Until | None = None) -> None:
         """Copy what is not copied, follow the changes; return after :meth:`stop`, or when ``until`` is reached.
 
-        What passes by itself (a server that is away) is waited for, except when the first attempt meets it. What somebody has to mend is
+        What passes by itself (a server that is away) is waited for, except when the first attempt meets it; a server that is starting
+        up is waited for then too. What somebody has to mend is
         tried again every ``wal_retrieve_retry_interval``, unless ``until`` is given or ``disable_on_error`` is set. Of a subscription that
         was made just now, a table that cannot be copied ends the run too, as long as no other table was synchronized.
 
@@ -190,7 +192,7 @@ class Subscription:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(Stopped))
             stack.push_async_callback(self._sink.close)
-            prepared = await running.unless_stopped(self._setup.prepare(running.durable))
+            prepared = await self._prepare()
             if until is not None:
                 running.until = until.lsn or prepared.publisher_lsn
             running.tracker = FlushTracker(prepared.position.lsn)
@@ -218,6 +220,20 @@ class Subscription:
                 await launcher.leave(_LEAVE_SECONDS)
                 for task in beside:
                     task.cancel()
+
+    async def _prepare(self) -> Prepared:
+        """The setup, once both servers are up."""
+        running, backoff = self._running, Backoff(self._settings)
+        while True:
+            try:
+                return await running.unless_stopped(self._setup.prepare(running.durable))
+            except SubscriberError as error:
+                if not is_coming_up(error):
+                    raise
+                running.last_error = error
+                pause = backoff.pause(policy(error))
+                _log.warning('subscription "%s": %s; next attempt in %.1f s', self.name, error.one_line(), pause)
+            await running.unless_stopped(asyncio.sleep(pause))
 
     def _slot(self, prepared: Prepared) -> FollowedSlot:
         return FollowedSlot(

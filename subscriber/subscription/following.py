@@ -16,7 +16,7 @@ from typing import Final
 
 from subscriber.abc import Sink, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
-from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
@@ -114,7 +114,7 @@ class Following:
             raise error
         if not self._was_streaming:
             waited = asyncio.get_running_loop().time() - self._began
-            if not (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS):
+            if not (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS) and not is_coming_up(error):
                 raise error
         return self._backoff.pause(answer)
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.apply.progress import CopyProgress
-from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings
@@ -106,9 +106,17 @@ class Launcher:
         Raises:
             SubscriptionInUse: the target has a launcher.
             TargetError, ConfigurationError: the target cannot be used, or a subscription named does not exist. Only at the start: later
-                the target is waited for.
+                the target is waited for; one that is starting up, from the start on.
         """
-        catalog = await self._open()
+        try:
+            catalog = await self._open()
+        except TargetError as error:
+            if not is_coming_up(error):
+                raise
+            later = await self._reopen()
+            if later is None:
+                return
+            catalog = later
         try:
             await self._require_names(catalog)
             async with task_group() as group:
@@ -140,12 +148,17 @@ class Launcher:
     async def _reopen(self) -> Catalog | None:
         """None: it is to stop."""
         backoff = Backoff(self._settings)
+        told = ""
         while True:
             try:
                 return await self._open()
             except TargetError as error:
                 if isinstance(error, SubscriptionInUse):
                     raise
+                if error.one_line() != told:
+                    # once for each reason: another one than the first may ask for another remedy
+                    told = error.one_line()
+                    _log.warning("the catalog cannot be opened: %s", told)
                 await _wait(self._stop, backoff.pause(policy(error)))
                 if self._stop.is_set():
                     return None
@@ -166,7 +179,7 @@ class Launcher:
         for oid, worker in list(self._workers.items()):
             if worker.done:
                 del self._workers[oid]
-            elif oid not in wanted or _essence(wanted[oid]) != _essence(worker.definition):
+            elif oid not in wanted or wanted[oid].problem is not None or _essence(wanted[oid]) != _essence(worker.definition):
                 worker.stop()
         for oid, definition in wanted.items():
             if oid not in self._workers:
@@ -191,12 +204,14 @@ class Launcher:
         if self._refused.get(definition.oid) == definition:
             return
         try:
+            if definition.problem is not None:
+                raise ConfigurationError(definition.problem, hint=definition.remedy)
             subscription = self._make(definition)
         except ConfigurationError as error:
             # somebody wrote into the catalog by hand: that is no reason to end the others
             self._refused[definition.oid] = definition
             self._note(definition, error)
-            _log.error('subscription "%s" cannot be run: %s', definition.name, error.one_line())
+            _log.error('subscription "%s" is not run: %s', definition.name, error.one_line())
             return
         _log.info('subscription "%s" is started', definition.name)
         worker = self._workers[definition.oid] = _Worker(definition, subscription)

@@ -32,6 +32,8 @@ class State(StrEnum):
     SYNCHRONIZING = "synchronizing"
     """It streams, and tables are being copied or catch up."""
     STREAMING = "streaming"
+    BROKEN = "broken"
+    """Its rows in the catalog cannot be understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ async def _status(observation: Observation) -> SubscriptionStatus:
 
 def _state(observation: Observation) -> State:
     definition, worker = observation.definition, observation.worker
+    if definition.problem is not None:
+        return State.BROKEN
     if not definition.made:
         return State.CREATING
     if worker is None:

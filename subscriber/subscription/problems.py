@@ -9,7 +9,8 @@ from typing import Final
 from subscriber.abc import Finding, Sink
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -110,6 +111,16 @@ async def _first_slot(connection: WalReceiverConnection, name: str, options: Sub
     return []
 
 
+async def _is_known(sink: Sink, name: str) -> bool:
+    try:
+        return await sink.exists(name)
+    except TargetUnavailable:
+        raise
+    except TargetError:
+        # a catalog that cannot be used is among the target's findings, with all the others
+        return True
+
+
 async def check(
     name: str,
     *,
@@ -132,12 +143,12 @@ async def check(
     options, settings = options or SubscriptionOptions(), settings or Settings()
     sink = open_target(target, options, settings) if isinstance(target, str) else target
     check_options(publications, options.slot_name or name, options, sink)
-    session = await WalReceiverConnection.connect(connection, application_name=name)
+    session = await WalReceiverConnection.connect(connection, application_name=session_name(name, "check"))
     try:
         publisher, found = await find_problems(
             session,
             sink,
-            known=await sink.exists(name),
+            known=await _is_known(sink, name),
             publications=publications,
             slot_name=options.slot_name or name,
             options=options,

@@ -23,6 +23,7 @@ from subscriber.errors import ConfigurationError, PublisherError, SubscriberErro
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.beginning import Beginning
 from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems
@@ -186,7 +187,7 @@ class Setup:
         self.refreshing = True
 
     async def _connect(self) -> WalReceiverConnection:
-        connection = await WalReceiverConnection.connect(self._conninfo, application_name=f"{self._name} setup")
+        connection = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._name, "setup"))
         try:
             self._check_password(connection)
         except BaseException:

@@ -13,6 +13,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.loss import check_position
 from subscriber.walreceiver import copying
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -95,7 +96,7 @@ class PublisherSource:
 
     async def describe(self, table: TableName) -> PublishedTable | None:
         """The table as published now; None if it no longer is."""
-        async with self._connect(f"{self._main.slot_name} sync") as connection:
+        async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
             found = await published_tables(connection, self._publications, table)
         return found[0] if found else None
 
@@ -128,5 +129,5 @@ class PublisherSource:
 
     async def drop_slot(self, slot_name: str) -> None:
         """Drop it, once whoever uses it has gone; fine if it does not exist."""
-        async with self._connect(f"{self._main.slot_name} sync") as connection:
+        async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
             await connection.drop_slot(slot_name, wait=True, missing_ok=True)

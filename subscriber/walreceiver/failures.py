@@ -14,7 +14,15 @@ from typing import Final
 import psycopg
 from psycopg import pq
 
-from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse, SubscriberError
+from subscriber.errors import (
+    CANNOT_CONNECT_NOW,
+    ConfigurationError,
+    DataLossError,
+    PublisherError,
+    PublisherUnavailable,
+    SlotInUse,
+    SubscriberError,
+)
 
 __all__ = ["comes_of_streaming", "connect_error", "connection_lost", "conninfo_error", "result_error"]
 
@@ -39,6 +47,7 @@ _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     (r'definition of service ".*" not found|service file ".*" not found', "", "check the service in the connection service file"),
 )
+_PASSING = re.compile(r"the database system is (?:starting up|shutting down|in recovery mode|not (?:yet )?accepting connections)")
 _TOO_MANY = re.compile(r"too many clients|too many connections|remaining connection slots|max_wal_senders")
 _UNAVAILABLE: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300"})
 _LOST: Final = re.compile(
@@ -73,6 +82,10 @@ def conninfo_error(error: psycopg.Error, conninfo: str) -> ConfigurationError:
 def connect_error(error: psycopg.Error) -> SubscriberError:
     """An attempt to connect that failed; that of any host decides for all."""
     text = _one_line(str(error))
+    if _PASSING.search(text):
+        return PublisherUnavailable(
+            f"could not connect to the publisher: {text}", hint="wait: it takes connections when it is up", sqlstate=CANNOT_CONNECT_NOW
+        )
     for pattern, sqlstate, hint in _CONNECT:
         if re.search(pattern, text):
             return PublisherError(f"could not connect to the publisher: {text}", hint=hint, sqlstate=sqlstate or None)

@@ -19,19 +19,28 @@ SYNC_SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current
 ROWS = "SELECT id, v, count(*) FROM {} GROUP BY id, v ORDER BY id, v"
 
 
+def made(publisher: Database, target: Database, directory: Path) -> SubscriberProcess:
+    """A subscription of the tables a (1500 rows, some 40 blocks) and b, one table at a time, a in parts of eight blocks."""
+    for database in (publisher, target):
+        database.execute("CREATE TABLE a (id int, v text); CREATE TABLE b (id int, v text)")
+    publisher.execute("INSERT INTO a SELECT i, repeat('x', 200) FROM generate_series(1, 1500) AS i; INSERT INTO b VALUES (1, 'copied')")
+    publisher.execute("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR ALL TABLES")
+    settings = (*QUICK, "copy_range_size=64kB", "max_copy_workers_per_table=2", "max_sync_workers_per_subscription=1")
+    return SubscriberProcess(publisher, target, directory, options=(), settings=settings)
+
+
 @pytest.fixture
 def process(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
-    """A subscription of the tables a (1500 rows, some 40 blocks) and b, one table at a time, a in parts of eight blocks."""
-    for database in (publisher18_db, target_db):
-        database.execute("CREATE TABLE a (id int, v text); CREATE TABLE b (id int, v text)")
-    publisher18_db.execute(
-        "INSERT INTO a SELECT i, repeat('x', 200) FROM generate_series(1, 1500) AS i; INSERT INTO b VALUES (1, 'copied')"
-    )
-    publisher18_db.execute(
-        "ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR ALL TABLES"
-    )
-    settings = (*QUICK, "copy_range_size=64kB", "max_copy_workers_per_table=2", "max_sync_workers_per_subscription=1")
-    found = SubscriberProcess(publisher18_db, target_db, tmp_path, options=(), settings=settings)
+    """On 18 alone."""
+    found = made(publisher18_db, target_db, tmp_path)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def any_process(publisher_db: Database, target_db: Database, tmp_path: Path) -> Iterator[SubscriberProcess]:
+    """With the publisher that the run is for: where it matters how slots and snapshots are made."""
+    found = made(publisher_db, target_db, tmp_path)
     yield found
     found.end()
 
@@ -73,41 +82,42 @@ def test_killed_in_init_and_in_datasync(process: SubscriberProcess) -> None:
     assert target.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel WHERE srrelid = 'a'::regclass") == 2
 
 
-def test_killed_while_the_slot_is_created(process: SubscriberProcess) -> None:
+def test_killed_while_the_slot_is_created(any_process: SubscriberProcess) -> None:
     """An open transaction holds up the snapshot; its row is committed when nobody looks."""
-    publisher, target = process.publisher, process.target
+    publisher, target = any_process.publisher, any_process.target
     publisher.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE a")
-    process.catch_up(SECONDS)
+    any_process.catch_up(SECONDS)
     publisher.execute("ALTER PUBLICATION pub ADD TABLE b")
     with held(publisher, "INSERT INTO b VALUES (3, 'open')") as commit:
-        process.start()
+        any_process.start()
         wait_for_state(target, "b", "d")
         publisher.wait(SYNC_SLOTS, 1)
         change_both_tables(publisher)
-        process.kill()
+        any_process.kill()
         commit()
-    assert_recovers(process)
+    assert_recovers(any_process)
     assert publisher.value("SELECT count(*) FROM b") == 3
 
 
-def test_killed_in_finishedcopy(process: SubscriberProcess) -> None:
+def test_killed_in_finishedcopy(any_process: SubscriberProcess) -> None:
     """All rows are copied, a change that came meanwhile is being applied: nothing is copied again."""
-    publisher, target = process.publisher, process.target
+    publisher, target = any_process.publisher, any_process.target
     make_gate(target, "a", "NEW.id = 1300", 1)
     make_gate(target, "a", "NEW.id = 2000", 2)
     untouched = "SELECT DISTINCT xmin::text FROM a WHERE id BETWEEN 3 AND 1399 ORDER BY 1"
     with closed(target, 1, 2) as release:
-        process.start()
+        any_process.start()
         target.wait(waiting_at(1), 1)
         change_both_tables(publisher)
         release(1)
         wait_for_state(target, "a", "f")
         target.wait(waiting_at(2), 1)
         copied = target.fetch(untouched)
-        process.kill()
+        any_process.kill()
         publisher.execute("UPDATE a SET v = 'later' WHERE id IN (1, 2000)")
-    assert_recovers(process)
-    assert len(copied) > 3
+    assert_recovers(any_process)
+    # before 14 one session copies it
+    assert len(copied) > 3 if publisher.version >= 14 else len(copied) == 1
     assert target.fetch(untouched) == copied
 
 

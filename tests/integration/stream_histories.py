@@ -4,7 +4,9 @@ The model has what matters to whoever applies streamed transactions before their
 or of the rolled back subtransaction that took them, and the order in which a walsender sends chunks, aborts and commits. It knows the rows
 that are left by undoing what is rolled back, and nothing of how that is found from the messages.
 
-Tables: ``t (id, v)`` with a key, ``log (label)`` without, which would show a row that came twice.
+Tables: ``t (id, v)`` with a key, ``log (label)`` without, which would show a row that came twice. A label begins with the number of its
+session and a dash; ``committed_before`` says how many labels of others were committed when it was sent: whoever applies it has to see
+as many.
 """
 
 from __future__ import annotations
@@ -81,15 +83,21 @@ class _Session:
         self.described: set[int] = set()
         self.gid = ""
         self.prepare_end = 0
+        self.number = 0
 
 
 class History:
-    """Makes frames; ``rows`` and ``log`` are what is committed so far."""
+    """Makes frames; ``rows`` and ``log`` are what is committed so far.
+
+    Attributes:
+        committed_before: see the module's text.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.rows: dict[int, str] = {}
         self.log: list[str] = []
+        self.committed_before: dict[str, int] = {}
         self.lsn = 0x2000
         self._xids = iter(range(1000, 10**9))
         self._sessions = [_Session({}) for _ in range(SESSIONS)]
@@ -117,9 +125,10 @@ class History:
                     self._write(session)
             case "log":
                 self._count += 1
-                label = f"{self._count}"
+                session.number = session.number or self._count
+                label = f"{session.number}-{self._count}"
                 session.log.append(label)
-                self._send(session, 2, lambda xid: Insert(2, row(label), xid))
+                self._send(session, 2, lambda xid: self._logged(label, xid))
             case "savepoint":
                 session.levels.append(_Level(dict(session.rows), len(session.log), set(session.locks)))
             case "release" if len(session.levels) > 1:
@@ -140,6 +149,11 @@ class History:
             case "prepare" if self._prepared:
                 return self._finish_prepared()
         return []
+
+    def _logged(self, label: str, xid: int | None) -> Insert:
+        """It is sent now."""
+        self.committed_before[label] = len(self.log)
+        return Insert(2, row(label), xid)
 
     def _visible(self, session: _Session, key: int) -> str | None:
         return session.rows[key] if key in session.rows else self.rows.get(key)

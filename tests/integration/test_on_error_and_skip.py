@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 
 import pytest
@@ -62,6 +63,8 @@ async def test_disabled_then_skipped(
         await asyncio.to_thread(target.wait, "SELECT v FROM t WHERE id = 3", "after")
         # a large one, streamed where it may be
         await skip(publisher, target, name, LARGE)
+        streamed = f"SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = '{name}'"
+        await asyncio.to_thread(publisher.wait, streamed, streaming != "off")
         # a prepared one: skipped at its PREPARE, and nothing comes of its COMMIT PREPARED
         await skip(
             publisher,
@@ -85,6 +88,54 @@ async def test_disabled_then_skipped(
         assert counted == [(3, 0)]
         for kind in ("starts", "completed"):
             assert f"logical replication {kind} skipping transaction at LSN {lsn}" in caplog.text
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_skipped_though_it_was_applied_in_parallel(
+    publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Most of it is applied before its end; then it conflicts, comes again, and is skipped whole."""
+    publisher, target = publisher18_db, target_db
+    for database in (publisher, target):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    publisher.execute(SMALL_MEMORY.format(publisher.name))
+    caplog.set_level("INFO", logger="subscriber")
+    name = await create(publisher, target, options=SubscriptionOptions.parse(["disable_on_error=true", "streaming=parallel"]))
+    target.execute("INSERT INTO t VALUES (1, 'of the target')")
+    applied = (
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name LIKE '%parallel apply' AND state = 'idle in transaction' AND backend_xid IS NOT NULL"
+    )
+    async with launched(target):
+        publisher.execute("INSERT INTO t VALUES (0, 'first')")
+        await asyncio.to_thread(target.wait, "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
+        with contextlib.closing(publisher.connect()) as session:
+            session.execute("BEGIN")
+            session.execute(LARGE)
+            await asyncio.to_thread(target.wait, applied, True)
+            session.execute("INSERT INTO t VALUES (1, 'skipped')")
+            session.execute("COMMIT")
+        await asyncio.to_thread(target.wait, ENABLED, False)
+        lsn = finished_at(target.value("SELECT last_error FROM subscriber.subscription_stats"))
+        assert target.value("SELECT count(*) FROM t") == 2
+        async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+            await subscription.skip(lsn)
+            await subscription.enable()
+        await asyncio.to_thread(target.wait, "SELECT subskiplsn::text FROM subscriber.pg_subscription", "0/0")
+        # and parallel apply goes on behind it
+        with contextlib.closing(publisher.connect()) as session:
+            session.execute("BEGIN")
+            session.execute("INSERT INTO t SELECT i, repeat('y', 400) FROM generate_series(3000, 3999) AS i")
+            await asyncio.to_thread(target.wait, applied, True)
+            session.execute("COMMIT")
+        await asyncio.to_thread(target.wait, "SELECT count(*) FROM t WHERE id >= 3000", 1000)
+        assert target.fetch("SELECT id, v FROM t WHERE id < 3000 ORDER BY id") == [(0, "first"), (1, "of the target")]
+        assert publisher.value(f"SELECT stream_txns > 1 FROM pg_stat_replication_slots WHERE slot_name = '{name}'")
+        for kind in ("starts", "completed"):
+            assert caplog.text.count(f"logical replication {kind} skipping transaction at LSN {lsn}") == 1
+        assert "was applied in parallel" in caplog.text
+        assert target.value("SELECT apply_error_count::int FROM subscriber.pg_stat_subscription_stats") == 1
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from subscriber import SubscriptionOptions, drop_subscription
 from subscriber.abc import CopyFormat
 from subscriber.sinks.postgres.origin import drop_origins
 from subscriber.subscription.problems import check
 from subscriber.testing.server import EmbeddedServer
 from tests.database import Database, ServerAddress, fresh_database
+from tests.integration.managed import create, launched, same
 from tests.integration.observed import all_ready, eventually
 from tests.integration.replica import QUICK, Replica, replica
 from tests.integration.roles import role
@@ -357,6 +359,42 @@ async def test_leftovers_are_swept_and_all_can_be_dropped(target_db: Database) -
 
 
 # --- none to be had
+
+
+async def test_drop_removes_them_all(publisher18_db: Database, target_db: Database) -> None:
+    """The subscription's, those of parallel apply, and those of a table's synchronization that was killed; not those of others."""
+    publisher, target = publisher18_db, target_db
+    for database in (publisher, target):
+        database.execute(TABLE)
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    name = await create(publisher, target, options=SubscriptionOptions(streaming="parallel"))
+    oid = oid_of(target)
+    applied = (
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name LIKE '%parallel apply' AND backend_xid IS NOT NULL"
+    )
+    async with launched(target):
+        await same(publisher, target, name, COUNT)
+        await eventually(target, "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
+        with contextlib.closing(publisher.connect()) as session:
+            session.execute("BEGIN")
+            session.execute(COPY.encode())
+            await eventually(target, applied, True)
+            session.execute("COMMIT")
+        await same(publisher, target, name, ROWS)
+    every = f"SELECT roname FROM pg_replication_origin WHERE roname ~ '^subscriber_{oid}' ORDER BY 1"
+    made = [f"subscriber_{oid}", f"subscriber_{oid}_parallel_1"]
+    assert [origin for (origin,) in target.fetch(every)] == made
+    relid = target.value("SELECT 't'::regclass::oid::int8")
+    others = [f"subscriber_{oid}1", f"subscriber_{oid}1_parallel_1"]
+    for origin in (f"subscriber_{oid}_{relid}", f"subscriber_{oid}_{relid}_0", f"subscriber_{oid}_parallel_2", *others):
+        target.fetch(f"SELECT pg_replication_origin_create('{origin}')")
+    try:
+        await drop_subscription(name, target=target.dsn)
+        assert [origin for (origin,) in target.fetch(every)] == others
+    finally:
+        for origin in others:
+            target.fetch(f"SELECT pg_replication_origin_drop('{origin}')")
 
 
 async def test_a_role_without_the_privilege(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:

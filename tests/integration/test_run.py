@@ -80,8 +80,9 @@ def made(publisher: Database, target: Database) -> Pair:
 
 
 @pytest.fixture
-def both(publisher18_db: Database, target_db: Database) -> Pair:
-    return made(publisher18_db, target_db)
+def both(publisher_db: Database, target_db: Database) -> Pair:
+    """With the publisher that the run is for."""
+    return made(publisher_db, target_db)
 
 
 @pytest.fixture
@@ -100,21 +101,28 @@ def locked(target: Database, statement: str) -> Iterator[None]:
 # --- the job
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_copies_follows_and_ends_cleanly(both: Pair, number: signal.Signals, status: int) -> None:
-    with running(*both.arguments()) as program:
-        both.follows()
-        both.publisher.execute("UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 990")
-        both.publisher.execute("INSERT INTO t VALUES (2000, 'new')")
-        both.target.wait(ALL, both.publisher.fetch(ALL))
+def test_copies_follows_and_ends_cleanly(both: Pair) -> None:
+    _ends_cleanly(both, signal.SIGTERM, 0)
+
+
+def test_interrupted_it_ends_cleanly_too(pair: Pair) -> None:
+    _ends_cleanly(pair, signal.SIGINT, 130)
+
+
+def _ends_cleanly(pair: Pair, number: signal.Signals, status: int) -> None:
+    with running(*pair.arguments()) as program:
+        pair.follows()
+        pair.publisher.execute("UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 990")
+        pair.publisher.execute("INSERT INTO t VALUES (2000, 'new')")
+        pair.target.wait(ALL, pair.publisher.fetch(ALL))
         program.send(number)
         done = program.ended()
     assert (done.status, done.output, done.errors) == (status, "", "")
     assert done.seconds < 5
-    both.acknowledged()
-    assert slots(both.publisher) == [both.name]
-    both.publisher.execute("INSERT INTO t VALUES (3000, 'while away')")
-    both.finish()
+    pair.acknowledged()
+    assert slots(pair.publisher) == [pair.name]
+    pair.publisher.execute("INSERT INTO t VALUES (3000, 'while away')")
+    pair.finish()
 
 
 def inserts(publisher: Database) -> None:
@@ -136,21 +144,21 @@ def test_acknowledges_what_it_applied_under_load(pair: Pair) -> None:
     pair.finish()
 
 
-def test_until_caught_up_and_until_lsn(both: Pair) -> None:
-    done = subscriber(*both.arguments("--until-caught-up"))
+def test_until_caught_up_and_until_lsn(pair: Pair) -> None:
+    done = subscriber(*pair.arguments("--until-caught-up"))
     assert (done.status, done.output, done.errors) == (0, "", "")
-    both.same()
-    both.acknowledged()
-    both.publisher.execute("INSERT INTO t VALUES (2001, 'first')")
-    lsn = both.publisher.current_lsn()
-    done = subscriber(*both.arguments(f"--until-lsn={lsn}"))
+    pair.same()
+    pair.acknowledged()
+    pair.publisher.execute("INSERT INTO t VALUES (2001, 'first')")
+    lsn = pair.publisher.current_lsn()
+    done = subscriber(*pair.arguments(f"--until-lsn={lsn}"))
     assert (done.status, done.output, done.errors) == (0, "", "")
-    both.same()
-    both.acknowledged()
-    assert both.target.value(f"SELECT '{confirmed(both.publisher, both.name)}'::pg_lsn >= '{lsn}'")
+    pair.same()
+    pair.acknowledged()
+    assert pair.target.value(f"SELECT '{confirmed(pair.publisher, pair.name)}'::pg_lsn >= '{lsn}'")
     # there already: nothing to wait for
-    assert subscriber(*both.arguments(f"--until-lsn={lsn}")).status == 0
-    assert slots(both.publisher) == [both.name]
+    assert subscriber(*pair.arguments(f"--until-lsn={lsn}")).status == 0
+    assert slots(pair.publisher) == [pair.name]
 
 
 def test_until_an_lsn_of_the_future_waits_for_it(pair: Pair) -> None:

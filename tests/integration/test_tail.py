@@ -22,19 +22,31 @@ SECOND = ("-c", "wal_receiver_status_interval=1s")
 Start = Callable[..., Awaitable[Process]]
 
 
+def made(publisher: Database) -> Database:
+    publisher.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    publisher.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher
+
+
+@pytest.fixture
+def any_source(publisher_db: Database) -> Database:
+    """Of the version that the run is for: for what comes of the protocol."""
+    return made(publisher_db)
+
+
 @pytest.fixture
 def source(publisher18_db: Database) -> Database:
-    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    publisher18_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return publisher18_db
+    """On 18 alone."""
+    return made(publisher18_db)
 
 
 @pytest.fixture
-async def start(source: Database) -> AsyncIterator[Start]:
+async def start() -> AsyncIterator[Start]:
     started: list[Process] = []
 
-    async def run(*args: str, connection: str | None = None) -> Process:
-        program = (sys.executable, "-m", "subscriber", "tail", "--connection", connection or source.conninfo(), "--publication", "p")
+    async def run(source: Database | str, *args: str) -> Process:
+        connection = source if isinstance(source, str) else source.conninfo()
+        program = (sys.executable, "-m", "subscriber", "tail", "--connection", connection, "--publication", "p")
         process = await asyncio.create_subprocess_exec(*program, *args, stdout=PIPE, stderr=PIPE)
         started.append(process)
         return process
@@ -79,12 +91,12 @@ def parsed(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-async def test_json_lines_go_on_where_they_were(source: Database, start: Start) -> None:
+async def test_json_lines_go_on_where_they_were(any_source: Database, start: Start) -> None:
     caught_up = ("--slot", "s", "--format", "json", "--until-caught-up")
-    assert await output(await start(*caught_up)) == []
-    source.execute("INSERT INTO t VALUES (1, E'ü\\n\"'), (2, NULL)")
-    source.execute("UPDATE t SET id = 3 WHERE id = 1; TRUNCATE t RESTART IDENTITY")
-    found = parsed(await output(await start(*caught_up)))
+    assert await output(await start(any_source, *caught_up)) == []
+    any_source.execute("INSERT INTO t VALUES (1, E'ü\\n\"'), (2, NULL)")
+    any_source.execute("UPDATE t SET id = 3 WHERE id = 1; TRUNCATE t RESTART IDENTITY")
+    found = parsed(await output(await start(any_source, *caught_up)))
     xids = [line.pop("xid") for line in found]
     assert xids[:4] == [xids[0]] * 4
     assert xids[4:] == [xids[4]] * 4
@@ -97,20 +109,21 @@ async def test_json_lines_go_on_where_they_were(source: Database, start: Start) 
     assert found[2] == {"kind": "insert", **table, "new": {"id": "2", "note": None}}
     assert found[5] == {"kind": "update", **table, "key": {"id": "1"}, "new": {"id": "3", "note": 'ü\n"'}}
     assert found[6] == {"kind": "truncate", "relations": [table], "cascade": False, "restart_identity": True}
-    source.execute("INSERT INTO t VALUES (4)")
-    again = parsed(await output(await start(*caught_up)))
+    any_source.execute("INSERT INTO t VALUES (4)")
+    again = parsed(await output(await start(any_source, *caught_up)))
     assert [line["new"]["id"] for line in again if line["kind"] == "insert"] == ["4"]
 
 
-async def test_binary_toast_messages_and_two_phase(source: Database, start: Start) -> None:
-    source.execute("ALTER TABLE t ALTER COLUMN note SET STORAGE EXTERNAL")
+@pytest.mark.publisher(min=15, lacks="two-phase commit in the protocol")
+async def test_binary_toast_messages_and_two_phase(any_source: Database, start: Start) -> None:
+    any_source.execute("ALTER TABLE t ALTER COLUMN note SET STORAGE EXTERNAL")
     args = ("--slot", "s", "--format", "json", "--messages", "-o", "binary=true", "-o", "two_phase=true", "--until-caught-up")
-    await output(await start(*args))
-    source.execute("SELECT pg_logical_emit_message(false, 'loose', 'text')")
-    source.execute("INSERT INTO t VALUES (1, repeat('x', 5000))")
-    source.execute("BEGIN; UPDATE t SET id = 1; PREPARE TRANSACTION 'it''s'")
-    source.execute("COMMIT PREPARED 'it''s'")
-    found = parsed(await output(await start(*args)))
+    await output(await start(any_source, *args))
+    any_source.execute("SELECT pg_logical_emit_message(false, 'loose', 'text')")
+    any_source.execute("INSERT INTO t VALUES (1, repeat('x', 5000))")
+    any_source.execute("BEGIN; UPDATE t SET id = 1; PREPARE TRANSACTION 'it''s'")
+    any_source.execute("COMMIT PREPARED 'it''s'")
+    found = parsed(await output(await start(any_source, *args)))
     assert [line["kind"] for line in found] == [
         "message",
         *("begin", "insert", "commit"),
@@ -127,7 +140,7 @@ async def test_binary_toast_messages_and_two_phase(source: Database, start: Star
 
 async def test_text_and_names_that_need_care(source: Database, start: Start) -> None:
     source.execute('CREATE TABLE "a\nb" ("the ""key""" int PRIMARY KEY, "表" text)')
-    process = await start("--format", "text")
+    process = await start(source, "--format", "text")
     await following(source)
     source.execute("""INSERT INTO "a\nb" VALUES (1, E'\\x1b[31m it''s \\\\ 表')""")
     source.execute("INSERT INTO t VALUES (1)")
@@ -140,7 +153,7 @@ async def test_text_and_names_that_need_care(source: Database, start: Start) -> 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 async def test_signals_end_it_cleanly(source: Database, start: Start, number: signal.Signals, expected: int) -> None:
-    process = await start(*SECOND)
+    process = await start(source, *SECOND)
     await following(source)
     source.execute("INSERT INTO t VALUES (1)")
     await lines_of(process, 3)
@@ -150,16 +163,16 @@ async def test_signals_end_it_cleanly(source: Database, start: Start, number: si
 
 
 async def test_until_lsn(source: Database, start: Start) -> None:
-    await output(await start("--slot", "s", "--until-caught-up"))
+    await output(await start(source, "--slot", "s", "--until-caught-up"))
     source.execute("INSERT INTO t VALUES (1)")
     lsn = source.current_lsn()
     source.execute("INSERT INTO t VALUES (2)")
-    lines = await output(await start("--slot", "s", "--until-lsn", str(lsn)))
+    lines = await output(await start(source, "--slot", "s", "--until-lsn", str(lsn)))
     assert [line for line in lines if line.startswith("insert")] == ["insert public.t new=(id='1' note=NULL)"]
 
 
 async def test_connection_lost_and_found(source: Database, start: Start) -> None:
-    process = await start("--slot", "s", "-c", "wal_retrieve_retry_interval=100ms")
+    process = await start(source, "--slot", "s", "-c", "wal_retrieve_retry_interval=100ms")
     await following(source)
     source.execute("INSERT INTO t VALUES (1)")
     first = await lines_of(process, 3)
@@ -195,7 +208,7 @@ async def test_closed_pipe_ends_it_quietly(source: Database) -> None:
 
 async def test_reader_who_is_slow_does_not_cost_the_connection(source: Database, start: Start) -> None:
     slow = source.conninfo(options="-c wal_sender_timeout=2s")
-    process = await start("--format", "json", *SECOND, connection=slow)
+    process = await start(slow, "--format", "json", *SECOND)
     await following(source)
     pid = source.value("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()")
     source.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 5000) g")
@@ -218,7 +231,7 @@ async def test_reader_who_is_slow_does_not_cost_the_connection(source: Database,
     ],
 )
 async def test_bad_input(source: Database, start: Start, args: tuple[str, ...], status: int, said: str) -> None:
-    found, lines, err = await ended(await start(*args))
+    found, lines, err = await ended(await start(source, *args))
     assert (found, lines) == (status, [])
     assert said in err
     if status == 1:

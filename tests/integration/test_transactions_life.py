@@ -20,20 +20,31 @@ from tests.database import Database
 from tests.integration.received import SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots
 
 
+def made(publisher: Database) -> Database:
+    publisher.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    publisher.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher
+
+
+@pytest.fixture
+def any_source(publisher_db: Database) -> Database:
+    """Of the version that the run is for: for what has to do with slots and positions."""
+    return made(publisher_db)
+
+
 @pytest.fixture
 def source(publisher18_db: Database) -> Database:
-    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    publisher18_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return publisher18_db
+    """On 18 alone."""
+    return made(publisher18_db)
 
 
 class TestLife:
-    async def test_temporary_slot_is_gone_with_the_block(self, source: Database) -> None:
-        async with transactions(source.conninfo(), publications=["p"]) as stream:
-            assert source.fetch("SELECT temporary, slot_name FROM pg_replication_slots WHERE database = current_database()") == [
+    async def test_temporary_slot_is_gone_with_the_block(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"]) as stream:
+            assert any_source.fetch("SELECT temporary, slot_name FROM pg_replication_slots WHERE database = current_database()") == [
                 (True, stream.slot_name)
             ]
-        await eventually(source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
+        await eventually(any_source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
 
     async def test_abandoned_loop_leaves_nothing(self, source: Database) -> None:
         before = asyncio.all_tasks()
@@ -89,22 +100,22 @@ class TestLife:
             async with asyncio.timeout(TIMEOUT):
                 assert await waiting == 0
 
-    async def test_until_caught_up_and_until_lsn(self, source: Database) -> None:
-        async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
+    async def test_until_caught_up_and_until_lsn(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"], slot_name="s"):
             pass
-        source.execute("INSERT INTO t VALUES (1)")
-        source.execute("INSERT INTO t VALUES (2)")
-        middle = source.current_lsn()
-        source.execute("INSERT INTO t VALUES (3)")
+        any_source.execute("INSERT INTO t VALUES (1)")
+        any_source.execute("INSERT INTO t VALUES (2)")
+        middle = any_source.current_lsn()
+        any_source.execute("INSERT INTO t VALUES (3)")
         async with asyncio.timeout(TIMEOUT):
             up_to = [
                 simple(change)
-                async for transaction in transactions(source.conninfo(), publications=["p"], slot_name="s", until_lsn=middle)
+                async for transaction in transactions(any_source.conninfo(), publications=["p"], slot_name="s", until_lsn=middle)
                 async for change in transaction
             ]
             everything = [
                 simple(change)
-                async for transaction in transactions(source.conninfo(), publications=["p"], slot_name="s", until_caught_up=True)
+                async for transaction in transactions(any_source.conninfo(), publications=["p"], slot_name="s", until_caught_up=True)
                 async for change in transaction
             ]
         assert [change[2]["id"] for change in up_to] == ["1", "2"]
@@ -168,13 +179,13 @@ class TestRefusals:
             finally:
                 elsewhere.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 
-    async def test_start_before_the_slot(self, source: Database) -> None:
-        async with transactions(source.conninfo(), publications=["p"], slot_name="s") as stream:
-            source.execute("INSERT INTO t VALUES (1)")
+    async def test_start_before_the_slot(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"], slot_name="s") as stream:
+            any_source.execute("INSERT INTO t VALUES (1)")
             one, _ = await first(stream)
             await one.acknowledge()
         with pytest.raises(DataLossError, match="past our position"):
-            await transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=one.commit_lsn).__aenter__()
+            await transactions(any_source.conninfo(), publications=["p"], slot_name="s", start_lsn=one.commit_lsn).__aenter__()
 
     async def test_start_behind_the_slot(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
@@ -185,13 +196,13 @@ class TestRefusals:
         async with transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=start) as stream:
             assert (await first(stream))[1] == [("insert", "t", {"id": "2", "note": None})]
 
-    async def test_slot_that_another_moved_meanwhile(self, source: Database) -> None:
-        async with transactions(source.conninfo(), publications=["p"], slot_name="s", settings=SOON) as stream:
-            source.execute("INSERT INTO t VALUES (1)")
+    async def test_slot_that_another_moved_meanwhile(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"], slot_name="s", settings=SOON) as stream:
+            any_source.execute("INSERT INTO t VALUES (1)")
             await first(stream)
-            cut_connection(source)
-            await eventually(source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
-            source.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
+            cut_connection(any_source)
+            await eventually(any_source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+            any_source.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
             with pytest.raises(DataLossError, match="past our position"):
                 await first(stream)
 

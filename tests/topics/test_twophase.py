@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
+from tests.integration.observed import eventually
+from tests.integration.replica import replica
 from tests.topics.native import Site
 from tests.topics.streams import TABLE, fill
 from tests.topics.twophase import prepare, prepared, prepared_and_ended
@@ -28,3 +31,29 @@ async def test_without_two_phase(site_native16: Site) -> None:
         await twins.equal()
         assert await twins.value("SELECT count(*) FROM t") == 301
         await twins.untroubled()
+
+
+async def test_state_that_is_reached(site: Site) -> None:
+    """A publisher before 15 does not send what is prepared. Native says enabled nevertheless, and refuses to copy tables; ours waits."""
+    site.everywhere(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY)")
+    site.publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    old = site.publisher.version < 15
+    state = "SELECT subtwophasestate::text FROM {}.pg_subscription WHERE subname = '{}'"
+    async with site.followed(two_phase=True) as twins:
+        native, ours = state.format("pg_catalog", twins.name), state.format("subscriber", twins.replica.subscription.name)
+        await eventually(site.native, native, "e")
+        await eventually(site.ours, ours, "p" if old else "e")
+        await twins.caught_up()
+        prepare(site, "one", "INSERT INTO t VALUES (1, 'x')")
+        assert len(await prepared(twins)) == (0 if old else 1)
+        with pytest.raises(psycopg.Error, match=r"REFRESH with copy_data is not allowed when two_phase is enabled"):
+            site.native.execute(f"ALTER SUBSCRIPTION {twins.name} REFRESH PUBLICATION")
+        site.publisher.execute("COMMIT PREPARED 'one'")
+        await twins.equal()
+        assert await prepared(twins) == []
+        assert site.ours.value(ours) == ("p" if old else "e")
+    # where nothing is enabled, a table can be added
+    site.publisher.execute("INSERT INTO u VALUES (1); ALTER PUBLICATION pub ADD TABLE u")
+    if old:
+        async with replica(site.publisher, site.ours, two_phase=True) as found:
+            assert await found.same("SELECT id FROM u") == [(1,)]

@@ -38,8 +38,9 @@ from typing import Any, Final
 import asyncpg
 
 from subscriber.config import Streaming, SubscriptionOptions
-from subscriber.errors import ConfigurationError, SubscriptionChanged, TargetError
+from subscriber.errors import ConfigurationError, RelationError, SubscriptionChanged
 from subscriber.sinks.postgres.errors import translated
+from subscriber.sinks.postgres.integrity import broken_catalog, catalog_version
 from subscriber.sinks.postgres.locks import CATALOG_KEY
 from subscriber.sinks.postgres.reading import CatalogReader
 
@@ -193,12 +194,6 @@ _STEPS: Final = (
 
 VERSION: Final = len(_STEPS)
 
-# Not to_regclass: while one waits for the advisory lock, its cache does not learn what another session made.
-_EXISTS: Final = """
-SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-               WHERE n.nspname = 'subscriber' AND c.relname = 'version')
-"""
-
 _INSERT: Final = """
 INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner)
 SELECT $1, $2, d.oid, r.oid FROM pg_catalog.pg_database d, pg_catalog.pg_roles r
@@ -224,14 +219,14 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
     """Make the catalog or bring it to this version, in one transaction; two processes may do so at once.
 
     Raises:
-        TargetError: no privilege, a read-only server, or a catalog of a later version of this program.
+        TargetError: no privilege, a read-only server, a catalog that is broken or of a later version of this program.
     """
-    if await _version(connection) == VERSION:
+    if await catalog_version(connection, VERSION) == VERSION:
         return
     with translated():
         async with connection.transaction():
             await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", CATALOG_KEY)
-            version = await _version(connection)
+            version = await catalog_version(connection, VERSION)
             if version is None:
                 if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
                     await connection.execute("CREATE SCHEMA subscriber")
@@ -239,23 +234,16 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
                 await connection.execute("INSERT INTO subscriber.version VALUES (0)")
                 version = 0
             for step in _STEPS[version:]:
-                await connection.execute(step)
+                await _take_step(connection, step)
             await connection.execute("UPDATE subscriber.version SET version = $1", VERSION)
 
 
-async def _version(connection: asyncpg.Connection[Any]) -> int | None:
-    with translated():
-        if not await connection.fetchval(_EXISTS):
-            return None
-        version = await connection.fetchval("SELECT version FROM subscriber.version")
-    if not isinstance(version, int):
-        raise TargetError('table "subscriber.version" of the target is empty', hint="restore the schema subscriber from a backup")
-    if version > VERSION:
-        raise TargetError(
-            f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}',
-            hint="use the version of pg-subscriber that made it, or a later one",
-        )
-    return version
+async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
+    try:
+        with translated():
+            await connection.execute(step)
+    except RelationError as error:
+        raise broken_catalog(f'schema "subscriber" of the target cannot be taken to version {VERSION}: {error}') from None
 
 
 def require_name(name: str) -> None:

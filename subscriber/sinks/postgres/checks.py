@@ -13,6 +13,8 @@ from subscriber.abc import Finding, PublishedTable
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.errors import CATALOG_HINT
+from subscriber.sinks.postgres.integrity import catalog_version
 from subscriber.sinks.postgres.origin import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map_relation
@@ -23,6 +25,7 @@ __all__ = ["check_target", "subscription_exists"]
 
 _APPLICATION: Final = "subscriber check"
 _FIRST_NORMAL_OID: Final = 16384
+_NO_PRIVILEGE: Final = "42501"
 
 _SERVER: Final = """
 SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only')::bool AS read_only,
@@ -30,9 +33,7 @@ SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('tr
        pg_catalog.current_setting('server_version_num')::int AS version, r.rolsuper AS superuser, r.rolname::text AS role,
        pg_catalog.current_database()::text AS database,
        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
-       (SELECT n.oid::int8 FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber') AS namespace,
-       (SELECT c.oid::int8 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'subscriber' AND c.relname = 'version') AS catalog
+       (SELECT n.oid::int8 FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber') AS namespace
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
@@ -70,11 +71,10 @@ async def subscription_exists(target: Target, name: str) -> bool:
     """Whether the catalog has a subscription of this name; False without a catalog.
 
     Raises:
-        TargetUnavailable, TargetError: no connection, or no privilege to look.
+        TargetUnavailable, TargetError: no connection, no privilege to look, or a catalog that is broken or of a later version.
     """
     async with _reader(target) as reader:
-        found = (await reader.fetch(_SERVER))[0]
-        if found["catalog"] is None:
+        if await catalog_version(reader.connection, VERSION) is None:
             return False
         return bool(await reader.fetch("SELECT FROM subscriber.pg_subscription WHERE subname = $1::text::name", name))
 
@@ -107,7 +107,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
     if not found["superuser"] and not await _may_set_replica(reader, found["version"]):
         hint = f'use a superuser, or on PostgreSQL 15 or later: GRANT SET ON PARAMETER session_replication_role TO "{role}"'
         findings.append(Finding("error", f'role "{role}" may not set session_replication_role in the target', hint))
-    return findings + await _catalog(reader, found["catalog"], found["namespace"], may_create=found["may_create"], role=role)
+    return findings + await _catalog(reader, found["namespace"], may_create=found["may_create"], role=role)
 
 
 async def _origins(run: Run) -> list[Finding]:
@@ -135,8 +135,14 @@ async def _may_set_replica(reader: CatalogReader, version: int) -> bool:
     )
 
 
-async def _catalog(reader: CatalogReader, catalog: int | None, namespace: int | None, *, may_create: bool, role: str) -> list[Finding]:
-    if catalog is None:
+async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: bool, role: str) -> list[Finding]:
+    try:
+        version = await catalog_version(reader.connection, VERSION)
+    except TargetError as error:
+        if error.sqlstate == _NO_PRIVILEGE:
+            return [Finding("error", f'role "{role}" cannot use schema "subscriber" of the target: {error}', "use the role that made it")]
+        return [Finding("error", str(error), error.hint or CATALOG_HINT)]
+    if version is None:
         if namespace is None and not may_create:
             return [Finding("error", f'role "{role}" may not create schema "subscriber" in the target', "GRANT CREATE ON DATABASE to it")]
         if namespace is not None:
@@ -144,14 +150,6 @@ async def _catalog(reader: CatalogReader, catalog: int | None, namespace: int | 
             if not (await reader.fetch(query, namespace))[0]["granted"]:
                 return [Finding("error", f'role "{role}" may not create tables in schema "subscriber" of the target', "make it the owner")]
         return []
-    try:
-        rows = await reader.fetch("SELECT version FROM subscriber.version")
-    except TargetError as error:
-        return [Finding("error", f'role "{role}" cannot use schema "subscriber" of the target: {error}', "use the role that made it")]
-    version = rows[0]["version"] if rows else 0
-    if version > VERSION:
-        message = f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}'
-        return [Finding("error", message, "use the version of pg-subscriber that made it, or a later one")]
     # everybody may look into it; this one has to write
     query = "SELECT pg_catalog.has_table_privilege('subscriber.pg_subscription', 'INSERT') AS granted"
     if not (await reader.fetch(query))[0]["granted"]:

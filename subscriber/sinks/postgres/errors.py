@@ -24,14 +24,20 @@ import asyncpg
 import psycopg
 from psycopg import pq
 
-from subscriber.errors import ApplyError, RelationError, TargetError, TargetUnavailable
+from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable
 
-__all__ = ["Diagnostics", "condition_name", "parameter_number", "target_error", "translated"]
+__all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "parameter_number", "target_error", "translated"]
 
 _UNAVAILABLE: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "57014", "53300", "55P03", "25P03", "25P04"})
 _SAFE_CLASSES: Final = frozenset({"08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
 _APPLY_CLASSES: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
+CATALOG_HINT: Final = (
+    "restore the schema subscriber from a backup of the target; without one, DROP SCHEMA subscriber CASCADE, drop the publishers' slots of"
+    " its subscriptions, and start over with empty tables"
+)
+"""What can be done about a catalog that somebody's hand broke."""
+_CATALOG: Final = re.compile(r'relation "subscriber\.')
 _READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writing"
 _LOG_HINT: Final = "the target's log tells more"
 _APPLY_HINTS: Final = {
@@ -171,6 +177,8 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
         )
     if sqlstate == "25006":
         return TargetError(text, sqlstate=sqlstate, hint=_READ_ONLY_HINT)
+    if sqlstate == "42P01" and _CATALOG.search(text):
+        return TargetError(text, sqlstate=sqlstate, hint=CATALOG_HINT)
     if sqlstate[:2] == "42" or sqlstate == "3F000":
         return RelationError(text, sqlstate=sqlstate, hint="compare the target's table with the publisher's")
     if sqlstate[:2] in _APPLY_CLASSES:
@@ -179,6 +187,8 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
 
 
 def _unavailable_hint(sqlstate: str | None) -> str:
+    if sqlstate == CANNOT_CONNECT_NOW:
+        return "wait: it takes connections when it is up"
     if sqlstate == "53300":
         return "raise max_connections of the target, or end other sessions"
     return "it passes by itself, unless the target is down"

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 import asyncpg
 
-from subscriber.abc import TableEntry, TableName, TableState, WorkerActivity
+from subscriber.abc import TableEntry, TableName, WorkerActivity
 from subscriber.catalog import Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.definitions import DEFINITION_COLUMNS, definition
+from subscriber.sinks.postgres.integrity import catalog_version, known_table_state
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.subscriptions import DEFINITION_COLUMNS, definition
 from subscriber.sinks.postgres.target import Target
 
 __all__ = ["observe"]
 
 _APPLICATION: Final = "subscriber status"
-
-_VERSION: Final = """
-SELECT c.oid::int8 AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'subscriber' AND c.relname = 'version'
-"""
 
 _MAY_SEE: Final = "SELECT pg_catalog.has_column_privilege('subscriber.pg_subscription', 'subconninfo', 'SELECT') AS granted"
 
@@ -78,18 +75,13 @@ async def observe(target: str) -> Sequence[Observation]:
 
 
 async def _observe(reader: CatalogReader) -> Sequence[Observation]:
-    if not await reader.fetch(_VERSION):
+    version = await catalog_version(reader.connection, VERSION)
+    if version is None:
         return []
-    rows = await reader.fetch("SELECT version FROM subscriber.version")
-    version = rows[0]["version"] if rows else 0
-    if not isinstance(version, int):
-        raise TargetError('table "subscriber.version" of the target is broken', hint="restore the schema subscriber from a backup")
-    if version != VERSION:
+    if version < VERSION:
         raise TargetError(
             f'schema "subscriber" of the target has version {version}, this program knows version {VERSION}',
-            hint="run or alter a subscription with this program once, which takes it forward"
-            if version < VERSION
-            else "use the version of pg-subscriber that made it, or a later one",
+            hint="run or alter a subscription with this program once, which takes it forward",
         )
     conninfos: Mapping[int, str | None] = {}
     if (await reader.fetch(_MAY_SEE))[0]["granted"]:
@@ -113,11 +105,17 @@ def _observation(
     oid = row["oid"]
     apply = workers.get((oid, 0))
     stats = row["stats"] or {}
+    found, known = definition(row, claimed=False), list[TableObservation]()
+    for table in tables:
+        try:
+            known.append(_table(table, workers.get((oid, table["relid"]))))
+        except TargetError as error:
+            found = replace(found, problem=found.problem or str(error), remedy=found.remedy or error.hint)
     return Observation(
-        definition=definition(row, claimed=False),
+        definition=found,
         pid=apply["pid"] if apply else None,
         worker=_activity(apply, None) if apply else None,
-        tables=tuple(_table(table, workers.get((oid, table["relid"]))) for table in tables),
+        tables=tuple(known),
         counters={name: value for name, value in stats.items() if name.endswith("_count") or name.startswith("confl_")},
         stats_reset=row["stats_reset"],
         last_error=stats.get("last_error"),
@@ -129,7 +127,7 @@ def _table(row: Mapping[str, Any], worker: Mapping[str, Any] | None) -> TableObs
     name = TableName(row["namespace"], row["name"])
     return TableObservation(
         table=name,
-        entry=TableEntry(TableState(row["state"]), _lsn(row["lsn"])),
+        entry=TableEntry(known_table_state(row["state"]), _lsn(row["lsn"])),
         worker=_activity(worker, name) if worker else None,
     )
 

@@ -30,6 +30,7 @@ from psycopg import pq
 
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
+from subscriber.protocol.session_name import session_name
 from subscriber.sinks.postgres.locks import parallel_key, take
 from subscriber.sinks.postgres.origin import Origins, parallel_origin
 from subscriber.sinks.postgres.reading import CatalogReader
@@ -144,7 +145,7 @@ class ParallelSessions:
                 return session
             await self._close(session)
         session = await ApplySession.connect(
-            self._target, application_name=f"{self._name} parallel apply", synchronous_commit=self._synchronous_commit
+            self._target, application_name=session_name(self._name, "parallel apply"), synchronous_commit=self._synchronous_commit
         )
         try:
             await session.fetch("SELECT pg_catalog.pg_advisory_lock_shared(%s)", parallel_key(self._oid))

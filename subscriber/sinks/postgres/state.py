@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState
 from subscriber.errors import RelationError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.integrity import known_table_state, known_two_phase
 from subscriber.sinks.postgres.session import ApplySession
 
 __all__ = ["SubscriptionRows"]
@@ -74,11 +75,11 @@ class SubscriptionRows:
             name=name,
             target_identifier=target,
             slot_name=slot,
-            publications=tuple(publications),
-            two_phase=TwoPhaseState(two_phase),
+            publications=tuple(publications or ()),
+            two_phase=known_two_phase(two_phase),
             position=_position(position),
             managed=managed,
-            skip_lsn=Lsn.parse(skip_lsn),
+            skip_lsn=Lsn.parse(skip_lsn or "0/0"),
             generation=generation,
             pending_refresh=refresh,
         )
@@ -228,7 +229,7 @@ class SubscriptionRows:
 
 
 def _entry(state: str, lsn: str | None) -> TableEntry:
-    found = TableState(state)
+    found = known_table_state(state)
     return TableEntry(found, _lsn(lsn) if found in _WITH_LSN else None)
 
 

@@ -15,10 +15,9 @@ import asyncpg
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
-from subscriber.config import SubscriptionOptions
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog import STREAMING_CODES, ensure_catalog, insert_subscription, require_name
+from subscriber.sinks.postgres.definitions import DEFINITION_COLUMNS, definition
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.locks import CATALOG_KEY, LAUNCHER_KEY, take, verb_key, writer_key
 from subscriber.sinks.postgres.origin import asyncpg_run, drop_origins
@@ -28,19 +27,12 @@ from subscriber.sinks.postgres.target import Target
 if TYPE_CHECKING:
     from subscriber.config import Streaming
 
-__all__ = ["DEFINITION_COLUMNS", "PostgresCatalog", "definition"]
+__all__ = ["PostgresCatalog"]
 
 _CHANNEL: Final = "subscriber"
 
 _STOP_SECONDS: Final = 20.0
 """How long a verb waits for whoever runs the subscription: a worker may need some seconds for the batch at hand."""
-
-DEFINITION_COLUMNS: Final = """
-s.oid::int8 AS oid, s.subname::text AS name, s.subenabled, s.subslotname::text AS slot_name, s.subpublications,
-s.subtwophasestate::text AS two_phase, s.subskiplsn::text AS skip_lsn, s.subbinary, s.substream::text AS substream, s.subsynccommit,
-s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade, s.subgeneration,
-s.subrefresh
-"""
 
 _SUBSCRIPTIONS: Final = f"""
 SELECT {DEFINITION_COLUMNS}, s.subconninfo, p.remote_lsn::text AS position
@@ -171,10 +163,12 @@ class PostgresCatalog:
         """Claim one that is there.
 
         Raises:
-            TargetError: it does not exist.
+            TargetError: it does not exist, or its row cannot be understood.
             SubscriptionInUse: another verb is at work on it, or whoever runs it does not stop.
         """
-        oid = (await self._find(name)).oid
+        before = await self._find(name)
+        before.require_understood()
+        oid = before.oid
         what = f'subscription "{name}"'
         await take(self._fetch, verb_key(oid), what)
         try:
@@ -196,6 +190,7 @@ class PostgresCatalog:
             found = await self._find(name)
             if found.oid != oid:
                 raise TargetError(f'subscription "{name}" was made anew just now', hint="try again")
+            found.require_understood()
             yield found
         finally:
             await self._release(oid)
@@ -324,35 +319,3 @@ def _value(name: str, value: object) -> object:
             return list(value) if isinstance(value, tuple | list) else value
         case _:
             return value
-
-
-def definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
-    """A row with :data:`DEFINITION_COLUMNS`, ``subconninfo`` and ``position``."""
-    two_phase = TwoPhaseState(row["two_phase"])
-    options = SubscriptionOptions(
-        binary=row["subbinary"],
-        streaming=next(word for word, letter in STREAMING_CODES.items() if letter == row["substream"]),
-        synchronous_commit=row["subsynccommit"],
-        two_phase=two_phase is not TwoPhaseState.DISABLED,
-        disable_on_error=row["subdisableonerr"],
-        password_required=row["subpasswordrequired"],
-        run_as_owner=row["subrunasowner"],
-        failover=row["subfailover"],
-        origin=row["suborigin"],
-    )
-    return Definition(
-        oid=row["oid"],
-        name=row["name"],
-        enabled=row["subenabled"],
-        conninfo=row["subconninfo"],
-        slot_name=row["slot_name"],
-        publications=tuple(name for name in row["subpublications"] if name is not None),
-        options=options,
-        two_phase=two_phase,
-        skip_lsn=Lsn.parse(row["skip_lsn"]),
-        position=None if row["position"] is None else Lsn.parse(row["position"]),
-        made=row["submade"],
-        generation=row["subgeneration"],
-        pending_refresh=row["subrefresh"],
-        claimed=claimed,
-    )

@@ -20,7 +20,7 @@ import asyncpg
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
+from subscriber.errors import CANNOT_CONNECT_NOW, ConfigurationError, TargetError, TargetUnavailable
 from subscriber.sinks.postgres.errors import translated
 
 __all__ = ["Target", "asyncpg_arguments"]
@@ -57,12 +57,14 @@ _PROTECTING: Final = {
 """Parameters that protect the connection in ways asyncpg does not have: the values that ask for nothing of the kind."""
 
 _PERMANENT = re.compile(
-    r"authentication|no pg_hba\.conf entry|does not exist|not permitted|no password supplied|is not currently accepting|certificate|SSL",
+    r"authentication|no pg_hba\.conf entry|does not exist|not permitted|no password supplied|is not currently accepting|certificate"
+    r"|does not support SSL|SSL error: .*\balert\b",
 )
 _MISTAKEN = re.compile(
     r"invalid (?:integer|port|[a-z_]+ value)|out of range for connection option|must be|could not match|Servname not supported"
 )
-_PASSING = re.compile(r"starting up|shutting down|recovery|too many|remaining connection slots|not yet accepting")
+_PASSING = re.compile(r"the database system is (?:starting up|shutting down|in recovery mode|not (?:yet )?accepting connections)")
+_TOO_MANY = re.compile(r"too many (?:clients|connections)|remaining connection slots")
 _OPTION_NAME = re.compile(
     r'invalid (?:connection option|URI query parameter): ?"?(?P<name>[A-Za-z_]{1,40})"?|invalid connection option "(?P<other>\w{1,40})"'
 )
@@ -113,13 +115,7 @@ class Target:
                 raise ConfigurationError(
                     f"the target's connection string cannot be used: {text}", hint="mend the parameter that it names"
                 ) from None
-            if _PERMANENT.search(text) and not _PASSING.search(text):
-                hint = "mend the target's connection string, or the server's pg_hba.conf"
-                raise TargetError(f"target refuses the connection: {text}", hint=hint) from None
-            hint = (
-                "end other sessions, or raise max_connections" if _PASSING.search(text) else "check that the target runs, and host and port"
-            )
-            raise TargetUnavailable(f"target cannot be reached: {text}", hint=hint) from None
+            raise _refusal(text) from None
         except UnicodeError:
             # the resolver's: an empty label, or one of more than 63 bytes
             raise ConfigurationError(
@@ -150,6 +146,19 @@ class Target:
         arguments = asyncpg_arguments(parameters, application_name)
         with translated():
             return await asyncpg.connect(**arguments)
+
+
+def _refusal(text: str) -> TargetError:
+    """What to do about an attempt to connect that failed. libpq gives no SQLSTATE for it."""
+    message = f"target cannot be reached: {text}"
+    if _PASSING.search(text):
+        return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait: it takes connections when it is up")
+    if _TOO_MANY.search(text):
+        return TargetUnavailable(message, hint="end other sessions, or raise max_connections")
+    if _PERMANENT.search(text):
+        hint = "mend the target's connection string, or the server's pg_hba.conf"
+        return TargetError(f"target refuses the connection: {text}", hint=hint)
+    return TargetUnavailable(message, hint="check that the target runs, and host and port")
 
 
 def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""Wrong values for each parameter, by each verb that takes parameters: one line, before anything is connected to."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from subscriber.cli import main
+from subscriber.config import ALTERABLE, SubscriptionOptions
+
+NOWHERE = "host=127.0.0.1 port=1 dbname=none"
+"""Had it been tried, the error would be about it."""
+VERBS: dict[str, tuple[str, ...]] = {
+    "create": ("create", "sub", "--connection", NOWHERE, "--publication", "p", "--target", NOWHERE),
+    "alter": ("alter", "sub", "--target", NOWHERE),
+    "run": ("run", "--connection", NOWHERE, "--publication", "p", "--target", NOWHERE),
+    "check": ("check", "--connection", NOWHERE, "--publication", "p", "--target", NOWHERE),
+}
+CASES = [
+    *[(verb, field.name) for verb in ("create", "run", "check") for field in fields(SubscriptionOptions)],
+    *[("alter", name) for name in sorted(ALTERABLE)],
+]
+
+
+def line_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    status = main(list(arguments))
+    output, errors = capsys.readouterr()
+    assert (status, output) == (1, "")
+    (line,) = errors.splitlines()
+    assert "(hint: " in line
+    return str(line)
+
+
+@pytest.mark.parametrize(("verb", "parameter"), CASES)
+def test_wrong_value(capsys: pytest.CaptureFixture[str], verb: str, parameter: str) -> None:
+    line = line_of(capsys, *VERBS[verb], "-o", f"{parameter}=@@")
+    match parameter:
+        case "slot_name":
+            expected = 'replication slot name "@@" contains an invalid character'
+        case "streaming":
+            expected = 'streaming requires a Boolean value or "parallel"'
+        case "synchronous_commit":
+            expected = 'invalid value for parameter "synchronous_commit": "@@"'
+        case "origin":
+            expected = 'unrecognized origin value: "@@"'
+        case _:
+            expected = f"{parameter} requires a Boolean value"
+    assert line.startswith(f"subscriber: {expected}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_unknown_parameter(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    line = line_of(capsys, *VERBS[verb], "-o", "colour=red")
+    assert line.startswith('subscriber: unrecognized subscription parameter: "colour"')
+
+
+@pytest.mark.parametrize("parameter", ["connect", "create_slot", "copy_data", "enabled"])
+def test_what_alter_does_not_take(capsys: pytest.CaptureFixture[str], parameter: str) -> None:
+    line = line_of(capsys, *VERBS["alter"], "-o", f"{parameter}=true")
+    assert line.startswith(f'subscriber: unrecognized subscription parameter: "{parameter}"')
+
+
+@pytest.mark.parametrize("form", ["--enable", "--disable", "--rename=x", "--skip-lsn=0/1"])
+def test_forms_that_take_no_parameters(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    line = line_of(capsys, *VERBS["alter"], form, "-o", "binary=true")
+    assert line.startswith('subscriber: unrecognized subscription parameter: "binary"')
