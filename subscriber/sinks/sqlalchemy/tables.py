@@ -31,6 +31,7 @@ LSNs are kept as PostgreSQL writes them (``16/B374D848``): the database compares
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +55,7 @@ FIRST_OID: Final = 16384
 
 _SCHEMAS: Final = frozenset({"postgresql"})
 # names are compared byte by byte, and rows are written in transactions
-_OPTIONS: Final = {
+_OPTIONS: Final[Mapping[str, Any]] = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
     "mysql_collate": "utf8mb4_bin",
@@ -153,7 +154,8 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
     blob = LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
 
     def table(name: str, *columns: Column[Any]) -> Table:
-        return Table(prefix + name, metadata, *columns, **_OPTIONS)
+        made: Table = Table(prefix + name, metadata, *columns, **_OPTIONS)
+        return made
 
     return CatalogTables(
         metadata=metadata,
@@ -247,7 +249,8 @@ def _worker_columns() -> tuple[Column[Any], ...]:
         *_key("subid", "relid"),
         Column("worker_type", String(40), nullable=False),
         Column("pid", BigInteger),
-        Column("report_time", Double),
+        Column("host", Text),
+        Column("reported", Double),
         Column("received_lsn", LsnText),
         Column("applied_lsn", LsnText),
         Column("flushed_lsn", LsnText),
