@@ -20,6 +20,7 @@ from subscriber.sinks.sqlalchemy.tables import VERSION
 
 __all__ = ["observe"]
 
+_APPLICATION: Final = "subscriber status"
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 Row = Mapping[str, Any]
@@ -33,13 +34,8 @@ async def observe(target: str) -> Sequence[Observation]:
         TargetUnavailable: it cannot be reached.
         TargetError: no such file, no privilege, or a catalog that is not this program's.
     """
-    database = Database(target)
+    database = Database(target, _APPLICATION, create=False)
     try:
-        if database.path is not None and not database.path.exists():
-            # to connect would make it
-            raise TargetError(
-                f'database file "{database.path}" does not exist', hint='mend the path of --target; "subscriber run" makes the file'
-            )
         return await _observe(database)
     finally:
         await database.close()
@@ -89,7 +85,7 @@ async def _running(database: Database, oids: Sequence[int]) -> frozenset[int]:
     """Whose writer's lock is held: what workers told is of worth only then."""
     locks = Locks(database)
     try:
-        return frozenset([oid for oid in oids if await locks.is_held(writer_key(oid))])
+        return frozenset([oid for oid in oids if await locks.held(writer_key(oid))])
     finally:
         await locks.close()
 

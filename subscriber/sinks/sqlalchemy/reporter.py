@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -94,7 +95,8 @@ class Reporter:
             "relid": 0 if worker.table is None else relids[worker.table],
             "worker_type": "apply" if worker.table is None else "table synchronization",
             "pid": os.getpid(),
-            "report_time": time.time(),
+            "host": socket.gethostname(),
+            "reported": time.time(),
             "received_lsn": worker.received,
             "applied_lsn": worker.applied,
             "flushed_lsn": worker.flushed,

@@ -45,14 +45,14 @@ class SqlAlchemyCatalog:
         self._launches = False
 
     @classmethod
-    async def open(cls, target: str) -> SqlAlchemyCatalog:
+    async def open(cls, target: str, application_name: str) -> SqlAlchemyCatalog:
         """Connect, and make the catalog if it is not there.
 
         Raises:
             ConfigurationError: the target's text is no URL of SQLAlchemy's, or its driver is not installed.
             TargetUnavailable, TargetError
         """
-        catalog = cls(Database(target))
+        catalog = cls(Database(target, application_name))
         try:
             await ensure_catalog(catalog._database)
         except BaseException:
@@ -72,7 +72,7 @@ class SqlAlchemyCatalog:
             found = await connection.execute(select(position.c.srsubid, position.c.remote_lsn).where(position.c.srrelid == 0))
             positions = {oid: lsn for oid, lsn in found}
         return [
-            definition(row, positions.get(row["oid"]), claimed=await self._locks.is_held(verb_key(row["oid"])))
+            definition(row, positions.get(row["oid"]), claimed=await self._locks.held(verb_key(row["oid"])))
             for row in sorted(rows, key=lambda row: str(row["subname"]))
         ]
 
@@ -247,7 +247,7 @@ class SqlAlchemyCatalog:
             TargetUnavailable: it was the launcher's, and its lock is lost with the session that held it.
         """
         await asyncio.sleep(min(timeout, _LOOK_SECONDS))
-        if self._launches and not await self._locks.is_held(LAUNCHER_KEY):
+        if self._launches and not await self._locks.held(LAUNCHER_KEY):
             raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
 
     async def close(self) -> None:
