@@ -194,12 +194,16 @@ class Capabilities:
     transactional: bool = True
     """Data and position become durable together."""
     two_phase: bool = False
-    """Prepared transactions of the publisher stay prepared in the target."""
+    """Prepared transactions of the publisher are kept until their COMMIT PREPARED."""
+    prepares_in_target: bool = False
+    """They are prepared in the target itself, as it has transactions of that kind: what it has against their changes it says at once."""
     truncate: bool = True
     parallel_copy: bool = False
     """:meth:`TableSink.copy` may run several times at once for one table."""
     parallel_apply: bool = False
     """Streamed transactions can be applied before their end: :meth:`Sink.open_parallel`."""
+    described: bool = False
+    """It needs to know what the publisher's catalog says of the tables: :meth:`Sink.describe_tables`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,9 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
 
-_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
+_CAPABILITIES = Capabilities(
+    transactional=True, two_phase=True, prepares_in_target=True, truncate=True, parallel_copy=True, parallel_apply=True
+)
 
 
 class _Open:
@@ -232,6 +234,9 @@ class PostgresSink:
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         """Store ``subtwophasestate``."""
         await self._open.rows.update_subscription('subtwophasestate = %s::text::"char"', state.value)
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """Nothing is to be known beforehand: the target's types read the values."""
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables, once no synchronization of a dead process can change them any more."""
