@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
-__all__ = ["FIRST_UNPINNED_OID", "Attribute", "TypeFact", "TypeKind"]
-
-FIRST_UNPINNED_OID: Final = 12_000
-"""Types below this have the oids of the sources, in every server; others those that a server happened to give them (transam.h)."""
+__all__ = ["Attribute", "TypeFact", "TypeKind"]
 
 
 class TypeKind(StrEnum):

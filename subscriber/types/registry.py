@@ -12,12 +12,12 @@ A type that nobody told anything of is read as text, which every type has; its b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from subscriber.types.builtin import CATALOG, builtin_facts
-from subscriber.types.facts import FIRST_UNPINNED_OID, Attribute, TypeFact, TypeKind
+from subscriber.types.facts import Attribute, TypeFact, TypeKind
 
 __all__ = ["PgAttribute", "PgType", "TypeRegistry"]
 
@@ -77,10 +77,11 @@ class PgType:
 class TypeRegistry:
     """All types known. One belongs to one publisher: oids mean nothing elsewhere."""
 
-    __slots__ = ("_facts", "_named", "_resolved")
+    __slots__ = ("_builtin", "_facts", "_named", "_resolved")
 
     def __init__(self) -> None:
         self._facts = {fact.oid: fact for fact in builtin_facts()}
+        self._builtin = frozenset(self._facts)
         self._named: dict[int, tuple[str, str]] = {}
         self._resolved: dict[tuple[int, int], PgType] = {}
 
@@ -95,12 +96,16 @@ class TypeRegistry:
         self._named[oid] = (namespace, name)
         self._resolved.clear()
 
-    def facts(self) -> Iterator[TypeFact]:
-        """What was added and is not built in: to be kept, and added again elsewhere."""
-        return (fact for fact in self._facts.values() if fact.oid >= FIRST_UNPINNED_OID)
+    def facts_of(self, oids: Iterable[int]) -> tuple[TypeFact, ...]:
+        """What was added for these types and for what they are made of, by oid: all that another registry needs for them."""
+        seen, _ = self._closure(oids)
+        return tuple(self._facts[oid] for oid in sorted(seen) if oid in self._facts and oid not in self._builtin)
 
     def unknown(self, oids: Iterable[int]) -> frozenset[int]:
         """Those of the types, and of what they are made of, that no catalog told of."""
+        return frozenset(self._closure(oids)[1])
+
+    def _closure(self, oids: Iterable[int]) -> tuple[set[int], set[int]]:
         missing: set[int] = set()
         seen: set[int] = set()
         waiting = list(oids)
@@ -116,7 +121,7 @@ class TypeRegistry:
                 waiting += [attribute.type_oid for attribute in fact.attributes]
                 if fact.element:
                     waiting.append(fact.element)
-        return frozenset(missing)
+        return seen, missing
 
     def resolve(self, oid: int, modifier: int = -1) -> PgType:
         """The type of a column.

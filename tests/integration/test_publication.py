@@ -56,6 +56,9 @@ async def test_table_as_described(publisher_db: Database) -> None:
         size=publisher_db.value("""SELECT pg_relation_size('"S x".t')"""),
         estimated_rows=1000,
         column_types=(TEXT, INT4),
+        column_modifiers=(-1, -1),
+        not_null=frozenset({"a"}),
+        primary_key=("a",),
     )
     assert table.size > 0
 
