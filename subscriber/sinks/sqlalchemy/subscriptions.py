@@ -69,8 +69,8 @@ class SqlAlchemyCatalog:
         subscription, position = self._tables.pg_subscription, self._tables.position
         async with self._database.reading() as connection:
             rows = [dict(row) for row in (await connection.execute(select(subscription))).mappings()]
-            found = await connection.execute(select(position.c.srsubid, position.c.remote_lsn).where(position.c.srrelid == 0))
-            positions = {oid: lsn for oid, lsn in found}
+            query = select(position.c.srsubid, position.c.remote_lsn).where(position.c.srrelid == 0)
+            positions = {int(oid): lsn for oid, lsn in await connection.execute(query)}
         return [
             definition(row, positions.get(row["oid"]), claimed=await self._locks.held(verb_key(row["oid"])))
             for row in sorted(rows, key=lambda row: str(row["subname"]))
@@ -180,9 +180,7 @@ class SqlAlchemyCatalog:
         subscription = self._tables.pg_subscription
         taken = (await connection.execute(select(subscription.c.oid).where(subscription.c.subname == name))).scalar()
         if taken is not None and taken != but:
-            raise TargetError(
-                f'subscription "{name}" already exists', sqlstate="42710", hint="choose another name, or drop that one first"
-            )
+            raise TargetError(f'subscription "{name}" already exists', sqlstate="42710", hint="choose another name, or drop that one first")
 
     async def _update(self, connection: AsyncConnection, oid: int, changes: Mapping[str, Any]) -> None:
         subscription = self._tables.pg_subscription
