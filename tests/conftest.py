@@ -10,8 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from subscriber.errors import ConfigurationError
+from subscriber.testing.mariadb import EmbeddedMariaDB
+from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
 from subscriber.testing.server import EmbeddedServer
 from tests.database import Database, ServerAddress, fresh_database, given_publisher_version
+from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 pytest_plugins = ["tests.versions"]
 
@@ -97,4 +101,24 @@ def publisher16_db(publisher16: ServerAddress) -> Iterator[Database]:
 def target_db(target_server: ServerAddress) -> Iterator[Database]:
     """An empty target database, dropped afterwards."""
     with fresh_database(target_server, "tgt") as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[EmbeddedMariaDB]:
+    """A MariaDB server. Without its programs the test fails, unless it was said that MariaDB is done without."""
+    if is_done_without():
+        pytest.skip(f"{WITHOUT_VARIABLE} is set")
+    try:
+        server = EmbeddedMariaDB.create()
+    except ConfigurationError as error:
+        pytest.fail(error.one_line())
+    with server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_db(mariadb: EmbeddedMariaDB) -> Iterator[MariaDatabase]:
+    """An empty database of MariaDB, dropped afterwards."""
+    with fresh_mariadb_database(mariadb) as database:
         yield database

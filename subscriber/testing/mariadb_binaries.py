@@ -20,7 +20,7 @@ from subscriber.errors import ConfigurationError
 __all__ = ["BINDIR_VARIABLE", "WITHOUT_VARIABLE", "MariaDBPrograms", "find_mariadb", "install_mariadb", "is_done_without"]
 
 BINDIR_VARIABLE: Final = "SUBSCRIBER_MARIADB_BINDIR"
-"""Names the directory of ``mariadbd`` and ``mariadb-install-db`` where they are in none of the usual ones."""
+"""Names the directory of ``mariadbd``, ``mariadb-install-db`` and ``mariadb`` where they are in none of the usual ones."""
 WITHOUT_VARIABLE: Final = "SUBSCRIBER_TEST_WITHOUT_MARIADB"
 """``1``: the tests that need MariaDB are left out, knowingly."""
 
@@ -39,6 +39,7 @@ class MariaDBPrograms:
 
     server: Path
     install_db: Path
+    client: Path
     version: tuple[int, int]
 
 
@@ -55,8 +56,8 @@ def find_mariadb() -> MariaDBPrograms:
     """
     named = os.environ.get(BINDIR_VARIABLE)
     path = os.pathsep.join([*([named] if named else []), os.environ.get("PATH", os.defpath), *_DIRECTORIES])
-    server, install_db = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
-    if server is None or install_db is None:
+    server, install_db, client = (shutil.which(name, path=path) for name in ("mariadbd", "mariadb-install-db", "mariadb"))
+    if server is None or install_db is None or client is None:
         raise ConfigurationError("no MariaDB server programs were found", hint=_REMEDY)
     try:
         shown = subprocess.run([server, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
@@ -65,7 +66,7 @@ def find_mariadb() -> MariaDBPrograms:
     match = _VERSION.search(shown)
     if match is None:
         raise ConfigurationError(f"{server} is no MariaDB server", hint=_REMEDY)
-    return MariaDBPrograms(Path(server), Path(install_db), (int(match[1]), int(match[2])))
+    return MariaDBPrograms(Path(server), Path(install_db), Path(client), (int(match[1]), int(match[2])))
 
 
 def install_mariadb() -> MariaDBPrograms:

@@ -222,14 +222,23 @@ async def whole_row_identity_with_unsent_values(feed: Feed) -> None:
 
 
 @scenarios
-async def other_identity(feed: Feed) -> None:
-    """The publisher identifies rows by columns that are no primary key in the target."""
-    t = Table("t", "*id int4", "code", "v")
-    sent = Table("t", "id int4", "*code", "v")
+async def whole_row_identity_with_a_key(feed: Feed) -> None:
+    """REPLICA IDENTITY FULL, and the target has a primary key: that finds the row, whatever else the target has made of it."""
+    t = Table("t", "*id int4", "v", full=True)
     await feed.create(t)
-    await feed.apply(sent.relation, sent.insert(1, "a", "x"), sent.insert(2, "b", "x"))
-    await feed.apply(t.relation, t.update(1, "a", "y"), t.delete(2, None, None))
-    await feed.expect(t, (1, "a", "y"))
+    await feed.target.insert(t, [("1", "changed here"), ("2", "changed here"), ("3", "changed here")])
+    await feed.apply(t.relation, t.update(1, "a", old=(1, "x")), t.delete(2, "x"), t.update(4, "b", old=(3, "x")))
+    await feed.expect(t, (1, "a"), (4, "b"))
+
+
+@scenarios
+async def key_behind_other_columns(feed: Feed) -> None:
+    """Rows are identified by columns that are not the first, and not in the order of the table."""
+    t = Table("t", "v", "*code", "n int4", "*id int4")
+    await feed.create(t)
+    await feed.apply(t.relation, t.insert("x", "a", 1, 1), t.insert("y", "a", 2, 2), t.insert("z", "b", 3, 1))
+    await feed.apply(t.update("X", "a", None, 1), t.delete(None, "b", None, 1), t.update("Y", "c", 2, 3, old=(None, "a", None, 2)))
+    await feed.expect(t, ("X", "a", None, 1), ("Y", "c", 2, 3))
 
 
 @scenarios.needing("truncate")

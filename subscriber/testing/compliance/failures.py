@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subscriber.abc import TableEntry, TableState
-from subscriber.errors import ApplyError, RelationError, TargetError
+from subscriber.errors import ApplyError, RelationError
 from subscriber.testing.compliance.checking import demand, equal, refused
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.registry import Scenarios
@@ -113,14 +113,18 @@ async def missing_column(feed: Feed) -> None:
 
 @scenarios
 async def no_identity(feed: Feed) -> None:
-    """Rows without identity cannot be updated."""
-    t = Table("t", "*id int4", "v")
-    anonymous = Table("t", "id int4", "v")
+    """Rows without identity, or with another than the target's key, cannot be updated nor deleted; they can be inserted."""
+    t = Table("t", "*id int4", "code")
+    anonymous, other = Table("t", "id int4", "code"), Table("t", "id int4", "*code")
     await feed.create(t)
     await feed.apply(anonymous.relation, anonymous.insert(1, "a"))
-    with refused(TargetError, "an update of a row without identity"):
-        await feed.apply(anonymous.update(1, "b"))
-    await feed.expect(t, (1, "a"))
+    await feed.apply(other.relation, other.insert(2, "b"))
+    for change in (other.update(3, "b"), other.delete(None, "b")):
+        with refused(RelationError, "an update or delete by columns that are not the target's key"):
+            await feed.apply(change)
+    with refused(RelationError, "an update of a row without identity"):
+        await feed.apply(anonymous.relation, anonymous.update(1, "b"))
+    await feed.expect(t, (1, "a"), (2, "b"))
 
 
 @scenarios

@@ -12,6 +12,7 @@ from subscriber.protocol.messages import CommitPrepared, Message, Relation, Roll
 from subscriber.testing.compliance.checking import equal
 from subscriber.testing.compliance.target import ComplianceTarget, Row
 from subscriber.testing.compliance.values import Table
+from subscriber.testing.values import normalizer
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["NAME", "START", "Feed", "Spooled"]
@@ -121,7 +122,7 @@ class Feed:
         """The table holds these rows and no others; values as texts or what ``str`` makes of them, in the order of all columns."""
         expected = [tuple(None if value is None else str(value) for value in row) for row in rows]
         found = await self.target.rows(table)
-        equal(_sorted(found), _sorted(expected), f"rows of table {table.name}")
+        equal(_comparable(table, found), _comparable(table, expected), f"rows of table {table.name}")
 
     # --- transactions
 
@@ -210,5 +211,7 @@ def _gid(transaction: Transaction) -> str:
     return f"gid of {transaction.xid}"
 
 
-def _sorted(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: [(value is None, value or "") for value in row])
+def _comparable(table: Table, rows: Iterable[Row]) -> list[tuple[str | None, ...]]:
+    normalizers = [normalizer(column.type) for column in table.columns]
+    normalized = [tuple(normalize(value) for normalize, value in zip(normalizers, row, strict=True)) for row in rows]
+    return sorted(normalized, key=lambda row: [(value is None, value or "") for value in row])

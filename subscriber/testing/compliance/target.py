@@ -10,8 +10,8 @@ from subscriber.testing.compliance.values import Table
 
 __all__ = ["ComplianceTarget", "Row"]
 
-Row = tuple[str | None, ...]
-"""Values as PostgreSQL writes them (``t`` and ``f``, ``\\x00ff``, ISO dates, UTC), in the order of the table's columns; None is NULL."""
+Row = tuple[object, ...]
+"""Values in the order of the table's columns: PostgreSQL's text of each, or what the target's driver gives for it; None is NULL."""
 
 
 class ComplianceTarget(Protocol):
@@ -33,7 +33,7 @@ class ComplianceTarget(Protocol):
         ...
 
     async def insert(self, table: Table, rows: Sequence[Row]) -> None:
-        """Put rows into the table, as somebody else would who writes into the target. They give a value for each column."""
+        """Put rows into the table, as somebody else would who writes into the target: texts or None, one for each column."""
         ...
 
     async def clear(self, table: Table) -> None:
