@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,8 @@ from subscriber.testing.tables import SPECIMEN_NAMES, table_names
 __all__ = ["SqlAlchemyTarget"]
 
 _LESS: Final = frozenset({"mysql", "mariadb"})
-_FILES: Final = ("", "-wal", "-shm", "-journal", ".subscriber-lock")
-"""What a SQLite database consists of, by the ends of the files' names."""
+_FILES: Final = ("", "-wal", "-shm", "-journal")
+"""What a SQLite database consists of, by the ends of the files' names; beside them is the directory of our locks."""
 
 
 class SqlAlchemyTarget:
@@ -89,3 +90,4 @@ class SqlAlchemyTarget:
 def _remove_database(path: Path) -> None:
     for suffix in _FILES:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
+    shutil.rmtree(f"{path}-locks", ignore_errors=True)

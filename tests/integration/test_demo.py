@@ -137,7 +137,9 @@ def test_refuses_a_target_with_tables_of_these_names(scratch: Path, target_db: D
     ("target", "said"),
     [
         ("postgresql://nobody@127.0.0.1:1/nowhere", "127.0.0.1"),
-        ("mysql://localhost/shop", "not a URL or conninfo of PostgreSQL"),
+        ("somedb://localhost/shop", 'no sink for targets of kind "somedb"'),
+        ("sqlite://", "in memory"),
+        ("mariadb://nobody:hush@127.0.0.1:1/shop", "hint: "),
     ],
 )
 def test_a_target_that_cannot_be_used_is_one_line(scratch: Path, target: str, said: str) -> None:

@@ -6,9 +6,9 @@ For the demonstration and for proofs of equality. Values come as the driver give
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import BigInteger, Column, MetaData, Select, Table, Text, column, func, inspect, select, table
+from sqlalchemy import BigInteger, Column, Executable, MetaData, Table, Text, column, func, inspect, select, table
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable, DropSchema, DropTable
@@ -98,7 +98,7 @@ class TargetInspection:
         """Every row of a table, in one statement; values as the driver gives them."""
         place = self._place(name)
         # columns without a type: no conversion of SQLAlchemy's
-        query: Select[Any] = select(*(column(each) for each in columns)).select_from(table(place.name, schema=place.schema))
+        query: Executable = select(*(column(each) for each in columns)).select_from(table(place.name, schema=place.schema))
         async with self._database.reading() as connection:
             result = await connection.stream(query)
             async for part in result.partitions(_FETCH_ROWS):

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 20.0
 """How long a verb waits for whoever runs the subscription: a worker may need some seconds for the batch at hand."""
+_LAUNCHER_SECONDS: Final = 10.0
+"""How long the session of a launcher that was killed may hold its lock."""
 _LOOK_SECONDS: Final = 0.25
 
 
@@ -232,7 +234,7 @@ class SqlAlchemyCatalog:
             SubscriptionInUse: another process has it.
         """
         try:
-            await self._locks.take(LAUNCHER_KEY, "the launcher of this target")
+            await self._locks.take(LAUNCHER_KEY, "the launcher of this target", wait=_LAUNCHER_SECONDS)
         except SubscriptionInUse as error:
             error.hint = "one `subscriber run --target` serves all subscriptions of a target: stop the other one first"
             raise
