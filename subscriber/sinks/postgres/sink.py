@@ -35,7 +35,6 @@ from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
 from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.reporter import Reporter
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
@@ -43,6 +42,7 @@ from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
 from subscriber.sinks.postgres.twophase import TwoPhase
+from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]

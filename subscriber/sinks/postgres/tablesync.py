@@ -41,13 +41,13 @@ from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins,
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetTable
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
 from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.statements import set_role
 from subscriber.sinks.postgres.table_reader import read_table
 from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.tally import Tally
 
 __all__ = ["PostgresTableSink"]
 
