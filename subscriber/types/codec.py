@@ -37,7 +37,7 @@ from subscriber.types.facts import TypeKind
 from subscriber.types.failures import ValueRefused
 from subscriber.types.registry import PgType
 
-__all__ = ["READ_ERRORS", "Codec", "Value", "codec"]
+__all__ = ["READ_ERRORS", "Codec", "Value", "binary_problem", "codec"]
 
 Value = bool | int | float | Decimal | bytes | UUID | datetime.date | datetime.time | datetime.datetime | str | list[Any]
 
@@ -108,6 +108,30 @@ def codec(type_: PgType) -> Codec:
         case TypeKind.ENUM:
             return _textual(type_, bytes.decode)
     return _base(type_)
+
+
+def binary_problem(type_: PgType) -> str | None:
+    """Why the binary format of a type, or of something that it is made of, cannot be read; None if it can."""
+    if type_.builtin in _NO_SEND:
+        # the publisher sends text whatever is asked for; inside of another type it cannot send at all
+        return None
+    parts = [attribute.type for attribute in type_.attributes]
+    if type_.element is not None:
+        parts.append(type_.element)
+    for part in parts:
+        problem = binary_problem(part)
+        if problem is not None:
+            return problem
+    if type_.kind is not TypeKind.BASE:
+        return None
+    if type_.builtin is None:
+        return f"the binary format of type {type_} is not known here"
+    reason = scalars.NO_BINARY.get(type_.builtin)
+    return None if reason is None else f"type {type_} cannot be read in the binary format: {reason}"
+
+
+_NO_SEND: Final = frozenset({"aclitem", "gtsvector"})
+"""Types that have no binary format."""
 
 
 def _textual(type_: PgType, text_from_binary: _Text, text_from_text: _Text = bytes.decode) -> Codec:

@@ -22,6 +22,8 @@ from subscriber.types.facts import Attribute, TypeFact, TypeKind
 __all__ = ["PgAttribute", "PgType", "TypeRegistry"]
 
 _DEPTH: Final = 64
+_HEADER: Final = 4
+"""VARHDRSZ, which modifiers of lengths and of numeric contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,22 @@ class PgType:
     def builtin(self) -> str | None:
         """The name, of a built-in base type; None for all others."""
         return self.name if self.known and self.kind is TypeKind.BASE and self.namespace == CATALOG else None
+
+    @property
+    def precision_and_scale(self) -> tuple[int, int] | None:
+        """Of a declared numeric(p,s); the scale may be negative, or above the precision. None: any number of digits."""
+        if self.builtin != "numeric" or self.modifier < _HEADER:
+            return None
+        packed = self.modifier - _HEADER
+        # eleven bits of two's complement (numeric_typmod_scale)
+        return packed >> 16, ((packed & 0x7FF) ^ 0x400) - 0x400
+
+    @property
+    def length(self) -> int | None:
+        """Of a declared varchar(n), char(n), bit(n) or varbit(n): characters or bits at most. None: as many as may be."""
+        if self.builtin in {"varchar", "bpchar"} and self.modifier >= _HEADER:
+            return self.modifier - _HEADER
+        return self.modifier if self.builtin in {"bit", "varbit"} and self.modifier > 0 else None
 
     def __str__(self) -> str:
         """As a message names it: without modifier, a domain by its own name."""

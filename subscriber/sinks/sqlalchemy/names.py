@@ -1,0 +1,98 @@
+"""What a publisher's table is called in the target.
+
+Where the database has schemas the way PostgreSQL has them, nothing changes: ``s.t`` is ``s.t``. Elsewhere the schema becomes a part of the
+name, except for ``public``: ``public.t`` is ``t``, ``s.t`` is ``s__t``. So two tables may fall together (``s.t`` and ``public.s__t``; ``t``
+and ``T`` where case does not count), and a name may become too long: both are refused before anything is made, with the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from sqlalchemy import Dialect
+
+from subscriber.abc import Finding, TableName
+
+__all__ = ["has_schemas", "name_findings", "target_name"]
+
+_DEFAULT_SCHEMA: Final = "public"
+_SEPARATOR: Final = "__"
+_OWN_PREFIX: Final = "subscriber_"
+_CASELESS: Final = frozenset({"sqlite"})
+"""Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
+
+
+def has_schemas(dialect_name: str) -> bool:
+    """Whether tables lie in schemas there as they do in PostgreSQL."""
+    return dialect_name == "postgresql"
+
+
+def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
+    """Schema (None: the database has none) and name of the table in a target of this dialect."""
+    if has_schemas(dialect_name):
+        return table.namespace, table.name
+    if table.namespace == _DEFAULT_SCHEMA:
+        return None, table.name
+    return None, f"{table.namespace}{_SEPARATOR}{table.name}"
+
+
+def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bool | None = None) -> list[Finding]:
+    """What is wrong with the names that these tables would have.
+
+    Args:
+        tables: all that are published.
+        dialect: the target's.
+        caseless: whether the target takes names for equal that differ in case only; None: as the dialect always does.
+    """
+    ignore_case = dialect.name in _CASELESS if caseless is None else caseless
+    findings = []
+    taken: dict[tuple[str | None, str], TableName] = {}
+    for table in tables:
+        schema, name = target_name(table, dialect.name)
+        other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
+        if other != table:
+            findings.append(
+                Finding(
+                    "error",
+                    f'tables "{other}" and "{table}" would both be table "{name}" in the target',
+                    "rename one of them at the publisher, or subscribe to it into another database",
+                )
+            )
+        longest = dialect.max_identifier_length
+        if len(name) > longest:
+            findings.append(
+                Finding(
+                    "error",
+                    f'table "{table}" would be table "{name}" in the target, where names have at most {longest} characters',
+                    "rename the table or its schema at the publisher",
+                )
+            )
+        if not has_schemas(dialect.name) and name.lower().startswith(_OWN_PREFIX) and _is_ours(name.lower()):
+            findings.append(
+                Finding(
+                    "error",
+                    f'table "{table}" would be table "{name}" in the target, a name that subscriber\'s own tables have',
+                    "rename the table at the publisher",
+                )
+            )
+    return findings
+
+
+def _is_ours(name: str) -> bool:
+    return name.removeprefix(_OWN_PREFIX) in _OWN_TABLES
+
+
+_OWN_TABLES: Final = frozenset(
+    {
+        "version",
+        "pg_subscription",
+        "fence",
+        "pg_subscription_rel",
+        "position",
+        "prepared_transaction",
+        "prepared_transaction_chunk",
+        "worker",
+        "subscription_stats",
+    }
+)
