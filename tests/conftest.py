@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -104,17 +104,35 @@ def target_db(target_server: ServerAddress) -> Iterator[Database]:
         yield database
 
 
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[EmbeddedMariaDB]:
-    """A MariaDB server. Without its programs the test fails, unless it was said that MariaDB is done without."""
+def _mariadb(**settings: str) -> EmbeddedMariaDB:
+    """Without its programs the test fails, unless it was said that MariaDB is done without."""
     if is_done_without():
         pytest.skip(f"{WITHOUT_VARIABLE} is set")
     try:
-        server = EmbeddedMariaDB.create()
+        return EmbeddedMariaDB.create(settings=settings)
     except ConfigurationError as error:
         pytest.fail(error.one_line())
-    with server:
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[EmbeddedMariaDB]:
+    """A MariaDB server."""
+    with _mariadb() as server:
         yield server
+
+
+@pytest.fixture
+def make_mariadb() -> Iterator[Callable[..., EmbeddedMariaDB]]:
+    """MariaDB servers of this test alone, with settings of their own or to be killed."""
+    made: list[EmbeddedMariaDB] = []
+
+    def create(**settings: str) -> EmbeddedMariaDB:
+        made.append(_mariadb(**{name.replace("_", "-"): value for name, value in settings.items()}))
+        return made[-1]
+
+    yield create
+    for server in made:
+        server.remove()
 
 
 @pytest.fixture
