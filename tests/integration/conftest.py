@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,3 +89,12 @@ def other_replica(publisher18_db: Database, other_target: OtherTarget) -> Replic
 def sqlite_replica(publisher18_db: Database, sqlite_file: OtherTarget) -> Replica:
     """A publisher, and a SQLite file that is not there yet."""
     return replica_of(publisher18_db, sqlite_file)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Where the demo makes its servers: one that the user who runs them can reach, too."""
+    directory = Path(tempfile.mkdtemp(prefix="demo-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

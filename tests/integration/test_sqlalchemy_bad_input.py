@@ -1,0 +1,295 @@
+"""Bad input on targets of SQLAlchemy's.
+
+One line with relation, column and LSN; the transaction rolled back, the position unmoved; mended, it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import secrets
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.database import WAIT_SECONDS, Database
+from tests.integration.program import PROGRAM, Ended, environment, running, slots, subscriber
+from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
+
+SECRET = "row-value-of-nobody-s-business"
+
+
+def told(done: Ended, *said: str) -> str:
+    """One line of error that says it, with a remedy, and nothing that is nobody's business; returns the line."""
+    lines = [line for line in done.errors.splitlines() if " WARNING " not in line]
+    assert (done.status, done.output) == (1, ""), done.errors
+    assert len(lines) == 1, done.errors
+    assert lines[0].startswith("subscriber: ")
+    for text in said:
+        assert re.search(text, lines[0]), lines[0]
+    assert "(hint: " in lines[0], lines[0]
+    assert SECRET not in done.errors
+    assert "Traceback" not in done.errors
+    return lines[0]
+
+
+# --- before anything is begun
+
+ARGUMENTS = [
+    ("sqlite://", "in memory"),
+    ("sqlite:///:memory:", "in memory"),
+    ("sqlite+pysqlite:///x.db", "not asynchronous"),
+    ("mysql+pymysql://u:hush@127.0.0.1/x", "not asynchronous"),
+    ("somedb://u:hush@127.0.0.1/x", 'no sink for targets of kind "somedb"'),
+    ("sqlite:////no/such/directory/x.db", "No such file or directory"),
+    ("mariadb://u:hush@127.0.0.1:1/x", "127.0.0.1|connect"),
+    ("postgresql+asyncpg://u:hush@127.0.0.1:1/x", "127.0.0.1|connect"),
+    ("mariadb://u:hush@127.0.0.1:notaport/x", "URL"),
+]
+
+
+@pytest.mark.parametrize(("target", "said"), ARGUMENTS)
+def test_targets_that_cannot_be(publisher18_db: Database, target: str, said: str) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
+    pair = Replica(publisher18_db, OtherTarget("sqlite", target, lambda _: [], lambda _: None))
+    for verb in ("check", "run"):
+        more = ["--until-caught-up"] if verb == "run" else []
+        assert "hush" not in told(subscriber(*pair.arguments(*more, verb=verb)), said)
+    assert slots(publisher18_db) == []
+
+
+def test_a_file_that_is_no_database(sqlite_replica: Replica) -> None:
+    path = sqlite_replica.target.path
+    assert path is not None
+    path.write_bytes(b"this is somebody's text, and long enough to be read as the head of a database" * 10)
+    before = path.read_bytes()
+    told(subscriber(*sqlite_replica.arguments("--until-caught-up")), "not a database")
+    assert path.read_bytes() == before
+    assert slots(sqlite_replica.publisher) == []
+    path.unlink()
+    sqlite_replica.catches_up()
+
+
+def test_a_login_that_is_refused(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
+    password = f"hush{secrets.token_hex(8)}"
+    wrong = re.sub(r"//([^:]+):[^@]+@", rf"//\1:{password}@", mariadb_db.url)
+    pair = Replica(publisher18_db, OtherTarget("mariadb", wrong, mariadb_db.fetch, mariadb_db.execute))
+    assert password not in told(subscriber(*pair.arguments("--until-caught-up")), "(?i)denied|refuse")
+    absent = f"{mariadb_db.url}_absent"
+    told(subscriber(*pair.arguments("--until-caught-up", target=absent)), "(?i)unknown database|no such database|does not exist")
+    assert slots(publisher18_db) == []
+
+
+# --- the target's state
+
+
+def test_a_file_that_somebody_else_keeps_locked(sqlite_replica: Replica) -> None:
+    pair = sqlite_replica
+    pair.catches_up()
+    assert pair.target.path is not None
+    before = pair.target.position(pair.name)
+    pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
+    with write_locked(pair.target.path), running(*pair.arguments("-v")) as program:
+        # said, and tried again
+        program.says("database is locked")
+        assert pair.target.position(pair.name) == before
+        assert program.process.poll() is None
+        assert SECRET not in program.errors
+    pair.catches_up()
+
+
+def _unprivileged(path: Path) -> Callable[[], None] | None:
+    """Root writes read-only files too: the program runs as another user then."""
+    if os.geteuid() != 0:
+        return None
+    os.chown(path, 65534, 65534)
+
+    def become_nobody() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+    return become_nobody
+
+
+def test_a_full_disk(sqlite_replica: Replica) -> None:
+    pair = sqlite_replica
+    pair.catches_up()
+    before = pair.target.position(pair.name)
+    assert pair.target.path is not None
+    limit = pair.target.path.stat().st_size + 200_000
+    pair.publisher.execute(f"INSERT INTO t SELECT i, repeat('{SECRET}', 20) FROM generate_series(10000, 13000) AS i")
+    done = limited(limit, *pair.arguments("--until-caught-up"))
+    told(done, "(?i)full|disk i/o")
+    assert pair.target.position(pair.name) == before
+    assert pair.target.fetch("SELECT count(*) FROM t WHERE id >= 10000") == [(0,)]
+    pair.catches_up()
+
+
+def limited(size: int, *arguments: str) -> Ended:
+    """Run the program where no file may grow beyond ``size`` bytes."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = subprocess.run(
+        [*PROGRAM, *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+        preexec_fn=limit,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, 0.0)
+
+
+# --- values and shapes that the target refuses: by one row of two in one transaction, behind one that is fine
+
+
+def refused(pair: Replica, insert: str, *said: str, mend: str) -> None:
+    """A row that the target refuses: its transaction is not there, those before it are; after the remedy everything is."""
+    pair.publisher.execute("INSERT INTO t VALUES (5000, 'before')")
+    pair.publisher.execute(f"INSERT INTO t VALUES (5001, 'with it'); {insert}")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    line = told(done, 'relation "public.t"', *said)
+    assert re.search(r"finished at [0-9A-F]+/[0-9A-F]+", line), line
+    assert pair.target.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
+    again = subscriber(*pair.arguments("--until-caught-up"))
+    assert told(again) == line, "nothing has moved"
+    pair.target.execute(mend)
+    pair.catches_up()
+
+
+def test_a_value_that_is_too_long(publisher18_db: Database, other_target: OtherTarget) -> None:
+    if other_target.kind == "sqlite":
+        other_target.execute("CREATE TABLE t (id int PRIMARY KEY, v text CONSTRAINT short CHECK (length(v) < 20))")
+        mend = "ALTER TABLE t RENAME TO old; CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT * FROM old; DROP TABLE old"
+        said = "short"
+    else:
+        other_target.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(20))")
+        mend = {"mariadb": "ALTER TABLE t MODIFY v text", "postgresql": "ALTER TABLE t ALTER v TYPE text"}[other_target.kind]
+        said = "(?i)too long"
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    pair = Replica(publisher18_db, other_target)
+    pair.catches_up()
+    refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET}')", said, mend=mend)
+
+
+def test_a_value_that_is_out_of_range(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
+    mariadb_db.execute("CREATE TABLE t (id int PRIMARY KEY, v tinyint)")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 1)")
+    pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
+    pair.catches_up()
+    publisher18_db.execute("INSERT INTO t VALUES (5000, 5)")
+    publisher18_db.execute("INSERT INTO t VALUES (5001, 6), (5002, 12345678)")
+    line = told(
+        subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "(?i)range", r"finished at [0-9A-F]+/"
+    )
+    assert "12345678" not in line
+    assert mariadb_db.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
+    mariadb_db.execute("ALTER TABLE t MODIFY v int")
+    pair.catches_up()
+
+
+def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
+    mariadb_db.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(100) CHARACTER SET latin1)")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'ä')")
+    pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
+    pair.catches_up()
+    refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET} 漢')", 'column "v"', mend="ALTER TABLE t MODIFY v text CHARACTER SET utf8mb4")
+
+
+def test_a_row_that_is_there_already(other_replica: Replica) -> None:
+    pair = other_replica
+    pair.catches_up()
+    pair.target.execute(f"INSERT INTO t VALUES (5002, '{SECRET}')")
+    refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET}')", "(?i)duplicate key|insert_exists", mend="DELETE FROM t WHERE id = 5002")
+
+
+def test_infinity_into_a_date(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v date); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("INSERT INTO t VALUES (1, '2000-01-01')")
+    pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute), ["--create-tables"])
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    before = pair.target.position(pair.name)
+    publisher18_db.execute("INSERT INTO t VALUES (2, 'infinity')")
+    told(subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "text", r"finished at [0-9A-F]+/")
+    assert pair.target.position(pair.name) == before
+    mariadb_db.execute("ALTER TABLE t MODIFY v varchar(40)")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    assert mariadb_db.fetch("SELECT v FROM t ORDER BY id") == [("2000-01-01",), ("infinity",)]
+
+
+def test_a_table_of_another_shape(other_replica: Replica) -> None:
+    pair = other_replica
+    pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, other varchar(20))")
+    done = subscriber(*pair.arguments(verb="check"))
+    assert done.status == 1
+    assert 'target relation "public.t" is missing replicated column: "v"' in done.output
+    told(subscriber(*pair.arguments("--until-caught-up")), 'target relation "public.t" is missing replicated column: "v"')
+    assert slots(pair.publisher) == []
+    pair.target.execute("DROP TABLE t")
+    pair.catches_up()
+
+
+def test_names_that_fall_together(publisher18_db: Database, sqlite_file: OtherTarget) -> None:
+    publisher18_db.execute("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text); CREATE TABLE s__t (id int PRIMARY KEY, v text)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE s.t, s__t")
+    pair = Replica(publisher18_db, sqlite_file)
+    done = subscriber(*pair.arguments(verb="check"))
+    assert done.status == 1
+    assert '"s.t"' in done.output
+    assert '"public.s__t"' in done.output
+    told(subscriber(*pair.arguments("--until-caught-up")), 'would both be table "s__t"')
+    assert slots(publisher18_db) == []
+    publisher18_db.execute("ALTER PUBLICATION pub DROP TABLE s__t; INSERT INTO s.t VALUES (1, 'a')")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    assert sqlite_file.fetch("SELECT * FROM s__t") == [(1, "a")]
+
+
+def test_a_read_only_server(publisher18_db: Database, target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    url = target_db.dsn.replace("postgresql:", "postgresql+asyncpg:")
+    pair = Replica(publisher18_db, OtherTarget("postgresql", url, target_db.fetch, target_db.execute))
+    pair.catches_up()
+    before = pair.target.position(pair.name)
+    target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = on")
+    publisher18_db.execute(f"INSERT INTO t VALUES (2, '{SECRET}')")
+    told(subscriber(*pair.arguments("--until-caught-up")), "(?i)read-only")
+    assert pair.target.position(pair.name) == before
+    target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = off")
+    assert target_db.fetch(ALL) == [(1, "a")]
+    pair.catches_up()
+
+
+def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
+    pair = sqlite_replica
+    pair.catches_up()
+    assert pair.target.path is not None
+    before = pair.target.position(pair.name)
+    copy = scratch / "replica.db"
+    copy.write_bytes(pair.target.path.read_bytes())
+    become = _unprivileged(copy)
+    copy.chmod(0o400)
+    pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
+    done = subprocess.run(
+        [*PROGRAM, *pair.arguments("--until-caught-up", target=f"sqlite:///{copy}")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+        preexec_fn=become,
+    )
+    told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
+    assert pair.target.position(pair.name) == before
+    pair.catches_up()
