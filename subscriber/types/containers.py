@@ -136,8 +136,9 @@ def record_text(data: bytes, reader_of: Callable[[int, int], Read]) -> str:
     fields = []
     for index in range(count):
         oid = _UINT32_INT32.unpack_from(data, position)[0]
+        read = reader_of(index, oid)
         found, position = _field(data, position + 4)
-        fields.append("" if found is None else _quoted(reader_of(index, oid)(found), "(),"))
+        fields.append("" if found is None else _quoted(read(found), "(),"))
     _require_end(data, position)
     return f"({','.join(fields)})"
 

@@ -89,7 +89,7 @@ class PgType:
         namespace, name = self.domain or (self.namespace, self.name)
         if self.kind is TypeKind.ARRAY and self.element is not None and self.domain is None:
             return f"{self.element}[]"
-        return name if namespace == CATALOG else f"{namespace}.{name}"
+        return name if namespace in {CATALOG, ""} else f"{namespace}.{name}"
 
 
 class TypeRegistry:
@@ -190,7 +190,7 @@ class TypeRegistry:
         return PgAttribute(attribute.name, self._resolve(attribute.type_oid, attribute.modifier, depth - 1))
 
     def _by_name(self, oid: int, modifier: int) -> PgType:
-        namespace, name = self._named.get(oid, ("", f"type with OID {oid}"))
+        namespace, name = self._named.get(oid, ("", f"with OID {oid}"))
         if namespace == CATALOG:
             # a domain over it: its modifier is not told
             for fact in self._facts.values():
