@@ -49,7 +49,7 @@ class Feed:
         target: looked at from the outside.
         sink: the one that is open.
         state: what opening it gave.
-        closed: tables whose changes the gate keeps out.
+        closed: tables whose changes the gate keeps out. See :meth:`shut`: the catalog has to say the same.
         durable: what the sink reported.
         given: end LSN of what it was given last.
     """
@@ -123,6 +123,20 @@ class Feed:
         expected = [tuple(None if value is None else str(value) for value in row) for row in rows]
         found = await self.target.rows(table)
         equal(_comparable(table, found), _comparable(table, expected), f"rows of table {table.name}")
+
+    async def shut(self, *tables: Table) -> None:
+        """From here on changes of these tables are their own synchronization's work: the gate and the catalog say so."""
+        for table in tables:
+            self.closed.add(table.name)
+            await self.sink.remove_table(table.name)
+            await self.sink.add_table(table.name, TableEntry(TableState.INIT))
+
+    async def take_over(self, *tables: Table) -> None:
+        """The opposite of :meth:`shut`."""
+        for table in tables:
+            self.closed.discard(table.name)
+            await self.sink.remove_table(table.name)
+            await self.sink.add_table(table.name, TableEntry(TableState.READY))
 
     # --- transactions
 

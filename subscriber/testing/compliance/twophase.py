@@ -131,9 +131,10 @@ async def gate_at_prepare(feed: Feed) -> None:
     """Which tables' changes are wanted is asked when it is prepared."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.create(t, u)
-    feed.closed.add(u.name)
+    await feed.shut(u)
     prepared = await feed.prepare(t.relation, u.relation, t.insert(1), u.insert(1))
-    feed.closed = {t.name}
+    await feed.shut(t)
+    await feed.take_over(u)
     await feed.commit_prepared(prepared)
     await feed.expect(t, (1,))
     await feed.expect(u)
