@@ -20,7 +20,8 @@ _DIMENSION: Final = Struct(">ii")
 
 _MAX_DIMENSIONS: Final = 6
 
-_SPACE: Final = frozenset(" \t\n\v\f\r")
+_BLANKS: Final = " \t\n\v\f\r"
+_SPACE: Final = frozenset(_BLANKS)
 
 Read = Callable[[bytes], str]
 
@@ -163,7 +164,7 @@ class ArrayReader:
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter
         escaped = re.escape(delimiter)
-        self._token = re.compile(rf'\s*(?:([{{}}{escaped}])|"((?:[^"\\]|\\.)*)"|((?:[^{{}}"\\{escaped}]|\\.)+))', re.DOTALL)
+        self._token = re.compile(rf'[ \t\n\v\f\r]*(?:([{{}}{escaped}])|"((?:[^"\\]|\\.)*)"|((?:[^{{}}"\\{escaped}]|\\.)+))', re.DOTALL)
 
     def read(self, text: str, convert: Callable[[str], Any]) -> list[Any]:
         """Nested lists of what ``convert`` makes of the elements; NULL is None.
@@ -193,7 +194,7 @@ class ArrayReader:
             elif quoted is not None:
                 stack[-1].append(convert(_ESCAPED.sub(r"\1", quoted)))
             elif plain is not None:
-                stack[-1].append(None if plain.upper() == "NULL" else convert(_ESCAPED.sub(r"\1", plain.rstrip())))
+                stack[-1].append(None if plain.upper() == "NULL" else convert(_ESCAPED.sub(r"\1", plain.rstrip(_BLANKS))))
         if done is None or position != len(text):
             raise ValueError("malformed array literal")
         return done
