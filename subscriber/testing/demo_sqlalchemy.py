@@ -12,7 +12,7 @@ from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.sinks.sqlalchemy.inspection import TargetInspection
-from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
+from subscriber.testing.compare import PreparedComparison, TableComparison, compare, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts
 from subscriber.testing.tables import SPECIMEN_NAMES, table_names
@@ -65,7 +65,10 @@ class SqlAlchemyTarget:
             await self._target.make_text_table(TableName(schema, "specimens"), "id", SPECIMEN_NAMES.split(", "))
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
-        """Compare tables, value by value."""
+        """Compare tables, value by value; of a PostgreSQL as PostgreSQL itself compares."""
+        dsn = self._target.postgres_dsn
+        if dsn is not None:
+            return await compare(publisher_dsn, dsn, tables)
         return await compare_rows(publisher_dsn, self._target, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:

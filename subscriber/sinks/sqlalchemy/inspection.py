@@ -44,6 +44,13 @@ class TargetInspection:
         """The target."""
         return self._database
 
+    @property
+    def postgres_dsn(self) -> str | None:
+        """The same for PostgreSQL's own clients; None if it is another kind of database."""
+        if self._database.dialect_name != "postgresql":
+            return None
+        return self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
     async def describe(self) -> str:
         """For people: kind, version and place, no password.
 
@@ -134,10 +141,15 @@ class TargetInspection:
             await connection.execute(CreateTable(made))
 
     async def drop_tables(self, tables: Iterable[TableName]) -> None:
-        """Drop the tables that publisher's tables go to, those that are there."""
+        """Drop the tables that publisher's tables go to, those that are there; and their schemas, if nothing is left in them."""
+        places = [self._place(name) for name in tables]
         async with self._database.writing() as connection:
-            for name in tables:
-                await connection.execute(DropTable(self._place(name), if_exists=True))
+            for place in places:
+                await connection.execute(DropTable(place, if_exists=True))
+            for schema in {place.schema for place in places} - {None, "public"}:
+                assert schema is not None
+                if not await connection.run_sync(lambda sync, name=schema: inspect(sync).get_table_names(schema=name)):
+                    await connection.execute(DropSchema(schema, if_exists=True))
 
     async def forget(self, name: str, *, had_catalog: bool) -> None:
         """Remove what a subscription that has ended left; the catalog too if it was not there before and nobody else came to use it."""
