@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Executable, MetaData, Table, Text, column, func, inspect, select, table
 from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable, DropSchema, DropTable
 
@@ -146,9 +147,8 @@ class TargetInspection:
         async with self._database.writing() as connection:
             for place in places:
                 await connection.execute(DropTable(place, if_exists=True))
-            for schema in {place.schema for place in places} - {None, "public"}:
-                assert schema is not None
-                if not await connection.run_sync(lambda sync, name=schema: inspect(sync).get_table_names(schema=name)):
+            for schema in sorted({place.schema for place in places if place.schema not in {None, "public"}}, key=str):
+                if not await connection.run_sync(_table_names, schema):
                     await connection.execute(DropSchema(schema, if_exists=True))
 
     async def forget(self, name: str, *, had_catalog: bool) -> None:
@@ -178,3 +178,7 @@ class TargetInspection:
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         await self._database.close()
+
+
+def _table_names(connection: Connection, schema: str | None) -> list[str]:
+    return inspect(connection).get_table_names(schema=schema)
