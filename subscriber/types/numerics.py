@@ -46,11 +46,17 @@ def float4_text(data: bytes) -> str:
     special = _special(value)
     if special is not None:
         return special
-    for precision in range(1, 9):
-        text = f"{value:.{precision}g}"
+    for behind in range(8):
+        text = f"{value:.{behind}e}"
         if _same_float4(text, data):
             return _general(text, fixed_below=6)
-    return _general(f"{value:.9g}", fixed_below=6)
+        # at a power of two the gap below is half of the one above: the next text above may do where the nearest one does not
+        nearest = Decimal(text)
+        step = Decimal((0, (1,), nearest.adjusted() - behind))
+        above = str(nearest + step if value > 0 else nearest - step)
+        if _same_float4(above, data):
+            return _general(above, fixed_below=6)
+    return _general(f"{value:.8e}", fixed_below=6)
 
 
 def _same_float4(text: str, data: bytes) -> bool:
