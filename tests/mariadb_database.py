@@ -39,9 +39,14 @@ class MariaDatabase:
         )
 
     def _session(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
+        if self._connection is not None:
+            try:
+                self._connection.ping(reconnect=False)
+            except pymysql.Error:
+                self._connection.close()
+                self._connection = None
         if self._connection is None:
             self._connection = self.connect()
-        self._connection.ping(reconnect=True)
         return self._connection
 
     def execute(self, query: str, values: Sequence[object] | None = None) -> None:
