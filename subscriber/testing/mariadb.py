@@ -280,6 +280,7 @@ class EmbeddedMariaDB:
             [
                 self._programs.client,
                 "--no-defaults",
+                "--default-character-set=utf8mb4",
                 "--protocol=tcp",
                 f"--host={self.host}",
                 f"--port={self.port}",
