@@ -43,7 +43,7 @@ class MariaDatabase:
             try:
                 self._connection.ping(reconnect=False)
             except pymysql.Error:
-                self._connection.close()
+                # lost; what there is of it was closed by that
                 self._connection = None
         if self._connection is None:
             self._connection = self.connect()
