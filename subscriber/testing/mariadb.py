@@ -296,7 +296,8 @@ class EmbeddedMariaDB:
             timeout=60,
         )
         if done.returncode != 0:
-            raise EmbeddedServerError(f"MariaDB refused to create a database: {done.stderr.strip()}")
+            said = done.stderr.strip().splitlines()
+            raise EmbeddedServerError(f"MariaDB refused to create a database: {said[-1] if said else 'it says nothing'}")
         return self.url(name)
 
     def log(self) -> str:
