@@ -68,9 +68,11 @@ class Counted:
         statistics: all of it.
         conflicts: how many there were of each kind.
         explanations: of the first one of each kind.
+        failed: the conflict that the attempt failed with, by its name; it counts at once.
     """
 
     def __init__(self) -> None:
+        self.failed: str | None = None
         self.statistics = ApplyStatistics()
         self.conflicts: Counter[_Conflict] = Counter()
         self.explanations: dict[_Conflict, tuple[str, str]] = {}

@@ -55,6 +55,11 @@ class Session:
         self._broken = False
 
     @property
+    def connection(self) -> AsyncConnection:
+        """SQLAlchemy's, while a transaction is open."""
+        return self._connection
+
+    @property
     def usable(self) -> bool:
         """Whether another transaction can be begun."""
         return not self._broken
