@@ -135,7 +135,13 @@ def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nu
     Raises:
         RelationError: there is no key, and no way to say that one row only is meant.
     """
-    values = {target.table.c[target.columns[number].name]: target.columns[number].parameter(f"{_NEW}{number}") for number in changed}
+    values: dict[Any, Any] = {
+        target.table.c[target.columns[number].name]: target.columns[number].parameter(f"{_NEW}{number}") for number in changed
+    }
+    if not values:
+        # nothing of it was sent: whether the row is there is still told
+        column = next(plan.column for plan in target.columns if plan.column is not None)
+        values = {target.table.c[column.name]: target.table.c[column.name]}
     statement = update(target.table).values(values)
     if target.key is not None:
         return _compiled(statement.where(_key(target)), "UPDATE", target, dialect, _identity(target))
