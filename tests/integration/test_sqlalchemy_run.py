@@ -59,6 +59,10 @@ def test_prepared_transactions_wait_for_their_commit(other_replica: Replica) -> 
 def test_without_create_tables_a_missing_table_is_named(other_replica: Replica) -> None:
     pair = other_replica
     pair.more = ["-c", "create_tables=off"]
+    if pair.target.kind == "sqlite":
+        done = subscriber(*pair.arguments(verb="check"))
+        assert done.output.startswith(f'error: there is no file "{pair.target.path}" (hint: ')
+        pair.target.execute("CREATE TABLE mine (id int)")
     for verb in ("check", "run"):
         done = subscriber(*pair.arguments(verb=verb))
         assert done.status == 1
