@@ -6,6 +6,7 @@ is NULL, and its place is kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.database import Database
@@ -312,23 +313,16 @@ def fill(database: Database, name: str, first: int = 0, specimens: tuple[Specime
     database.execute("; ".join(statements))
 
 
-def texts(database: Database, name: str, specimens: tuple[Specimen, ...] = SPECIMENS) -> list[tuple[int, dict[str, str | None]]]:
+def texts(database: Database, name: str, columns: Sequence[str] = ()) -> list[tuple[int, dict[str, str | None]]]:
     """What PostgreSQL's output functions say of the rows, by id, under the settings of a walsender."""
+    columns = columns or [specimen.name for specimen in SPECIMENS]
     options = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c timezone=UTC -c search_path="
     with database.connect(options=options, client_encoding="UTF8") as connection:
-        result = connection.pgconn.exec_(f"SELECT * FROM {SCHEMA}.{name} ORDER BY id".encode())
-        assert result.nfields == len(specimens) + 1, result.error_message
+        result = connection.pgconn.exec_(f"SELECT id, {', '.join(columns)} FROM {SCHEMA}.{name} ORDER BY id".encode())
+        assert result.nfields == len(columns) + 1, result.error_message
         found = []
         for row in range(result.ntuples):
             values = [result.get_value(row, column) for column in range(result.nfields)]
-            number = int(values[0] or b"")
-            found.append(
-                (
-                    number,
-                    {
-                        specimen.name: None if value is None else value.decode()
-                        for specimen, value in zip(specimens, values[1:], strict=True)
-                    },
-                )
-            )
+            decoded = [None if value is None else value.decode() for value in values]
+            found.append((int(decoded[0] or 0), dict(zip(columns, decoded[1:], strict=True))))
     return found

@@ -25,8 +25,17 @@ from subscriber.types import PgType, TypeRegistry, codec
 
 __all__ = ["ColumnPlan", "Comparison", "TargetTable", "load_target_table", "source_types"]
 
-_NO_SAFE_EQUALITY: Final = frozenset({"json", "xml", "point", "lseg", "path", "box", "polygon", "line", "circle"})
-"""Types that have no operator = in PostgreSQL, or one that says more of the area than of the value."""
+_EQUALITY: Final = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric"),
+        *("text", "varchar", "bpchar", "name", "bytea", "uuid"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "bit", "varbit"),
+    }
+)
+"""Types whose operator = in PostgreSQL means the same value. Others have none, or one that says less (an interval, a box)."""
+
+_CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
+"""Types that text is cast to by a function, which takes less than their input does (no "-"). For character there is no such function."""
 
 Bind = Callable[[bytes], object]
 
@@ -74,16 +83,19 @@ class ColumnPlan:
     def parameter(self, name: str) -> ColumnElement[Any]:
         """What stands for a value of it in a statement: a parameter of this name."""
         column = self._present()
-        if isinstance(column.type, NamedType):
-            return cast(bindparam(name, type_=Text()), column.type)
-        return bindparam(name, type_=AsIs())
+        if not isinstance(column.type, NamedType):
+            return bindparam(name, type_=AsIs())
+        value: ColumnElement[Any] = bindparam(name, type_=Text())
+        if (column.type.namespace, column.type.name) in _CAST_FUNCTIONS:
+            value = cast(value, NamedType("pg_catalog", "bpchar"))
+        return cast(value, column.type)
 
     def matches(self, name: str) -> ColumnElement[bool]:
         """The predicate that the column is a value, which is not NULL: a parameter of this name."""
         column, parameter = self._present(), self.parameter(name)
         match self.comparison:
             case Comparison.TEXT:
-                return cast(column, Text()) == bindparam(name, type_=Text())
+                return cast(column, Text()) == cast(parameter, Text())
             case Comparison.COLLATED:
                 return column == collate(parameter, "BINARY")
             case Comparison.BYTES:
@@ -236,7 +248,7 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
     if column is None:
         return ColumnPlan(name, source, None, reading.text_from_text, reading.text_from_binary)
     if isinstance(column.type, NamedType):
-        plain = indexed or (source.builtin is not None and source.builtin not in _NO_SAFE_EQUALITY)
+        plain = indexed or source.builtin in _EQUALITY
         return ColumnPlan(
             name, source, column, reading.text_from_text, reading.text_from_binary, Comparison.PLAIN if plain else Comparison.TEXT
         )

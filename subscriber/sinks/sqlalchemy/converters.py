@@ -99,7 +99,7 @@ def _family(column_type: sql.TypeEngine[Any]) -> Family:
             return Family.JSON
         case sql.Uuid():
             return Family.UUID
-        case sql.LargeBinary() | sql.BINARY() | sql.VARBINARY():
+        case sql.LargeBinary() | sql.BINARY() | sql.VARBINARY() | mysql.TINYBLOB() | mysql.MEDIUMBLOB() | mysql.LONGBLOB():
             return Family.BYTES
         case mysql.SET():
             # it orders the members anew

@@ -41,6 +41,20 @@ _FIXED_TEXTS: Final = {
 """Texts that are never longer, in characters."""
 
 
+_WITHOUT_INPUT: Final = frozenset(
+    {
+        "pg_node_tree",
+        "pg_ndistinct",
+        "pg_dependencies",
+        "pg_mcv_list",
+        "pg_brin_bloom_summary",
+        "pg_brin_minmax_multi_summary",
+        "gtsvector",
+    }
+)
+"""Types of which PostgreSQL takes no value from outside."""
+
+
 class Untyped(sql.UserDefinedType[Any]):
     """No declared type: SQLite keeps every value in the class in which it came."""
 
@@ -86,6 +100,8 @@ class CreatedTypes:
         return _elsewhere(source)
 
     def _postgresql(self, source: PgType) -> sql.TypeEngine[Any]:
+        if source.builtin in _WITHOUT_INPUT:
+            return NamedType("pg_catalog", "text")
         if source.domain in self._existing:
             return NamedType(*source.domain)
         if (source.namespace, source.name) in self._existing:
