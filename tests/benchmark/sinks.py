@@ -1,7 +1,7 @@
 """How fast a target of SQLAlchemy catches up, beside the publisher's own limit and beside a plain script.
 
 ``python -m tests.benchmark.sinks sqlite|mariadb [ROWS]`` (``make bench SINK=…``) writes so many inserts and then updates of the same rows,
-in transactions of 100 rows, each three times. Then three read what was written, each by a slot of its own that was created before:
+in transactions of 10 rows, each three times. Then three read what was written, each by a slot of its own that was created before:
 
 * ``pg_recvlogical`` into ``/dev/null``: what the publisher needs to decode and send;
 * :mod:`tests.benchmark.plain_script`: psycopg2's replication cursor, every change executed by itself;
@@ -34,7 +34,7 @@ from tests.database import Database, ServerAddress
 from tests.mariadb_database import MariaDatabase
 
 ROUNDS: Final = 3
-TRANSACTION: Final = 100
+TRANSACTION: Final = 10
 VERSION: Final = 18
 WAIT: Final = 600.0
 Kind = Literal["inserts", "updates"]

@@ -258,14 +258,15 @@ async def broken_source(feed: Feed) -> None:
 
 @scenarios
 async def beside_the_stream(feed: Feed) -> None:
-    """A table is copied while changes of another are applied; closing the sink's own session does not end the copy."""
+    """A table is copied while changes of another are applied; that the sink is closed, and opened again, does not end the copy."""
     t, u = _TABLE, Table("u", "*id int4", relation_id=2)
     await feed.create(u)
     sink = await _copying(feed)
     await feed.apply(u.relation, u.insert(1))
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
     await feed.apply(u.insert(2))
-    await feed.reopen()
+    await feed.sink.close()
+    await feed.open()
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((2, "b")))
     await sink.finish_copy(_AT)
     await sink.close()

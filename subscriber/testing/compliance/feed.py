@@ -11,7 +11,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
 from subscriber.testing.compliance.checking import equal
 from subscriber.testing.compliance.target import ComplianceTarget, Row
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.values import SQL_NAMES, Table
 from subscriber.testing.values import normalizer
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -226,6 +226,6 @@ def _gid(transaction: Transaction) -> str:
 
 
 def _comparable(table: Table, rows: Iterable[Row]) -> list[tuple[str | None, ...]]:
-    normalizers = [normalizer(column.type) for column in table.columns]
+    normalizers = [normalizer(SQL_NAMES.get(column.type, column.type)) for column in table.columns]
     normalized = [tuple(normalize(value) for normalize, value in zip(normalizers, row, strict=True)) for row in rows]
     return sorted(normalized, key=lambda row: [(value is None, value or "") for value in row])
