@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.config import SchemaChange, Settings
-from subscriber.errors import ProtocolError, TargetError
+from subscriber.errors import ProtocolError, RelationError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Relation, Tag
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
@@ -24,6 +24,7 @@ from subscriber.transaction.model import Transaction
 __all__ = ["RelationMap", "SchemaBehind"]
 
 _RELATION: Final = bytes([Tag.RELATION])
+_PREREQUISITE: Final = "55000"
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 
 
@@ -121,24 +122,51 @@ class RelationMap:
                     target.require_complete()
                 case "ignore":
                     pass
-        ordered, others = await connection.run_sync(_facts, target)
-        keyed = target.key is not None and not others and not ordered
-        return RelationPlan(relation, target, connection.dialect, self._settings.insert_conflict, keyed=keyed, ordered=ordered)
+        ordered, unique = await connection.run_sync(_facts, target)
+        key = {target.columns[number].name for number in target.key or ()}
+        keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
+        return RelationPlan(
+            relation,
+            target,
+            connection.dialect,
+            self._settings.insert_conflict,
+            keyed=keyed,
+            ordered=ordered,
+            problem=_problem(relation, target, unique),
+        )
 
     def _schema_change(self, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
         choice = self._settings.schema_change
         return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
 
 
-def _facts(connection: Connection, target: TargetTable) -> tuple[bool, bool]:
-    """Whether triggers fire for our changes; whether something else than the key makes rows unique."""
-    table, dialect = target.table, connection.dialect.name
+def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[str]]]:
+    """Whether triggers fire for our changes; and what makes rows unique: columns of each key."""
+    table = target.table
     inspector = inspect(connection)
-    key = {target.columns[number].name for number in target.key or ()}
-    unique: list[Any] = [found["column_names"] for found in inspector.get_unique_constraints(table.name, schema=table.schema)]
+    unique: list[Any] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
+    unique += [found["column_names"] for found in inspector.get_unique_constraints(table.name, schema=table.schema)]
     unique += [found["column_names"] for found in inspector.get_indexes(table.name, schema=table.schema) if found["unique"]]
-    unique.append(inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"])
-    return _has_triggers(connection, table.name, dialect), any(set(columns) != key for columns in unique if columns)
+    return _has_triggers(connection, table.name, connection.dialect.name), [set(columns) for columns in unique if columns]
+
+
+def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) -> RelationError | None:
+    """Why UPDATE and DELETE are impossible, in native's words. Unlike native's, any key of the target will do."""
+    identity = {column.name for column in relation.columns if column.key}
+    if relation.replica_identity == "f" or any(columns <= identity for columns in unique):
+        return None
+    if unique and identity:
+        return RelationError(
+            f'publisher did not send replica identity column expected by the logical replication target relation "{target.name}"',
+            sqlstate=_PREREQUISITE,
+            hint="make a key of the target's table a part of the publisher's replica identity",
+        )
+    return RelationError(
+        f'logical replication target relation "{target.name}" has neither REPLICA IDENTITY index nor PRIMARY KEY column '
+        "and published relation does not have REPLICA IDENTITY FULL",
+        sqlstate=_PREREQUISITE,
+        hint="add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher",
+    )
 
 
 def _has_triggers(connection: Connection, name: str, dialect: str) -> bool:

@@ -22,7 +22,6 @@ from subscriber.types.codec import READ_ERRORS
 
 __all__ = ["Operation", "RelationPlan", "RowBinder"]
 
-_PREREQUISITE: Final = "55000"
 _APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
 
 # a pattern names what makes two rows need different statements
@@ -145,14 +144,24 @@ class RelationPlan:
         conflict: what an INSERT of a key that is there does.
         keyed: the key is all that makes rows of the table unique: changes of different keys may change places.
         ordered: the target's triggers see every change: they are made one by one, in order.
+        problem: why UPDATE and DELETE are impossible, or None.
     """
 
     def __init__(
-        self, remote: Relation, target: TargetTable, dialect: Dialect, conflict: InsertConflict, *, keyed: bool, ordered: bool
+        self,
+        remote: Relation,
+        target: TargetTable,
+        dialect: Dialect,
+        conflict: InsertConflict,
+        *,
+        keyed: bool,
+        ordered: bool,
+        problem: RelationError | None,
     ) -> None:
         self.remote = remote
         self.target = target
         self.ordered = ordered
+        self._problem = problem
         self._dialect = dialect
         self._conflict: InsertConflict = conflict
         self._key = target.key if keyed else None
@@ -178,13 +187,8 @@ class RelationPlan:
         Raises:
             RelationError: native's words.
         """
-        if self.target.key is None and self.remote.replica_identity != "f":
-            raise RelationError(
-                f'logical replication target relation "{self.name}" has neither REPLICA IDENTITY index nor PRIMARY KEY column '
-                "and published relation does not have REPLICA IDENTITY FULL",
-                sqlstate=_PREREQUISITE,
-                hint="add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher",
-            )
+        if self._problem is not None:
+            raise RelationError(str(self._problem), sqlstate=self._problem.sqlstate, hint=self._problem.hint)
 
     def insert(self, data: TupleData) -> Operation:
         """INSERT.

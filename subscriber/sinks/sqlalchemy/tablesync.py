@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import delete, select
@@ -193,9 +194,7 @@ class SqlAlchemyTableSink:
             ProtocolError: it is no COPY data.
             TargetError, TargetUnavailable
         """
-        described = self._described or self._published.get(self._table)
-        if described is None or tuple(columns) != described.columns:
-            raise TargetError(f'nothing is known of the columns of table "{self._table}"', hint="describe it first")
+        described = self._columns(columns)
         async with self._turn:
             try:
                 await self._copy(described, binary=copy_format is CopyFormat.BINARY, data=data)
@@ -203,6 +202,21 @@ class SqlAlchemyTableSink:
                 column = getattr(error, "column", None)
                 error.add_note(f'while copying table "{self._table}"' + (f' column "{column}"' if column else ""))
                 raise
+
+    def _columns(self, columns: Sequence[str]) -> PublishedTable:
+        """What is known of the table, with these columns."""
+        known = self._described or self._published.get(self._table)
+        if known is None or not set(columns) <= set(known.columns):
+            raise TargetError(f'nothing is known of the columns of table "{self._table}"', hint="describe it first")
+        if tuple(columns) == known.columns:
+            return known
+        places = [known.columns.index(column) for column in columns]
+        return replace(
+            known,
+            columns=tuple(columns),
+            column_types=tuple(known.column_types[place] for place in places),
+            column_modifiers=tuple(known.column_modifiers[place] for place in places) if known.column_modifiers else (),
+        )
 
     async def _copy(self, described: PublishedTable, *, binary: bool, data: AsyncIterator[bytes]) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, row):
@@ -243,8 +257,8 @@ class SqlAlchemyTableSink:
         """
         async with self._locked(TableState.DATASYNC) as (connection, row):
             if row.copy == _STAGED:
-                described = self._described or self._published[self._table]
-                await self._staging.move(connection, await self._target(connection, described))
+                known = self._described or self._published[self._table]
+                await self._staging.move(connection, await self._target(connection, known))
             await self._rows.save_position(connection, self.relation_id, position)
             await self._change(connection, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
         if row.copy == _STAGED:
