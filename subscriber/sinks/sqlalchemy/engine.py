@@ -227,7 +227,7 @@ class Database:
 def _complete(text: str) -> URL:
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ConfigurationError("the target is no URL", hint="as in sqlite:///replica.db or mariadb://user@host/database") from None
     if url.drivername in {"mysql", "mariadb"}:
         return url.set(drivername=f"{url.drivername}+{_mysql_driver()}")
