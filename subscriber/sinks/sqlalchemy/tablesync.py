@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
@@ -171,7 +171,7 @@ class SqlAlchemyTableSink:
                     sqlstate="55000",
                     hint="create the table in the target, or run with --create-tables",
                 )
-            occupied = (await connection.execute(select(found.table).limit(1))).first() is not None
+            occupied = (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
             if occupied:
                 # commits by itself on some databases, and the lock on the row is gone then; the state is looked at again
                 await self._staging.make(connection, found.table)
