@@ -97,14 +97,14 @@ def _refusal(original: BaseException) -> Refusal | None:
     name = getattr(original, "sqlite_errorname", None)
     if isinstance(name, str):
         return sqlite_refusal(name, str(original))
-    sqlstate = getattr(original, "sqlstate", None)
-    if isinstance(sqlstate, str):
-        return postgresql_refusal(sqlstate, original.__cause__ or original)
     match original.args:
         case (int() as code, *rest):
+            # MySQL's drivers give a SQLSTATE too, of few classes
             return mysql_refusal(code, str(rest[0]) if rest else "")
         case _:
-            return None
+            pass
+    sqlstate = getattr(original, "sqlstate", None)
+    return postgresql_refusal(sqlstate, original.__cause__ or original) if isinstance(sqlstate, str) else None
 
 
 def _of_refusal(refusal: Refusal) -> TargetError:
