@@ -8,19 +8,26 @@ and ``T`` where case does not count), and a name may become too long: both are r
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Final
 
 from sqlalchemy import Dialect
 
 from subscriber.abc import Finding, TableName
 
-__all__ = ["has_schemas", "name_findings", "target_name"]
+__all__ = ["has_schemas", "longest_name", "name_findings", "target_name"]
 
 _DEFAULT_SCHEMA: Final = "public"
 _SEPARATOR: Final = "__"
 _OWN_PREFIX: Final = "subscriber_"
+_LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
 _CASELESS: Final = frozenset({"sqlite"})
 """Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
+
+
+def longest_name(dialect: Dialect) -> int:
+    """How many characters the name of a table or column may have. SQLAlchemy's own number is that of aliases on MySQL."""
+    return _LONGEST.get(dialect.name) or dialect.max_identifier_length
 
 
 def has_schemas(dialect_name: str) -> bool:
@@ -59,7 +66,7 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
                     "rename one of them at the publisher, or subscribe to it into another database",
                 )
             )
-        longest = dialect.max_identifier_length
+        longest = longest_name(dialect)
         if len(name) > longest:
             findings.append(
                 Finding(

@@ -19,7 +19,7 @@ from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
 from subscriber.sinks.sqlalchemy.creation import CreatedTypes
-from subscriber.sinks.sqlalchemy.names import name_findings, target_name
+from subscriber.sinks.sqlalchemy.names import longest_name, name_findings, target_name
 from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
 from subscriber.types import PgType
 from subscriber.types.codec import binary_problem
@@ -140,7 +140,7 @@ async def check(
     """
     findings = name_findings([table.name for table in tables], connection.dialect)
     for published in tables:
-        findings += _column_names(published, connection.dialect.name, connection.dialect.max_identifier_length)
+        findings += _column_names(published, connection.dialect.name, longest_name(connection.dialect))
         if binary:
             findings += _binary(published)
         found = await reflect(connection, published.name)
