@@ -221,10 +221,7 @@ class RelationPlan:
         if statement is None:
             statement = self._statements[pattern] = self._update(new, nulls, key if old is None else None)
         vector = self._binder.row(new)
-        if old is None:
-            found = vector
-        else:
-            found = self._binder.row(old) if key is None else self._binder.some(old, key)
+        found = vector if old is None else self._search(old)
         keys: tuple[object, ...] = ()
         if self._key is not None:
             before = self._of(self._key, found)
@@ -237,6 +234,10 @@ class RelationPlan:
         # the key is as it was if the old one was not sent
         changed = [number for number in sent if unchanged_key is None or number not in unchanged_key] or sent
         return update_row(self.target, self._dialect, changed, _numbers(nulls))
+
+    def _search(self, old: TupleData) -> list[object]:
+        """What finds the row: its old key, or all of it."""
+        return self._binder.row(old) if self.target.key is None else self._binder.some(old, self.target.key)
 
     def delete(self, message: Delete) -> Operation:
         """DELETE.
@@ -253,7 +254,7 @@ class RelationPlan:
         statement = self._statements.get(nulls)
         if statement is None:
             statement = self._statements[nulls] = delete_row(self.target, self._dialect, _numbers(nulls))
-        found = self._binder.row(old) if key is None else self._binder.some(old, key)
+        found = self._search(old)
         return Operation(statement, [None] * self._binder.width + found, (self._of(self._key, found),) if self._key is not None else ())
 
     @staticmethod

@@ -34,6 +34,8 @@ _MYSQL: Final = (
 )
 _MYSQL_REPLICATES: Final = ("SET SESSION foreign_key_checks = 0",)
 _POSTGRESQL: Final = (
+    # names in texts of types like regclass are qualified then
+    "SELECT pg_catalog.set_config('search_path', '', false)",
     "SET statement_timeout = 0",
     "SET idle_in_transaction_session_timeout = 0",
     "SET lock_timeout = '10s'",
