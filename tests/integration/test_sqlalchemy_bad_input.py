@@ -5,12 +5,13 @@ One line with relation, column and LSN; the transaction rolled back, the positio
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
 import secrets
+import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,12 @@ SECRET = "row-value-of-nobody-s-business"
 
 def told(done: Ended, *said: str) -> str:
     """One line of error that says it, with a remedy, and nothing that is nobody's business; returns the line."""
-    lines = [line for line in done.errors.splitlines() if " WARNING " not in line]
-    assert (done.status, done.output) == (1, ""), done.errors
-    assert len(lines) == 1, done.errors
-    assert lines[0].startswith("subscriber: ")
+    lines = [line for line in (done.output + done.errors).splitlines() if " WARNING " not in line]
+    assert done.status == 1, done.errors
+    assert len(lines) == 1, done.output + done.errors
+    # what check finds is its output
+    assert lines[0].startswith(("subscriber: ", "error: "))
+    assert lines[0].startswith("error: ") is bool(done.output)
     for text in said:
         assert re.search(text, lines[0]), lines[0]
     assert "(hint: " in lines[0], lines[0]
@@ -44,9 +47,9 @@ ARGUMENTS = [
     ("sqlite+pysqlite:///x.db", "not asynchronous"),
     ("mysql+pymysql://u:hush@127.0.0.1/x", "not asynchronous"),
     ("somedb://u:hush@127.0.0.1/x", 'no sink for targets of kind "somedb"'),
-    ("sqlite:////no/such/directory/x.db", "No such file or directory"),
-    ("mariadb://u:hush@127.0.0.1:1/x", "127.0.0.1|connect"),
-    ("postgresql+asyncpg://u:hush@127.0.0.1:1/x", "127.0.0.1|connect"),
+    ("sqlite:////no/such/directory/x.db", "no directory|No such file or directory"),
+    ("mariadb://u:hush@127.0.0.1:1/x", "127.0.0.1|connect|reached"),
+    ("postgresql+asyncpg://u:hush@127.0.0.1:1/x", "127.0.0.1|connect|reached"),
     ("mariadb://u:hush@127.0.0.1:notaport/x", "URL"),
 ]
 
@@ -66,7 +69,7 @@ def test_a_file_that_is_no_database(sqlite_replica: Replica) -> None:
     assert path is not None
     path.write_bytes(b"this is somebody's text, and long enough to be read as the head of a database" * 10)
     before = path.read_bytes()
-    told(subscriber(*sqlite_replica.arguments("--until-caught-up")), "not a database")
+    told(subscriber(*sqlite_replica.arguments("--until-caught-up")), "no SQLite database")
     assert path.read_bytes() == before
     assert slots(sqlite_replica.publisher) == []
     path.unlink()
@@ -78,9 +81,9 @@ def test_a_login_that_is_refused(publisher18_db: Database, mariadb_db: OtherTarg
     password = f"hush{secrets.token_hex(8)}"
     wrong = re.sub(r"//([^:]+):[^@]+@", rf"//\1:{password}@", mariadb_db.url)
     pair = Replica(publisher18_db, OtherTarget("mariadb", wrong, mariadb_db.fetch, mariadb_db.execute))
-    assert password not in told(subscriber(*pair.arguments("--until-caught-up")), "(?i)denied|refuse")
+    assert password not in told(subscriber(*pair.arguments("--until-caught-up")), "authentication failed")
     absent = f"{mariadb_db.url}_absent"
-    told(subscriber(*pair.arguments("--until-caught-up", target=absent)), "(?i)unknown database|no such database|does not exist")
+    told(subscriber(*pair.arguments("--until-caught-up", target=absent)), "database does not exist")
     assert slots(publisher18_db) == []
 
 
@@ -89,31 +92,33 @@ def test_a_login_that_is_refused(publisher18_db: Database, mariadb_db: OtherTarg
 
 def test_a_file_that_somebody_else_keeps_locked(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
+    path = pair.target.path
+    assert path is not None
+    with running(*pair.arguments()) as program:
+        pair.target.follows()
+        before = pair.target.position(pair.name)
+        with write_locked(path):
+            pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
+            # said, and tried again
+            program.says("locked by another program")
+            assert pair.target.fetch("SELECT count(*) FROM t") == [(1000,)]
+        pair.target.wait(ALL, pair.publisher.fetch(ALL))
+        program.send(signal.SIGTERM)
+        done = program.ended()
+    assert done.status == 0
+    assert pair.target.position(pair.name) != before
+    assert SECRET not in done.errors
+    # the first attempt ends with it: whoever starts it learns why
+    with write_locked(path):
+        told(subscriber(*pair.arguments("--until-caught-up")), "locked by another program")
     pair.catches_up()
-    assert pair.target.path is not None
-    before = pair.target.position(pair.name)
-    pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
-    with write_locked(pair.target.path), running(*pair.arguments("-v")) as program:
-        # said, and tried again
-        program.says("database is locked")
-        assert pair.target.position(pair.name) == before
-        assert program.process.poll() is None
-        assert SECRET not in program.errors
-    pair.catches_up()
 
 
-def _unprivileged(path: Path) -> Callable[[], None] | None:
-    """Root writes read-only files too: the program runs as another user then."""
-    if os.geteuid() != 0:
-        return None
-    os.chown(path, 65534, 65534)
-
-    def become_nobody() -> None:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-
-    return become_nobody
+def _as_others() -> None:
+    """Root writes read-only files too, unless it has lost the right to."""
+    if os.geteuid() == 0:
+        drop_from_bounding_set, dac_override = 24, 1
+        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, dac_override, 0, 0, 0) == 0
 
 
 def test_a_full_disk(sqlite_replica: Replica) -> None:
@@ -124,7 +129,8 @@ def test_a_full_disk(sqlite_replica: Replica) -> None:
     limit = pair.target.path.stat().st_size + 200_000
     pair.publisher.execute(f"INSERT INTO t SELECT i, repeat('{SECRET}', 20) FROM generate_series(10000, 13000) AS i")
     done = limited(limit, *pair.arguments("--until-caught-up"))
-    told(done, "(?i)full|disk i/o")
+    # where the system says ENOSPC instead, it is "no room is left"
+    told(done, "cannot be read or written|no room is left")
     assert pair.target.position(pair.name) == before
     assert pair.target.fetch("SELECT count(*) FROM t WHERE id >= 10000") == [(0,)]
     pair.catches_up()
@@ -158,9 +164,7 @@ def refused(pair: Replica, insert: str, *said: str, mend: str) -> None:
     done = subscriber(*pair.arguments("--until-caught-up"))
     line = told(done, 'relation "public.t"', *said)
     assert re.search(r"finished at [0-9A-F]+/[0-9A-F]+", line), line
-    assert pair.target.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
-    again = subscriber(*pair.arguments("--until-caught-up"))
-    assert told(again) == line, "nothing has moved"
+    assert pair.target.fetch("SELECT id FROM t WHERE id IN (5000, 5001)") == [(5000,)]
     pair.target.execute(mend)
     pair.catches_up()
 
@@ -173,7 +177,7 @@ def test_a_value_that_is_too_long(publisher18_db: Database, other_target: OtherT
     else:
         other_target.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(20))")
         mend = {"mariadb": "ALTER TABLE t MODIFY v text", "postgresql": "ALTER TABLE t ALTER v TYPE text"}[other_target.kind]
-        said = "(?i)too long"
+        said = "(?i)too long|22001"
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     pair = Replica(publisher18_db, other_target)
     pair.catches_up()
@@ -278,7 +282,6 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
     before = pair.target.position(pair.name)
     copy = scratch / "replica.db"
     copy.write_bytes(pair.target.path.read_bytes())
-    become = _unprivileged(copy)
     copy.chmod(0o400)
     pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
     done = subprocess.run(
@@ -288,7 +291,7 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
-        preexec_fn=become,
+        preexec_fn=_as_others,
     )
     told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
     assert pair.target.position(pair.name) == before
