@@ -55,6 +55,9 @@ class Fence:
             TargetUnavailable: a transaction of an earlier writer does not end.
         """
         fence = self._fence
+        # Until the commit is known to have succeeded this process has no token. One that is lost after the target has carried it out leaves
+        # a number that is nobody else's: a table's synchronization that finds it has to try again, not to believe in another process.
+        self._token = None
         moved = await connection.execute(update(fence).where(fence.c.srsubid == self.oid).values(token=fence.c.token + 1))
         if moved.rowcount == 0:
             raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now; start again")
