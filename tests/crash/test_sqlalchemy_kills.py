@@ -38,6 +38,13 @@ def _slot_exists(process: OtherProcess) -> bool:
     return bool(process.acknowledged())
 
 
+def _streams(process: OtherProcess) -> bool:
+    found: bool = process.publisher.value(
+        f"SELECT EXISTS (SELECT FROM pg_stat_replication WHERE application_name = '{process.name}' AND state <> 'startup')"
+    )
+    return found
+
+
 def _acknowledged_more() -> Moment:
     """What was acknowledged last when we began to look is so no longer."""
     first: list[str] = []
@@ -117,11 +124,11 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
     early = kills * 2 // 5
     try:
         async with under_load(load):
-            await _kill(process, _early(rng, early), met, rng, 6)
+            await _kill(process, _early(rng, early), met, rng, 20)
             await _kill(process, [("two-phase", lambda _: process.is_ready())], met, rng, 90)
             assert met["two-phase"] == 1, process.log()
             let_small_transactions_stream(publisher)
-            await _kill(process, _late(rng, kills - early - 1), met, rng, 6)
+            await _kill(process, _late(rng, kills - early - 1), met, rng, 20)
             for number in range(3):
                 prepare_one(publisher, f"left {number} {publisher.name}", rng)
         await assert_all_arrives(process, load, 90)
@@ -165,6 +172,8 @@ async def test_mariadb_is_killed_twenty_times(
         try:
             async with under_load(load):
                 process.start()
+                # from here on it waits for servers that are away
+                assert await eventually(lambda: _streams(process), 60, process), process.log()
                 for number in range(20):
                     if number == 8:
                         assert await eventually(process.is_ready, 90, process), process.log()
