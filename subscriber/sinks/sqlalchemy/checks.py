@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from subscriber.abc import Finding, PublishedTable
 from subscriber.config import Settings, SubscriptionOptions
@@ -45,11 +45,23 @@ async def check_target(
     if database.path is not None and not database.path.exists():
         if not database.path.parent.is_dir():
             return [Finding("error", f'there is no directory "{database.path.parent}"', "make it, or name another file")]
-        return [] if creating else [Finding("error", f'there is no file "{database.path}"', "run with --create-tables")]
+        if not creating:
+            return [Finding("error", f'there is no file "{database.path}"', "run with --create-tables")]
+        return await _new_file(tables, options)
     async with database.reading() as connection:
         findings = await _server(connection, database.dialect_name)
         findings += await check(connection, tables, creating=creating, adding=settings.schema_change != "error", binary=options.binary)
     return findings
+
+
+async def _new_file(tables: Sequence[PublishedTable], options: SubscriptionOptions) -> list[Finding]:
+    # an empty database in memory stands for it
+    engine = create_async_engine("sqlite+aiosqlite://")
+    try:
+        async with engine.connect() as connection:
+            return await check(connection, tables, creating=True, adding=True, binary=options.binary)
+    finally:
+        await engine.dispose()
 
 
 async def _server(connection: AsyncConnection, dialect_name: str) -> list[Finding]:
