@@ -155,6 +155,11 @@ class Replica:
         self.same()
         return done
 
+    def behind(self, lsn: Lsn) -> bool:
+        """Whether the target's position is still before what was committed up to there."""
+        found = self.target.position(self.name)
+        return found is not None and Lsn.parse(found) < lsn
+
     def same(self) -> None:
         assert self.target.fetch(ALL) == self.publisher.fetch(ALL)
 

@@ -124,14 +124,14 @@ def _as_others() -> None:
 def test_a_full_disk(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
     pair.catches_up()
-    before = pair.target.position(pair.name)
     assert pair.target.path is not None
     limit = pair.target.path.stat().st_size + 200_000
     pair.publisher.execute(f"INSERT INTO t SELECT i, repeat('{SECRET}', 20) FROM generate_series(10000, 13000) AS i")
+    lsn = pair.publisher.current_lsn()
     done = limited(limit, *pair.arguments("--until-caught-up"))
     # where the system says ENOSPC instead, it is "no room is left"
     told(done, "cannot be read or written|no room is left")
-    assert pair.target.position(pair.name) == before
+    assert pair.behind(lsn)
     assert pair.target.fetch("SELECT count(*) FROM t WHERE id >= 10000") == [(0,)]
     pair.catches_up()
 
@@ -221,10 +221,10 @@ def test_infinity_into_a_date(publisher18_db: Database, mariadb_db: OtherTarget)
     pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute), ["--create-tables"])
     done = subscriber(*pair.arguments("--until-caught-up"))
     assert (done.status, done.errors) == (0, "")
-    before = pair.target.position(pair.name)
     publisher18_db.execute("INSERT INTO t VALUES (2, 'infinity')")
+    lsn = publisher18_db.current_lsn()
     told(subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "text", r"finished at [0-9A-F]+/")
-    assert pair.target.position(pair.name) == before
+    assert pair.behind(lsn)
     mariadb_db.execute("ALTER TABLE t MODIFY v varchar(40)")
     done = subscriber(*pair.arguments("--until-caught-up"))
     assert (done.status, done.errors) == (0, "")
@@ -265,11 +265,11 @@ def test_a_read_only_server(publisher18_db: Database, target_db: Database) -> No
     url = target_db.dsn.replace("postgresql:", "postgresql+asyncpg:")
     pair = Replica(publisher18_db, OtherTarget("postgresql", url, target_db.fetch, target_db.execute))
     pair.catches_up()
-    before = pair.target.position(pair.name)
     target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = on")
     publisher18_db.execute(f"INSERT INTO t VALUES (2, '{SECRET}')")
+    lsn = publisher18_db.current_lsn()
     told(subscriber(*pair.arguments("--until-caught-up")), "(?i)read-only")
-    assert pair.target.position(pair.name) == before
+    assert pair.behind(lsn)
     target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = off")
     assert target_db.fetch(ALL) == [(1, "a")]
     pair.catches_up()
@@ -279,11 +279,11 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
     pair = sqlite_replica
     pair.catches_up()
     assert pair.target.path is not None
-    before = pair.target.position(pair.name)
     copy = scratch / "replica.db"
     copy.write_bytes(pair.target.path.read_bytes())
     copy.chmod(0o400)
     pair.publisher.execute(f"INSERT INTO t VALUES (2000, '{SECRET}')")
+    lsn = pair.publisher.current_lsn()
     done = subprocess.run(
         [*PROGRAM, *pair.arguments("--until-caught-up", target=f"sqlite:///{copy}")],
         env=environment(),
@@ -294,5 +294,5 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
         preexec_fn=_as_others,
     )
     told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
-    assert pair.target.position(pair.name) == before
+    assert pair.behind(lsn)
     pair.catches_up()
