@@ -12,15 +12,18 @@ from types import MappingProxyType
 from typing import Final
 
 from sqlalchemy import Dialect
+from sqlalchemy.sql import quoted_name
 
 from subscriber.abc import Finding, TableName
 
-__all__ = ["has_schemas", "longest_name", "name_findings", "target_name"]
+__all__ = ["has_schemas", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
 
 _DEFAULT_SCHEMA: Final = "public"
 _SEPARATOR: Final = "__"
 _OWN_PREFIX: Final = "subscriber_"
 _LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
+_MYSQL: Final = frozenset({"mysql", "mariadb"})
+_BASIC_PLANE: Final = 0xFFFF
 _CASELESS: Final = frozenset({"sqlite"})
 """Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
 
@@ -35,13 +38,34 @@ def has_schemas(dialect_name: str) -> bool:
     return dialect_name == "postgresql"
 
 
+def identifier(name: str) -> quoted_name:
+    """A name that SQLAlchemy always quotes: it does not know every keyword of every database (NOTHING, of SQLite)."""
+    return quoted_name(name, quote=True)
+
+
 def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
-    """Schema (None: the database has none) and name of the table in a target of this dialect."""
+    """Schema (None: the database has none) and name of the table in a target of this dialect, to be quoted."""
     if has_schemas(dialect_name):
-        return table.namespace, table.name
+        return identifier(table.namespace), identifier(table.name)
     if table.namespace == _DEFAULT_SCHEMA:
-        return None, table.name
-    return None, f"{table.namespace}{_SEPARATOR}{table.name}"
+        return None, identifier(table.name)
+    return None, identifier(f"{table.namespace}{_SEPARATOR}{table.name}")
+
+
+def impossible_name(name: str, dialect: Dialect) -> str | None:
+    """Why a table or column cannot have this name in the target, or None."""
+    longest = longest_name(dialect)
+    if len(name) > longest:
+        return f"names have at most {longest} characters"
+    if dialect.name in _MYSQL:
+        if name[-1:].isspace():
+            return "no name ends with a blank"
+        if "\n" in name or "`" in name:
+            # SQLAlchemy reads SHOW CREATE TABLE line by line, and takes a doubled backtick for two
+            return "names with a line break or a backtick cannot be read back"
+        if any(ord(character) > _BASIC_PLANE for character in name):
+            return "names have no characters beyond U+FFFF"
+    return None
 
 
 def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bool | None = None) -> list[Finding]:
@@ -56,7 +80,9 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
     findings = []
     taken: dict[tuple[str | None, str], TableName] = {}
     for table in tables:
-        schema, name = target_name(table, dialect.name)
+        schema, quoted = target_name(table, dialect.name)
+        # a quoted_name stays as it is when it is asked for in lower case
+        name = str(quoted)
         other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
         if other != table:
             findings.append(
@@ -66,12 +92,12 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
                     "rename one of them at the publisher, or subscribe to it into another database",
                 )
             )
-        longest = longest_name(dialect)
-        if len(name) > longest:
+        problem = impossible_name(name, dialect)
+        if problem is not None:
             findings.append(
                 Finding(
                     "error",
-                    f'table "{table}" would be table "{name}" in the target, where names have at most {longest} characters',
+                    f'table "{table}" would be table "{name}" in the target, where {problem}',
                     "rename the table or its schema at the publisher",
                 )
             )

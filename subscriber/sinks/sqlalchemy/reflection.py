@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.named_type import NamedType
-from subscriber.sinks.sqlalchemy.names import target_name
+from subscriber.sinks.sqlalchemy.names import identifier, target_name
 
 __all__ = ["ReflectedTable", "reflect"]
 
@@ -72,7 +72,7 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
             for found in inspector.get_indexes(name, schema=schema)
             if found["unique"] and not _partial(found)
         ]
-    table = Table(name, MetaData(), *(Column(found["name"], found["type"]) for found in columns), schema=schema)
+    table = Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema)
     generated = frozenset(found["name"] for found in columns if found.get("computed") is not None)
     not_null = frozenset(found["name"] for found in columns if not found["nullable"]) | frozenset(primary_key)
     counted = frozenset(found["name"] for found in columns if found.get("autoincrement") is True)
@@ -152,7 +152,9 @@ async def _postgresql(connection: AsyncConnection, schema: str, name: str) -> Re
     if not columns:
         return None
     keys = (await connection.execute(_KEYS, parameters)).all()
-    table = Table(name, MetaData(), *(Column(column, NamedType(space, kind)) for column, space, kind, *_ in columns), schema=schema)
+    table = Table(
+        name, MetaData(), *(Column(identifier(column), NamedType(space, kind)) for column, space, kind, *_ in columns), schema=schema
+    )
     not_null = frozenset(row[0] for row in columns if row[3])
     return ReflectedTable(
         table,

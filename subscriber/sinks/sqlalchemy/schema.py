@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Column, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
+from sqlalchemy import Column, Dialect, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateSchema, CreateTable, DDLElement
@@ -19,7 +19,7 @@ from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
 from subscriber.sinks.sqlalchemy.creation import CreatedTypes
-from subscriber.sinks.sqlalchemy.names import longest_name, name_findings, target_name
+from subscriber.sinks.sqlalchemy.names import identifier, impossible_name, name_findings, target_name
 from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
 from subscriber.types import PgType
 from subscriber.types.codec import binary_problem
@@ -59,7 +59,7 @@ async def table_to_create(connection: AsyncConnection, published: PublishedTable
     types = await _created_types(connection, sources, texts)
     columns = [
         Column(
-            column,
+            identifier(column),
             types.of(source, key=column in keyed),
             nullable=column not in published.not_null and column not in keyed,
             autoincrement=False,
@@ -115,7 +115,7 @@ async def add_columns(
     sources = {name: source for name, source in source_types(relation, published) if name in target.missing}
     types = await _created_types(connection, sources.items())
     for name, source in sources.items():
-        column = Column(name, types.of(source, key=False))
+        column = Column(identifier(name), types.of(source, key=False))
         Table(target.table.name, MetaData(), column, schema=target.table.schema)
         await connection.execute(_AddColumn(column))
     return target.missing
@@ -138,9 +138,12 @@ async def check(
         adding: columns that are missing will be added, or left out knowingly.
         binary: values come in the binary format.
     """
-    findings = name_findings([table.name for table in tables], connection.dialect)
+    caseless: bool | None = None
+    if connection.dialect.name in _MYSQL:
+        caseless = (await connection.execute(text("SELECT @@lower_case_table_names"))).scalar() != 0
+    findings = name_findings([table.name for table in tables], connection.dialect, caseless=caseless)
     for published in tables:
-        findings += _column_names(published, connection.dialect.name, longest_name(connection.dialect))
+        findings += _column_names(published, connection.dialect)
         if binary:
             findings += _binary(published)
         found = await reflect(connection, published.name)
@@ -158,17 +161,18 @@ async def check(
     return findings
 
 
-def _column_names(published: PublishedTable, dialect: str, longest: int) -> list[Finding]:
+def _column_names(published: PublishedTable, dialect: Dialect) -> list[Finding]:
     findings = []
     seen: dict[str, str] = {}
     for name in published.columns:
         # only PostgreSQL's column names differ by case alone
-        other = name if dialect == "postgresql" else seen.setdefault(name.lower(), name)
+        other = name if dialect.name == "postgresql" else seen.setdefault(name.lower(), name)
         if other != name:
             message = f'columns "{other}" and "{name}" of table "{published.name}" have one name in the target, where case does not count'
             findings.append(Finding("error", message, "rename one of them at the publisher, or leave it out of the publication"))
-        if len(name) > longest:
-            message = f'column "{name}" of table "{published.name}": names have at most {longest} characters in the target'
+        problem = impossible_name(name, dialect)
+        if problem is not None:
+            message = f'column "{name}" of table "{published.name}": {problem} in the target'
             findings.append(Finding("error", message, "rename it at the publisher, or leave it out of the publication"))
     return findings
 

@@ -7,7 +7,6 @@ from sqlalchemy import make_url
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.names import name_findings, target_name
 
-
 SQLITE, MYSQL, POSTGRESQL = (make_url(f"{driver}://").get_dialect()() for driver in ("sqlite", "mysql+asyncmy", "postgresql+asyncpg"))
 
 
