@@ -258,7 +258,7 @@ class SqlAlchemySink:
             return False
         rel = self._database.tables.pg_subscription_rel
         known = [TableName(*row) for row in await connection.execute(select(rel.c.srnspname, rel.c.srrelname))]
-        ours = {target_name(name, "sqlite")[1].lower() for name in (*known, *(table.name for table in tables))}
+        ours = {str(target_name(name, "sqlite")[1]).lower() for name in (*known, *(table.name for table in tables))}
         found = await connection.run_sync(_table_names)
         return all(name.startswith(PREFIX) or name.lower() in ours for name in found)
 
