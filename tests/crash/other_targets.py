@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import pymysql
 
+from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.inspection import TargetInspection
 from subscriber.testing.compare import published_tables
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.load import MixedLoad
-from subscriber.testing.tables import create_tables
+from subscriber.testing.tables import SPECIMEN_NAMES, create_tables
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
 from tests.database import Database
@@ -105,6 +106,15 @@ async def make_publisher_tables(publisher: Database) -> None:
     """The load's tables, ``history`` and ``tags`` among them, which have no key and would show a row that came twice."""
     await create_tables(publisher.dsn, rows=ROWS)
     publisher.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA load")
+
+
+async def make_specimens_of_text(target_url: str) -> None:
+    """``specimens`` has infinities, for which MariaDB's own types have no place: text columns are the documented remedy."""
+    inspection = TargetInspection(target_url, "test")
+    try:
+        await inspection.make_text_table(TableName("load", "specimens"), "id", SPECIMEN_NAMES.split(", "))
+    finally:
+        await inspection.close()
 
 
 async def assert_same(process: OtherProcess) -> None:

@@ -13,7 +13,15 @@ import pytest
 
 from subscriber.testing.load import LoadReport
 from subscriber.testing.mariadb import EmbeddedMariaDB
-from tests.crash.other_targets import Look, MariaDBLook, OtherProcess, SqliteLook, assert_all_arrives, make_publisher_tables
+from tests.crash.other_targets import (
+    Look,
+    MariaDBLook,
+    OtherProcess,
+    SqliteLook,
+    assert_all_arrives,
+    make_publisher_tables,
+    make_specimens_of_text,
+)
 from tests.crash.scenario import (
     eventually,
     let_slots_be_created,
@@ -143,6 +151,7 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
 @pytest.mark.crash
 @pytest.mark.timeout(300)
 async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: MariaDatabase, tmp_path: Path) -> None:
+    await make_specimens_of_text(mariadb_db.url)
     await _survives(publisher18_db, MariaDBLook(mariadb_db), tmp_path, 20)
 
 
@@ -166,6 +175,7 @@ async def test_mariadb_is_killed_twenty_times(
     with fresh_mariadb_database(server) as database:
         process = OtherProcess(publisher, MariaDBLook(database), tmp_path)
         await make_publisher_tables(publisher)
+        await make_specimens_of_text(database.url)
         load = make_load(publisher, seed, rate=_RATE)
         let_slots_be_created(publisher)
         progressed = 0
