@@ -37,6 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.abc import Batch, RelationGate
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.changes import TransactionRunner
 from subscriber.sinks.sqlalchemy.engine import Session
 from subscriber.sinks.sqlalchemy.fencing import Fence
@@ -96,6 +97,7 @@ class Applier:
         self.relations = relations
         self.owner = owner
         self.position = position
+        self._bulk_tables = BulkTables()
         self._tally = tally
         self._committed = committed
 
@@ -184,7 +186,9 @@ class Applier:
         try:
             async with self._session.transaction() as connection:
                 await self._fence.hold(connection)
-                runner = TransactionRunner(connection, relations, gate, self.owner.origin, counted, exact=exact)
+                runner = TransactionRunner(
+                    connection, relations, gate, self.owner.origin, counted, bulk_tables=None if exact else self._bulk_tables
+                )
                 for transaction in transactions:
                     await runner.run(transaction)
                 await runner.flush()

@@ -37,15 +37,19 @@ class Group:
 
     Attributes:
         statement: it.
-        rows: its parameters.
+        rows: its parameters;
+        vectors: or, where it has a ``bulk``, what they will be picked from.
         keys: of the rows touched.
         movable: whether all of them have keys.
+        bulky: whether all of them may be made at once: each touches one row, whose key stays as it is.
     """
 
     statement: Statement
     rows: list[Any] = field(default_factory=list)
     keys: set[object] = field(default_factory=set)
     movable: bool = True
+    bulky: bool = False
+    vectors: list[list[object]] = field(default_factory=list)
 
 
 class Batching:
@@ -69,9 +73,13 @@ class Batching:
             groups = self._tables[statement.table] = []
         group = self._joined(groups, statement, operation.keys)
         if group is None:
-            group = Group(statement)
+            group = Group(statement, bulky=statement.bulk is not None)
             groups.append(group)
-        group.rows.append(statement.pick(operation.vector))
+        if statement.bulk is None:
+            group.rows.append(statement.pick(operation.vector))
+        else:
+            group.vectors.append(operation.vector)
+            group.bulky = group.bulky and len(operation.keys) == 1
         if operation.keys:
             group.keys.update(operation.keys)
         else:

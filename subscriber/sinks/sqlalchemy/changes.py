@@ -14,6 +14,7 @@ from subscriber.errors import ProtocolError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.sqlalchemy.batching import Batching, Group
+from subscriber.sinks.sqlalchemy.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
@@ -41,18 +42,26 @@ class TransactionRunner:
         gate: which relations' changes are for us.
         origin: native's name of what is followed, for messages.
         counted: counted into.
-        exact: one by one; then every error names its change. Else gathered.
+        bulk_tables: the session's; None: one by one, and then every error names its change. Else gathered.
     """
 
     def __init__(
-        self, connection: AsyncConnection, relations: RelationMap, gate: RelationGate, origin: str, counted: Counted, *, exact: bool
+        self,
+        connection: AsyncConnection,
+        relations: RelationMap,
+        gate: RelationGate,
+        origin: str,
+        counted: Counted,
+        *,
+        bulk_tables: BulkTables | None,
     ) -> None:
         self._connection = connection
         self._relations = relations
         self._gate = gate
         self._origin = origin
         self._counted = counted
-        self._batching = None if exact else Batching()
+        self._batching = None if bulk_tables is None else Batching()
+        self._bulk_tables = bulk_tables or BulkTables()
         self._counts_many = connection.dialect.supports_sane_multi_rowcount
         self._bytes = 0
         self._open: dict[int, RelationPlan | None] = {}
@@ -67,7 +76,8 @@ class TransactionRunner:
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
         self._open = {}
-        offset = 5 if transaction.prefixed else 1
+        prefixed, batching = transaction.prefixed, self._batching
+        offset = 5 if prefixed else 1
         async for chunk in transaction.chunks():
             for record in chunk:
                 tag = record[0] if record else 0
@@ -80,7 +90,14 @@ class TransactionRunner:
                         plan = await self._plan(relation_id, tag, transaction, context)
                         if plan is None:
                             continue
-                    await self._row(record, tag, plan, transaction, context)
+                    if batching is None or plan.ordered:
+                        await self._row(record, tag, plan, transaction, context)
+                        continue
+                    operation = plan.insert_record(record, offset + 4) if tag == Tag.INSERT else _operation(record, plan, prefixed=prefixed)
+                    batching.add(operation)
+                    self._bytes += len(record)
+                    if batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
+                        await self.flush()
                 elif tag not in _SILENT:
                     await self._other(record, transaction, context)
         self._counted.statistics.transactions += 1
@@ -111,17 +128,11 @@ class TransactionRunner:
         return plan
 
     async def _row(self, record: bytes, tag: int, plan: RelationPlan, transaction: Transaction, context: ChangeContext) -> None:
-        batching = self._batching
-        if batching is None or plan.ordered:
-            with _naming(plan.name, tag, context, count=self._counted if batching is None else None):
-                await self.flush()
-                operation = _operation(record, plan, prefixed=transaction.prefixed)
-                await self._execute(operation.statement, operation)
-            return
-        batching.add(_operation(record, plan, prefixed=transaction.prefixed))
-        self._bytes += len(record)
-        if batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
+        """One by one."""
+        with _naming(plan.name, tag, context, count=self._counted if self._batching is None else None):
             await self.flush()
+            operation = _operation(record, plan, prefixed=transaction.prefixed)
+            await self._execute(operation.statement, operation)
 
     async def _execute(self, statement: Statement, operation: Operation) -> None:
         with translated(), passing_values():
@@ -143,12 +154,21 @@ class TransactionRunner:
             for group in groups:
                 found = await self._execute_many(group)
                 statement = group.statement
-                self._counted.changes(statement.kind, statement.table, statement.identity, len(group.rows), found)
+                sent = len(group.rows) or len(group.vectors)
+                self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
 
     async def _execute_many(self, group: Group) -> int:
         """Execute a group; return how many of its changes found their row."""
-        sql, rows = group.statement.sql, group.rows
-        if group.statement.kind == "INSERT":
+        statement = group.statement
+        sql, rows, how = statement.sql, group.rows, statement.bulk
+        if how is not None:
+            if group.bulky and self._bulk_tables.takes(how, len(group.vectors)):
+                picked = [how.pick(vector) for vector in group.vectors]
+                found = await self._bulk_tables.execute(self._connection, how, picked, deletes=statement.kind == "DELETE")
+                if found is not None:
+                    return found
+            rows = [statement.pick(vector) for vector in group.vectors]
+        if statement.kind == "INSERT":
             await self._connection.exec_driver_sql(sql, rows)
             return len(rows)
         if self._counts_many:

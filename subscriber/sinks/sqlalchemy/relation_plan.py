@@ -14,7 +14,9 @@ from sqlalchemy import Dialect
 from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import ApplyError, ProtocolError, RelationError
+from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Relation, TupleData, Update
+from subscriber.protocol.tuples import read_tuple
 from subscriber.sinks.sqlalchemy.columns import ColumnPlan, TargetTable
 from subscriber.sinks.sqlalchemy.statements import Statement, delete_row, insert_row, update_row
 from subscriber.types import ValueRefused
@@ -22,6 +24,7 @@ from subscriber.types.codec import READ_ERRORS
 
 __all__ = ["Operation", "RelationPlan", "RowBinder"]
 
+_NEW: Final = ord("N")
 _APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
 
 # a pattern names what makes two rows need different statements
@@ -203,6 +206,18 @@ class RelationPlan:
         vector = self._binder.row(data)
         key = self._key
         return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
+
+    def insert_record(self, record: bytes, offset: int) -> Operation:
+        """INSERT, of a raw message whose tuple begins behind the ``N`` at ``offset``: once a row on the fast path.
+
+        Raises:
+            ApplyError, RelationError, ProtocolError
+        """
+        data, end = read_tuple(record, offset + 1)
+        if record[offset] != _NEW or end != len(record):
+            # the decoder says what is wrong with it
+            decode(record, in_stream=offset > 5)
+        return self.insert(data)
 
     def update(self, message: Update) -> Operation:
         """UPDATE.

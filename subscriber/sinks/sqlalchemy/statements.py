@@ -18,6 +18,7 @@ from sqlalchemy.sql.dml import UpdateBase
 from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import RelationError
+from subscriber.sinks.sqlalchemy.bulk import Bulk, bulk
 from subscriber.sinks.sqlalchemy.columns import TargetTable
 
 __all__ = ["Kind", "Statement", "delete_all", "delete_row", "insert_row", "update_row"]
@@ -39,6 +40,7 @@ class Statement:
         table: whose, at the publisher.
         identity: the columns that find a row, for messages; empty: all of them.
         pick: from the vector to the parameters.
+        bulk: how many of them are made at once, where that is another way than ``executemany``.
     """
 
     sql: str
@@ -46,9 +48,12 @@ class Statement:
     table: TableName
     identity: tuple[str, ...]
     pick: Callable[[Sequence[object]], Any]
+    bulk: Bulk | None = None
 
 
-def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, identity: Sequence[str] = ()) -> Statement:
+def _compiled(
+    statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, *, identity: Sequence[str] = (), many: Bulk | None = None
+) -> Statement:
     compiled = statement.compile(dialect=dialect)
     width = len(target.columns)
     sql = str(compiled)
@@ -58,7 +63,7 @@ def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: D
     names = list(compiled.positiontup or ()) if compiled.positional else list(compiled.params)
     positions = [_position(name, width) for name in names]
     pick = _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
-    return Statement(sql, kind, target.name, tuple(identity), pick)
+    return Statement(sql, kind, target.name, tuple(identity), pick, many)
 
 
 def _position(name: str, width: int) -> int:
@@ -144,7 +149,9 @@ def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nu
         values = {target.table.c[column.name]: target.table.c[column.name]}
     statement = update(target.table).values(values)
     if target.key is not None:
-        return _compiled(statement.where(_key(target)), "UPDATE", target, dialect, _identity(target))
+        return _compiled(
+            statement.where(_key(target)), "UPDATE", target, dialect, identity=_identity(target), many=bulk(target, dialect, changed)
+        )
     return _compiled(_one_row(statement, target, dialect, nulls), "UPDATE", target, dialect)
 
 
@@ -152,7 +159,9 @@ def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> 
     """DELETE of one row. The rest as :func:`update_row`."""
     statement = delete(target.table)
     if target.key is not None:
-        return _compiled(statement.where(_key(target)), "DELETE", target, dialect, _identity(target))
+        return _compiled(
+            statement.where(_key(target)), "DELETE", target, dialect, identity=_identity(target), many=bulk(target, dialect, None)
+        )
     return _compiled(_one_row(statement, target, dialect, nulls), "DELETE", target, dialect)
 
 
