@@ -16,8 +16,9 @@ from sqlalchemy.schema import CreateTable, DropSchema, DropTable
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.entries import find_subscription
 from subscriber.sinks.sqlalchemy.names import target_name
-from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog
+from subscriber.sinks.sqlalchemy.subscriptions import remove_rows
 
 __all__ = ["TargetInspection"]
 
@@ -36,8 +37,6 @@ class TargetInspection:
     """
 
     def __init__(self, target: str, application_name: str) -> None:
-        self._target = target
-        self._application_name = application_name
         self._database = Database(target, application_name)
 
     @property
@@ -155,13 +154,10 @@ class TargetInspection:
         """Remove what a subscription that has ended left; the catalog too if it was not there before and nobody else came to use it."""
         if not await self.has_catalog():
             return
-        catalog = await SqlAlchemyCatalog.open(self._target, self._application_name)
-        try:
-            for found in await catalog.subscriptions():
-                if found.name == name:
-                    await catalog.remove(found.oid)
-        finally:
-            await catalog.close()
+        async with self._database.writing() as connection:
+            oid = await find_subscription(connection, self._database.tables, name)
+            if oid is not None:
+                await remove_rows(connection, self._database.tables, oid)
         if not had_catalog:
             await self._drop_unused_catalog()
 

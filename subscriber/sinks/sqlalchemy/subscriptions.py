@@ -25,8 +25,9 @@ from subscriber.sinks.sqlalchemy.catalog import OPTION_COLUMNS, definition, requ
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, insert_subscription
 from subscriber.sinks.sqlalchemy.locks import CATALOG_KEY, LAUNCHER_KEY, Locks, verb_key, writer_key
+from subscriber.sinks.sqlalchemy.tables import CatalogTables
 
-__all__ = ["SqlAlchemyCatalog"]
+__all__ = ["SqlAlchemyCatalog", "remove_rows"]
 
 _log = logging.getLogger(__name__)
 
@@ -196,8 +197,7 @@ class SqlAlchemyCatalog:
         """
         waiting = await self.prepared_transactions(oid)
         async with self._database.writing() as connection:
-            for table, column in self._tables.of_subscription:
-                await connection.execute(delete(table).where(table.c[column] == oid))
+            await remove_rows(connection, self._tables, oid)
         if waiting:
             _log.warning(
                 "prepared transactions were waiting for their COMMIT PREPARED and were removed with the subscription: %s"
@@ -254,3 +254,9 @@ class SqlAlchemyCatalog:
         """Disconnect. Idempotent."""
         await self._locks.close()
         await self._database.close()
+
+
+async def remove_rows(connection: AsyncConnection, tables: CatalogTables, oid: int) -> None:
+    """Remove everything of a subscription, in the transaction that is open."""
+    for table, column in tables.of_subscription:
+        await connection.execute(delete(table).where(table.c[column] == oid))
