@@ -70,9 +70,9 @@ class OtherTarget:
         """State by table."""
         return dict(self.fetch(f"SELECT srrelname, srsubstate FROM {self.ours('pg_subscription_rel')}"))
 
-    def wait(self, query: str, expected: Any) -> None:
+    def wait(self, query: str, expected: Any, timeout: float = WAIT_SECONDS) -> None:
         """Until a query gives these rows; one that fails gives none."""
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + timeout
         found: Any = None
         while found != expected:
             assert time.monotonic() < deadline, f"{query!r} gives {found!r}, not {expected!r}"

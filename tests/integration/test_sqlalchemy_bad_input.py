@@ -58,9 +58,7 @@ ARGUMENTS = [
 def test_targets_that_cannot_be(publisher18_db: Database, target: str, said: str) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
     pair = Replica(publisher18_db, OtherTarget("sqlite", target, lambda _: [], lambda _: None))
-    for verb in ("check", "run"):
-        more = ["--until-caught-up"] if verb == "run" else []
-        assert "hush" not in told(subscriber(*pair.arguments(*more, verb=verb)), said)
+    assert "hush" not in told(subscriber(*pair.arguments("--until-caught-up")), said)
     assert slots(publisher18_db) == []
 
 
@@ -169,6 +167,7 @@ def refused(pair: Replica, insert: str, *said: str, mend: str) -> None:
     pair.catches_up()
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
 def test_a_value_that_is_too_long(publisher18_db: Database, other_target: OtherTarget) -> None:
     if other_target.kind == "sqlite":
         other_target.execute("CREATE TABLE t (id int PRIMARY KEY, v text CONSTRAINT short CHECK (length(v) < 20))")
@@ -176,8 +175,8 @@ def test_a_value_that_is_too_long(publisher18_db: Database, other_target: OtherT
         said = "short"
     else:
         other_target.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(20))")
-        mend = {"mariadb": "ALTER TABLE t MODIFY v text", "postgresql": "ALTER TABLE t ALTER v TYPE text"}[other_target.kind]
-        said = "(?i)too long|22001"
+        mend = "ALTER TABLE t MODIFY v text"
+        said = "too long"
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     pair = Replica(publisher18_db, other_target)
     pair.catches_up()
@@ -231,6 +230,7 @@ def test_infinity_into_a_date(publisher18_db: Database, mariadb_db: OtherTarget)
     assert mariadb_db.fetch("SELECT v FROM t ORDER BY id") == [("2000-01-01",), ("infinity",)]
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "postgresql"], indirect=True)
 def test_a_table_of_another_shape(other_replica: Replica) -> None:
     pair = other_replica
     pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, other varchar(20))")

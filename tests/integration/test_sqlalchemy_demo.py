@@ -37,6 +37,7 @@ def test_into_a_temporary_one(request: pytest.FixtureRequest, scratch: Path, kin
     assert left(scratch) == []
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "postgresql"], indirect=True)
 def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, other_target: OtherTarget) -> None:
     if other_target.kind == "sqlite":
         other_target.execute("CREATE TABLE mine (id int); INSERT INTO mine VALUES (1)")
@@ -62,7 +63,7 @@ def test_a_file_that_was_not_there_is_gone(scratch: Path, sqlite_file: OtherTarg
 def test_a_value_that_is_not_the_same_is_found(scratch: Path, sqlite_file: OtherTarget) -> None:
     sqlite_file.execute("CREATE TABLE mine (id int)")
     with running_demo(scratch, f"--target={sqlite_file.url}", *SMALL) as process:
-        sqlite_file.wait("SELECT count(*) > 0 FROM subscriber_demo__documents", [(1,)])
+        sqlite_file.wait("SELECT count(*) > 0 FROM subscriber_demo__documents", [(1,)], WAIT_SECONDS)
         assert sqlite_file.path is not None
         while True:
             with sqlite3.connect(sqlite_file.path, timeout=WAIT_SECONDS) as connection:
@@ -81,7 +82,7 @@ def test_a_value_that_is_not_the_same_is_found(scratch: Path, sqlite_file: Other
 
 def test_interrupted_while_the_load_runs(scratch: Path, sqlite_file: OtherTarget) -> None:
     with running_demo(scratch, f"--target={sqlite_file.url}", "--rows", "2000", "--seconds", "60") as process:
-        sqlite_file.wait("SELECT count(*) > 0 FROM subscriber_demo__accounts WHERE aid >= 1000000000", [(1,)])
+        sqlite_file.wait("SELECT count(*) > 0 FROM subscriber_demo__accounts WHERE aid >= 1000000000", [(1,)], WAIT_SECONDS)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, errors) == (143, "")

@@ -56,6 +56,7 @@ def test_prepared_transactions_wait_for_their_commit(other_replica: Replica) -> 
     assert pair.target.fetch(waiting) == []
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
 def test_without_create_tables_a_missing_table_is_named(other_replica: Replica) -> None:
     pair = other_replica
     pair.more = ["-c", "create_tables=off"]
@@ -78,7 +79,7 @@ def test_without_create_tables_a_missing_table_is_named(other_replica: Replica) 
     assert pair.target.fetch("SELECT count(*), min(note) FROM t") == [(1000, "mine")]
 
 
-@pytest.mark.parametrize("how", ["add", "ignore"])
+@pytest.mark.parametrize(("other_target", "how"), [("sqlite", "ignore"), ("sqlite", "add"), ("mariadb", "add")], indirect=["other_target"])
 def test_a_new_column(other_replica: Replica, how: str) -> None:
     pair = other_replica
     pair.more += ["-c", f"schema_change={how}"]
