@@ -13,6 +13,7 @@ from subscriber.abc import Sink
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.sinks.memory import MemoryColumn, MemorySink, MemoryTarget
 from subscriber.sinks.postgres import PostgresSink
+from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ColumnDefinition, Row, Table, TypeName
 from subscriber.testing.compliance.values import TYPE_OIDS
 from subscriber.types import TypeRegistry, Value, codec
@@ -108,8 +109,6 @@ class AsyncpgTarget(PostgresTarget):
     """The SQLAlchemy sink on PostgreSQL."""
 
     def new_sink(self) -> Sink:
-        from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-
         url = self._database.dsn.replace("postgresql://", "postgresql+asyncpg://", 1)
         return SqlAlchemySink(url, options=OPTIONS, settings=Settings())
 
@@ -121,8 +120,6 @@ class SqliteTarget:
         self._path = path
 
     def new_sink(self) -> Sink:
-        from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-
         return SqlAlchemySink(f"sqlite:///{self._path}", options=OPTIONS, settings=Settings(create_tables=False))
 
     def _execute(self, query: str, values: Sequence[object] = ()) -> list[Row]:
@@ -155,8 +152,6 @@ class MariaDBTarget:
         self._database = database
 
     def new_sink(self) -> Sink:
-        from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-
         return SqlAlchemySink(self._database.url, options=OPTIONS, settings=Settings())
 
     async def create_table(self, table: Table) -> None:
