@@ -8,11 +8,8 @@ that is the remedy that all refusals name. docs/types.md is the table for people
 
 from __future__ import annotations
 
-import datetime
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,18 +17,28 @@ from typing import Any, Final
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
 
+from subscriber.sinks.sqlalchemy.fitting import (
+    exact_in,
+    finite,
+    fitting_date,
+    fitting_decimal,
+    fitting_moment,
+    fitting_time,
+    fraction_digits,
+    in_int8,
+    integral,
+    nan_as_text,
+)
 from subscriber.types import Codec, ValueRefused
 
 __all__ = ["INTEGERS", "Converter", "Family", "Unfit", "converter", "family_of"]
 
 INTEGERS: Final = frozenset({"int2", "int4", "int8", "oid", "xid", "cid", "xid8"})
 _FLOATS: Final = frozenset({"float4", "float8"})
-_INT8_MAX: Final = 2**63 - 1
-_INT8_MIN: Final = -(2**63)
+_MICROSECONDS: Final = 6
 _SINGLE_INTEGERS: Final = 2**24
 _DOUBLE_INTEGERS: Final = 2**53
 """Up to where all integers are floating point numbers."""
-_TEXT_REMEDY: Final = "make the column a text column in the target"
 
 Bind = Callable[[bytes], object]
 
@@ -68,6 +75,12 @@ class Converter:
 
     text: Bind
     binary: Bind
+
+
+_BOOLEANS: Final = Converter(
+    MappingProxyType({b"t": 1, b"f": 0}).__getitem__,
+    MappingProxyType({b"\x01": 1, b"\x00": 0}).__getitem__,
+)
 
 
 def family_of(column_type: sql.TypeEngine[Any], dialect_name: str) -> Family:
@@ -134,15 +147,15 @@ def _for_sqlite(codec: Codec, family: Family, column_type: sql.TypeEngine[Any]) 
     if family is Family.ANY:
         return _any(codec)
     if name == "bool" and family in {Family.BOOLEAN, Family.INTEGER, Family.NUMERIC}:
-        return _checked(codec, int)
+        return _BOOLEANS
     if name in INTEGERS and family in {Family.INTEGER, Family.NUMERIC}:
-        return _checked(codec, _in_int8) if name == "xid8" else _values(codec)
+        return _checked(codec, in_int8) if name == "xid8" else _values(codec)
     if name == "numeric" and family is Family.INTEGER:
-        return _checked(codec, _integral)
+        return _checked(codec, integral)
     if name in _FLOATS and family in {Family.FLOAT, Family.NUMERIC}:
-        return _checked(codec, _nan_as_text)
+        return _checked(codec, nan_as_text)
     if name in INTEGERS and family is Family.FLOAT:
-        return _checked(codec, _exact_in(_DOUBLE_INTEGERS))
+        return _checked(codec, exact_in(_DOUBLE_INTEGERS))
     # all these have NUMERIC affinity: a text that is a number becomes one, and no text of those types is
     if name in _TEXTUAL_IN_SQLITE.get(family, frozenset()):
         return _texts(codec)
@@ -167,21 +180,21 @@ def _for_others(codec: Codec, family: Family, column_type: sql.TypeEngine[Any]) 
         case Family.BYTES:
             return _bytes(codec, column_type)
         case Family.BOOLEAN | Family.INTEGER if name == "bool":
-            return _checked(codec, int)
+            return _BOOLEANS
         case Family.INTEGER if name in INTEGERS:
             return _values(codec)
         case Family.INTEGER if name == "numeric":
-            return _checked(codec, _integral)
+            return _checked(codec, integral)
         case Family.FLOAT if name in _FLOATS | INTEGERS:
             return _float(codec, column_type)
         case Family.NUMERIC if name in INTEGERS | {"numeric"}:
-            return _checked(codec, _fitting_decimal(column_type))
+            return _checked(codec, fitting_decimal(column_type))
         case Family.DATE if name == "date":
-            return _checked(codec, _date)
+            return _checked(codec, fitting_date)
         case Family.TIME if name == "time":
-            return _checked(codec, _clock(_fraction_digits(column_type)))
+            return _checked(codec, fitting_time(fraction_digits(column_type)))
         case Family.DATETIME if name in {"timestamp", "timestamptz"}:
-            return _checked(codec, _moment(_fraction_digits(column_type)))
+            return _moments(codec, column_type)
         case Family.UUID if name == "uuid":
             return _texts(codec)
     return None
@@ -205,8 +218,8 @@ def _float(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | None:
         return None
     single = not isinstance(column_type, sql.Double)
     if name in _FLOATS:
-        return None if single and name == "float8" else _checked(codec, _finite)
-    return _checked(codec, _exact_in(_SINGLE_INTEGERS if single else _DOUBLE_INTEGERS))
+        return None if single and name == "float8" else _checked(codec, finite)
+    return _checked(codec, exact_in(_SINGLE_INTEGERS if single else _DOUBLE_INTEGERS))
 
 
 def _described(column_type: sql.TypeEngine[Any]) -> str:
@@ -262,106 +275,31 @@ def _any(codec: Codec) -> Converter:
     """In the class that is nearest and exact: integers, floats and bytes as such, all else as text."""
     name = codec.source.builtin
     if name == "bool":
-        return _checked(codec, int)
+        return _BOOLEANS
     if name == "xid8":
         return Converter(codec.text_from_text, codec.text_from_binary)
     if name in INTEGERS or codec.python is bytes:
         return _values(codec)
     if name in _FLOATS:
-        return _checked(codec, _nan_as_text)
+        return _checked(codec, nan_as_text)
     return Converter(codec.text_from_text, codec.text_from_binary)
 
 
-def _refuse(what: str) -> ValueRefused:
-    return ValueRefused(what, hint=_TEXT_REMEDY)
+def _moments(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter:
+    """Timestamps. Where no digit can be lost (MySQL), the usual text is given as it is: nothing is made of it and written again."""
+    slow = _checked(codec, fitting_moment(fraction_digits(column_type)))
+    if getattr(column_type, "fsp", None) != _MICROSECONDS:
+        return slow
+    zoned = codec.source.builtin == "timestamptz"
 
+    def read(data: bytes) -> object:
+        text = data.decode("ascii")
+        # a year of four digits, and neither infinity nor BC
+        if text[4:5] == "-" and text[10:11] == " " and text[-1] != "C":
+            if not zoned:
+                return text
+            if text[-3:] == "+00":
+                return text[:-3]
+        return slow.text(data)
 
-def _in_int8(value: int) -> int:
-    if not _INT8_MIN <= value <= _INT8_MAX:
-        raise _refuse("a number of more than 64 bits in an integer column")
-    return value
-
-
-def _integral(value: Decimal) -> int:
-    if not value.is_finite() or value != value.to_integral_value():
-        raise _refuse("a numeric that is no whole number in an integer column")
-    return _in_int8(int(value))
-
-
-def _nan_as_text(value: float) -> float | str:
-    # SQLite makes NULL of a NaN; any column but a STRICT one keeps a text as it is
-    return "NaN" if math.isnan(value) else value
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise _refuse("NaN or infinity in a floating point column")
-    return value
-
-
-def _exact_in(largest: int) -> Callable[[int], float]:
-    def check(value: int) -> float:
-        if not -largest <= value <= largest:
-            raise _refuse("an integer that has no exact floating point number in a floating point column")
-        return float(value)
-
-    return check
-
-
-def _fitting_decimal(column_type: sql.TypeEngine[Any]) -> Callable[[Any], object]:
-    precision = getattr(column_type, "precision", None) or 10
-    scale = getattr(column_type, "scale", None) or 0
-
-    def check(value: Any) -> object:
-        number = Decimal(value)
-        if not number.is_finite():
-            raise _refuse("NaN or infinity in a decimal column")
-        # MySQL rounds what has more digits behind the point without a word
-        _, digits, exponent = number.as_tuple()
-        assert isinstance(exponent, int)
-        text = "".join(map(str, digits))
-        significant = text.rstrip("0")
-        behind = -(exponent + len(text) - len(significant)) if significant else 0
-        before = number.adjusted() + 1 if significant else 0
-        if behind > scale or before > precision - scale:
-            raise _refuse(f"a numeric of more digits than DECIMAL({precision},{scale}) holds")
-        return number
-
-    return check
-
-
-def _fraction_digits(column_type: sql.TypeEngine[Any]) -> int:
-    """How many digits of a second a column keeps; MySQL rounds the others without a word."""
-    digits = getattr(column_type, "fsp", 6)
-    return 0 if digits is None else int(digits)
-
-
-def _seconds(microsecond: int, digits: int) -> None:
-    if microsecond % 10 ** (6 - digits):
-        raise _refuse(f"a time with more than {digits} digits of a second")
-
-
-def _date(value: datetime.date | str) -> datetime.date:
-    if isinstance(value, str):
-        raise _refuse("infinity, or a year before 1 or after 9999, in a date column")
-    return value
-
-
-def _clock(digits: int) -> Callable[[Any], object]:
-    def check(value: datetime.time | str) -> object:
-        # 24:00:00 is text: MySQL takes it, as a duration
-        if not isinstance(value, str):
-            _seconds(value.microsecond, digits)
-        return value
-
-    return check
-
-
-def _moment(digits: int) -> Callable[[Any], object]:
-    def check(value: datetime.datetime | str) -> object:
-        if isinstance(value, str):
-            raise _refuse("infinity, or a year before 1 or after 9999, in a datetime column")
-        _seconds(value.microsecond, digits)
-        return value.replace(tzinfo=None)
-
-    return check
+    return Converter(read, slow.binary)
