@@ -48,7 +48,9 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
     if tables.schema is not None:
         await connection.execute(CreateSchema(tables.schema, if_not_exists=True))
     for table in tables.metadata.sorted_tables:
-        await connection.execute(CreateTable(table, if_not_exists=True))
+        # looked for first: IF NOT EXISTS is a warning on MariaDB
+        if not await connection.run_sync(_has, table):
+            await connection.execute(CreateTable(table, if_not_exists=True))
     identifier = str(secrets.randbits(63))
     await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
 
