@@ -15,7 +15,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.sqlalchemy.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.bulk import BulkTables
-from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, passing_values, translated
+from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, ChangeRefused, passing_values, translated
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
 from subscriber.sinks.sqlalchemy.statements import Statement, delete_all
@@ -132,7 +132,13 @@ class TransactionRunner:
         with _naming(plan.name, tag, context, count=self._counted if self._batching is None else None):
             await self.flush()
             operation = _operation(record, plan, prefixed=transaction.prefixed)
-            await self._execute(operation.statement, operation)
+            try:
+                await self._execute(operation.statement, operation)
+            except ChangeRefused as error:
+                message = decode(record, in_stream=transaction.prefixed)
+                if error.column is None and isinstance(message, Insert | Update):
+                    error.column = plan.unreadable(message.new)
+                raise
 
     async def _execute(self, statement: Statement, operation: Operation) -> None:
         with translated(), passing_values():
