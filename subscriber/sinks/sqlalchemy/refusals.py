@@ -109,6 +109,7 @@ _QUALIFIED_COLUMN = re.compile(r"for column (?:`[^`]*`\.)*`(?P<name>[^`]+)`")
 _CONSTRAINT = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](?P<name>[^`']+)[`']")
 
 _MYSQL_UNAVAILABLE: Final = {
+    1020: ("a row of the target was changed meanwhile", "40001", None),
     1040: ("too many connections", "53300", "raise max_connections of the target, or end other sessions"),
     1053: ("the target is shutting down", "57P01", None),
     1077: ("the target is shutting down", "57P01", None),

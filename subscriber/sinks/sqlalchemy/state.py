@@ -142,8 +142,13 @@ class SubscriptionRows:
     async def table(self, connection: AsyncConnection, name: TableName, *, lock: bool = False) -> TableRow | None:
         """One of them. ``lock``: wait for a transaction that changes it, and keep others from that."""
         table = self._tables.pg_subscription_rel
-        query = select(table).where(table.c.srsubid == self.oid, table.c.srnspname == name.namespace, table.c.srrelname == name.name)
-        row = (await connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+        named = (table.c.srsubid == self.oid, table.c.srnspname == name.namespace, table.c.srrelname == name.name)
+        row = (await connection.execute(select(table).where(*named))).mappings().one_or_none()
+        if row is None or not lock:
+            return None if row is None else _row(row)
+        # by its key: MariaDB locks every row that it looks at on the way, and other tables' synchronizations would wait
+        keyed = (table.c.srsubid == self.oid, table.c.srrelid == row["srrelid"])
+        row = (await connection.execute(select(table).where(*keyed).with_for_update())).mappings().one_or_none()
         return None if row is None else _row(row)
 
     async def add_table(self, connection: AsyncConnection, name: TableName, entry: TableEntry) -> None:
