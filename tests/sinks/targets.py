@@ -58,6 +58,7 @@ class PostgresTarget:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        database.execute("SET timezone = 'UTC'; SET datestyle = ISO; SET extra_float_digits = 3; SET bytea_output = hex")
 
     def new_sink(self) -> Sink:
         return PostgresSink(self._database.dsn, options=OPTIONS, settings=Settings())
@@ -78,13 +79,11 @@ class PostgresTarget:
         self._execute(sql.SQL("CREATE TABLE {} ({})").format(_pg_name(table), sql.SQL(", ").join(columns)))
 
     def _execute(self, query: sql.Composed, values: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
-        with self._database.connect() as session:
-            session.execute("SET timezone = 'UTC'; SET datestyle = ISO; SET extra_float_digits = 3; SET bytea_output = hex")
-            found = session.execute(query, values)
-            result = found.pgresult
-            assert result is not None
-            # as the server wrote them
-            rows = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+        found = self._database._connection.execute(query, values)
+        result = found.pgresult
+        assert result is not None
+        # as the server wrote them
+        rows = [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
         return [tuple(None if value is None else value.decode() for value in row) for row in rows]
 
     async def rows(self, table: Table) -> list[Row]:

@@ -15,8 +15,8 @@ __all__ = ["scenarios"]
 
 scenarios = Scenarios("batches")
 
-_HISTORIES: Final = 4
-_BATCHES: Final = 12
+_HISTORIES: Final = 3
+_BATCHES: Final = 8
 _KEYS: Final = 8
 
 
