@@ -57,6 +57,8 @@ class TableRefresh:
         new = sorted(published.keys() - entries.keys())
         if demanded:
             await self._require([published[name] for name in new])
+        if self._sink.capabilities.described:
+            await self._sink.describe_tables(list(published.values()))
         changing()
         for name in new:
             await self._add(name, state, first=first, demanded=demanded)

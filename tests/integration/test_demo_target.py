@@ -17,7 +17,7 @@ async def subscribe(target: Database, name: str) -> int:
     connection = await asyncpg.connect(target.dsn)
     try:
         await ensure_catalog(connection)
-        oid = await ensure_subscription(connection, name, SubscriptionOptions())
+        oid = await ensure_subscription(connection, name, SubscriptionOptions(), known=False)
     finally:
         await connection.close()
     target.execute(f"INSERT INTO subscriber.\"position\" VALUES ({oid}, 0, 'slot', '1', 1, '0/1')")

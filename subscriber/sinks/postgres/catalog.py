@@ -42,14 +42,12 @@ from subscriber.errors import ConfigurationError, RelationError, SubscriptionCha
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.integrity import broken_catalog, catalog_version
 from subscriber.sinks.postgres.locks import CATALOG_KEY
-from subscriber.sinks.postgres.reading import CatalogReader
 
 __all__ = [
     "STREAMING_CODES",
     "VERSION",
     "ensure_catalog",
     "ensure_subscription",
-    "find_subscription",
     "insert_subscription",
     "require_name",
 ]
@@ -257,18 +255,27 @@ def require_name(name: str) -> None:
         raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
 
 
-async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, options: SubscriptionOptions) -> int:
+async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, options: SubscriptionOptions, *, known: bool) -> int:
     """Find the subscription's entry, or make it; return its oid.
 
     An entry that its command line defines shows the parameters of the latest one.
 
+    Args:
+        connection: with the target.
+        name: of the subscription.
+        options: of whoever runs it.
+        known: it was there, and is not made again: nobody would run the new one, and its name would be taken.
+
     Raises:
+        SubscriptionChanged: it was known, and is gone.
         TargetError: no privilege.
     """
     find = "SELECT oid FROM subscriber.pg_subscription WHERE subname = $1"
     with translated():
         oid = await connection.fetchval(find, name)
         if oid is None:
+            if known:
+                raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
             async with connection.transaction():
                 await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", CATALOG_KEY)
                 oid = await connection.fetchval(find, name)
@@ -287,19 +294,6 @@ async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, op
             options.origin,
         )
     return int(oid)
-
-
-async def find_subscription(reader: CatalogReader, name: str) -> int:
-    """The oid of a subscription that a verb made.
-
-    Raises:
-        SubscriptionChanged: it is gone. Made anew, it would be there for ever: nobody runs it, and its name is taken.
-        TargetUnavailable
-    """
-    rows = await reader.fetch("SELECT oid::int8 AS oid FROM subscriber.pg_subscription WHERE subname = $1::text::name", name)
-    if not rows:
-        raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
-    return int(rows[0]["oid"])
 
 
 async def insert_subscription(connection: asyncpg.Connection[Any], name: str) -> int:

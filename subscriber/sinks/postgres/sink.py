@@ -28,7 +28,7 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, find_subscription, require_name
+from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
 from subscriber.sinks.postgres.checks import check_target, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
@@ -37,7 +37,6 @@ from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
 from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.reporter import Reporter
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
@@ -45,6 +44,7 @@ from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
 from subscriber.sinks.postgres.twophase import TwoPhase
+from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
@@ -52,7 +52,9 @@ __all__ = ["PostgresSink"]
 _CLOSE_SECONDS: Final = 5.0
 """How long a target may take for the last words: one that does not answer at all would keep the run from ending."""
 
-_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
+_CAPABILITIES = Capabilities(
+    transactional=True, two_phase=True, prepares_in_target=True, truncate=True, parallel_copy=True, parallel_apply=True
+)
 
 
 class _Open:
@@ -155,7 +157,7 @@ class PostgresSink:
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
-            oid = await (find_subscription(reader, name) if self._known else ensure_subscription(reader.connection, name, self._options))
+            oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
             fence = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
@@ -247,6 +249,9 @@ class PostgresSink:
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         """Store ``subtwophasestate``."""
         await self._open.rows.update_subscription('subtwophasestate = %s::text::"char"', state.value)
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """Nothing is to be known beforehand: the target's types read the values."""
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables, once no synchronization of a dead process can change them any more."""

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.abc import Batch, CopyFormat, Position, TableEntry, TableName, TableState
+from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -41,13 +41,13 @@ from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins,
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetTable
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
 from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.statements import set_role
 from subscriber.sinks.postgres.table_reader import read_table
 from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.tally import Tally
 
 __all__ = ["PostgresTableSink"]
 
@@ -216,6 +216,9 @@ class PostgresTableSink:
         if not rows:
             raise TargetError(f'table "{self._table}" is copied already', hint="begin its synchronization again")
         self._attempt = rows[0][0]
+
+    async def describe(self, table: PublishedTable) -> None:
+        """Nothing is to be known beforehand: the target's types read the values."""
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream, committed with a note of whose they are. See :meth:`subscriber.abc.TableSink.copy`.

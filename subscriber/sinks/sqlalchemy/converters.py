@@ -1,0 +1,305 @@
+"""From a value of a PostgreSQL type to what the DBAPI is given for a column of another database: never bent, or refused.
+
+A column of the target belongs to a *family*, by its reflected type. For each family there is a list of PostgreSQL types whose values can
+be kept in it exactly; a type outside the list is refused before anything is written (:class:`Unfit`), a single value that does not fit
+(infinity into DATE) when it comes (:class:`~subscriber.types.ValueRefused`). A text column takes every type, as PostgreSQL's own text:
+that is the remedy that all refusals name. docs/types.md is the table for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from sqlalchemy import types as sql
+from sqlalchemy.dialects import mysql
+
+from subscriber.sinks.sqlalchemy.fitting import (
+    exact_in,
+    finite,
+    fitting_date,
+    fitting_decimal,
+    fitting_moment,
+    fitting_time,
+    fraction_digits,
+    in_int8,
+    integral,
+    nan_as_text,
+)
+from subscriber.types import Codec, ValueRefused
+
+__all__ = ["INTEGERS", "Converter", "Family", "Unfit", "converter", "family_of"]
+
+INTEGERS: Final = frozenset({"int2", "int4", "int8", "oid", "xid", "cid", "xid8"})
+_FLOATS: Final = frozenset({"float4", "float8"})
+_MICROSECONDS: Final = 6
+_SINGLE_INTEGERS: Final = 2**24
+_DOUBLE_INTEGERS: Final = 2**53
+"""Up to where all integers are floating point numbers."""
+
+Bind = Callable[[bytes], object]
+
+
+class Family(StrEnum):
+    """What a target column holds."""
+
+    TEXT = "text"
+    BYTES = "bytes"
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    FLOAT = "floating point"
+    NUMERIC = "numeric"
+    DATE = "date"
+    TIME = "time"
+    DATETIME = "datetime"
+    UUID = "uuid"
+    JSON = "json"
+    ANY = "any"
+    """A column that keeps whatever class of value it is given (SQLite, no declared type or BLOB)."""
+    OTHER = "other"
+
+
+class Unfit(Exception):
+    """A type that cannot be kept exactly in a column; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """The two functions that make DBAPI parameters of values, from text and from the binary format. NULL never comes to them.
+
+    They raise :data:`subscriber.types.codec.READ_ERRORS`, ValueRefused among them.
+    """
+
+    text: Bind
+    binary: Bind
+
+
+_BOOLEANS: Final = Converter(
+    MappingProxyType({b"t": 1, b"f": 0}).__getitem__,
+    MappingProxyType({b"\x01": 1, b"\x00": 0}).__getitem__,
+)
+
+
+def family_of(column_type: sql.TypeEngine[Any], dialect_name: str) -> Family:
+    """The family of a reflected column."""
+    found = _family(column_type)
+    if dialect_name != "sqlite":
+        return found
+    # SQLite: what a column does to values is told by the words in its declared type alone (Datatypes in SQLite, 3.1)
+    return Family.ANY if isinstance(column_type, sql.NullType) or found is Family.BYTES else found
+
+
+def _family(column_type: sql.TypeEngine[Any]) -> Family:
+    match column_type:
+        case sql.Boolean():
+            return Family.BOOLEAN
+        case sql.Integer():
+            return Family.INTEGER
+        case sql.Float():
+            return Family.FLOAT
+        case sql.Numeric():
+            return Family.NUMERIC
+        case sql.DateTime():
+            return Family.DATETIME
+        case sql.Date():
+            return Family.DATE
+        case sql.Time():
+            return Family.TIME
+        case sql.JSON():
+            return Family.JSON
+        case sql.Uuid():
+            return Family.UUID
+        case sql.LargeBinary() | sql.BINARY() | sql.VARBINARY() | mysql.TINYBLOB() | mysql.MEDIUMBLOB() | mysql.LONGBLOB():
+            return Family.BYTES
+        case mysql.SET():
+            # it orders the members anew
+            return Family.OTHER
+        case sql.String():
+            return Family.TEXT
+    return Family.OTHER
+
+
+def converter(codec: Codec, column_type: sql.TypeEngine[Any], dialect_name: str) -> Converter:
+    """How values of a type get into a column.
+
+    Args:
+        codec: of the type at the publisher.
+        column_type: of the column, as reflected.
+        dialect_name: of the target. Not PostgreSQL: there every value is a text, and the server's own input functions decide.
+
+    Raises:
+        Unfit: the column cannot keep all values of the type, or none.
+    """
+    family = family_of(column_type, dialect_name)
+    found = (_for_sqlite if dialect_name == "sqlite" else _for_others)(codec, family, column_type)
+    if found is None:
+        raise Unfit(f"type {codec.source} cannot be kept without loss in a column of type {_described(column_type)}")
+    return found
+
+
+def _for_sqlite(codec: Codec, family: Family, column_type: sql.TypeEngine[Any]) -> Converter | None:
+    name = codec.source.builtin
+    if family is Family.TEXT and not isinstance(column_type, sql.Enum):
+        return _texts(codec)
+    if family is Family.ANY:
+        return _any(codec)
+    if name == "bool" and family in {Family.BOOLEAN, Family.INTEGER, Family.NUMERIC}:
+        return _BOOLEANS
+    if name in INTEGERS and family in {Family.INTEGER, Family.NUMERIC}:
+        return _checked(codec, in_int8) if name == "xid8" else _values(codec)
+    if name == "numeric" and family is Family.INTEGER:
+        return _checked(codec, integral)
+    if name in _FLOATS and family in {Family.FLOAT, Family.NUMERIC}:
+        return _checked(codec, nan_as_text)
+    if name in INTEGERS and family is Family.FLOAT:
+        return _checked(codec, exact_in(_DOUBLE_INTEGERS))
+    # all these have NUMERIC affinity: a text that is a number becomes one, and no text of those types is
+    if name in _TEXTUAL_IN_SQLITE.get(family, frozenset()):
+        return _texts(codec)
+    return None
+
+
+_TEXTUAL_IN_SQLITE: Final = MappingProxyType(
+    {
+        Family.DATE: frozenset({"date"}),
+        Family.TIME: frozenset({"time", "timetz"}),
+        Family.DATETIME: frozenset({"timestamp", "timestamptz", "date"}),
+        Family.UUID: frozenset({"uuid"}),
+    }
+)
+
+
+def _for_others(codec: Codec, family: Family, column_type: sql.TypeEngine[Any]) -> Converter | None:
+    name = codec.source.builtin
+    match family:
+        case Family.TEXT:
+            return _text_column(codec, column_type)
+        case Family.BYTES:
+            return _bytes(codec, column_type)
+        case Family.BOOLEAN | Family.INTEGER if name == "bool":
+            return _BOOLEANS
+        case Family.INTEGER if name in INTEGERS:
+            return _values(codec)
+        case Family.INTEGER if name == "numeric":
+            return _checked(codec, integral)
+        case Family.FLOAT if name in _FLOATS | INTEGERS:
+            return _float(codec, column_type)
+        case Family.NUMERIC if name in INTEGERS | {"numeric"}:
+            return _checked(codec, fitting_decimal(column_type))
+        case Family.DATE if name == "date":
+            return _checked(codec, fitting_date)
+        case Family.TIME if name == "time":
+            return _checked(codec, fitting_time(fraction_digits(column_type)))
+        case Family.DATETIME if name in {"timestamp", "timestamptz"}:
+            return _moments(codec, column_type)
+        case Family.UUID if name == "uuid":
+            return _texts(codec)
+    return None
+
+
+def _text_column(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | None:
+    if isinstance(column_type, sql.Enum):
+        # without regard to case, and '' for what it does not know: only for an enum whose labels it has
+        labels = codec.source.labels
+        return _texts(codec) if labels and set(labels) <= set(column_type.enums) else None
+    if isinstance(column_type, sql.CHAR) and codec.source.builtin != "bpchar":
+        # MySQL takes blanks off the end when it reads
+        return _checked_text(codec, _without_blanks_behind)
+    return _texts(codec)
+
+
+def _float(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | None:
+    name = codec.source.builtin
+    if getattr(column_type, "scale", None) is not None:
+        # FLOAT(7,2) rounds
+        return None
+    single = not isinstance(column_type, sql.Double)
+    if name in _FLOATS:
+        return None if single and name == "float8" else _checked(codec, finite)
+    return _checked(codec, exact_in(_SINGLE_INTEGERS if single else _DOUBLE_INTEGERS))
+
+
+def _described(column_type: sql.TypeEngine[Any]) -> str:
+    return str(column_type.__visit_name__).upper()
+
+
+def _values(codec: Codec) -> Converter:
+    return Converter(codec.value_from_text, codec.value_from_binary)
+
+
+def _checked(codec: Codec, check: Callable[[Any], object]) -> Converter:
+    from_text, from_binary = codec.value_from_text, codec.value_from_binary
+    return Converter(lambda data: check(from_text(data)), lambda data: check(from_binary(data)))
+
+
+def _texts(codec: Codec) -> Converter:
+    return Converter(codec.text_from_text, codec.text_from_binary)
+
+
+def _checked_text(codec: Codec, check: Callable[[str], object]) -> Converter:
+    as_text, from_binary = codec.text_from_text, codec.text_from_binary
+    return Converter(lambda data: check(as_text(data)), lambda data: check(from_binary(data)))
+
+
+def _bytes(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter:
+    # BINARY(n) fills up with zeros
+    check = _of_length(column_type.length or 1) if isinstance(column_type, sql.BINARY) else _unchanged
+    if codec.python is bytes:
+        return _checked(codec, check)
+    return _checked_text(codec, lambda text: check(text.encode()))
+
+
+def _unchanged(value: bytes) -> bytes:
+    return value
+
+
+def _of_length(length: int) -> Callable[[bytes], bytes]:
+    def check(value: bytes) -> bytes:
+        if len(value) < length:
+            raise ValueRefused(f"a value shorter than BINARY({length})", hint="make the column VARBINARY in the target")
+        return value
+
+    return check
+
+
+def _without_blanks_behind(text: str) -> str:
+    if text.endswith(" "):
+        raise ValueRefused("a value with blanks at its end in a CHAR column", hint="make the column VARCHAR in the target")
+    return text
+
+
+def _any(codec: Codec) -> Converter:
+    """In the class that is nearest and exact: integers, floats and bytes as such, all else as text."""
+    name = codec.source.builtin
+    if name == "bool":
+        return _BOOLEANS
+    if name == "xid8":
+        return Converter(codec.text_from_text, codec.text_from_binary)
+    if name in INTEGERS or codec.python is bytes:
+        return _values(codec)
+    if name in _FLOATS:
+        return _checked(codec, nan_as_text)
+    return Converter(codec.text_from_text, codec.text_from_binary)
+
+
+def _moments(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter:
+    """Timestamps. Where no digit can be lost (MySQL), the usual text is given as it is: nothing is made of it and written again."""
+    slow = _checked(codec, fitting_moment(fraction_digits(column_type)))
+    if getattr(column_type, "fsp", None) != _MICROSECONDS:
+        return slow
+    zoned = codec.source.builtin == "timestamptz"
+
+    def read(data: bytes) -> object:
+        text = data.decode("ascii")
+        # a year of four digits, and neither infinity nor BC
+        if text[4:5] == "-" and text[10:11] == " " and text[-1] != "C":
+            if not zoned:
+                return text
+            if text[-3:] == "+00":
+                return text[:-3]
+        return slow.text(data)
+
+    return Converter(read, slow.binary)

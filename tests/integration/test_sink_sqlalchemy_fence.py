@@ -1,0 +1,180 @@
+"""One writer: nothing of an earlier one is written once a later one has opened the subscription, also where its lock was lost unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from subscriber.abc import CopyFormat, Position, TableEntry, TableState
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
+from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
+from subscriber.testing.compliance import ComplianceTarget
+from subscriber.testing.compliance.feed import START, SYSTEM, Feed
+from subscriber.testing.compliance.values import Table
+from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
+
+T = Table("t", "*id int4", "v")
+
+
+@pytest.fixture(params=["sqlite", "mariadb", "asyncpg"])
+def target(request: pytest.FixtureRequest) -> ComplianceTarget:
+    if request.param == "sqlite":
+        directory: Path = request.getfixturevalue("tmp_path")
+        return SqliteTarget(directory / "replica.db")
+    if request.param == "mariadb":
+        return MariaDBTarget(request.getfixturevalue("mariadb_db"))
+    return AsyncpgTarget(request.getfixturevalue("target_db"))
+
+
+async def _lose_lock(sink: object) -> None:
+    """As when a server forgets a session whose client does not know yet: another process may take the lock."""
+    assert isinstance(sink, SqlAlchemySink)
+    opened = sink._opened
+    assert opened is not None
+    await opened.locks.release(writer_key(opened.rows.oid))
+
+
+async def test_a_writer_that_lost_its_lock(target: ComplianceTarget) -> None:
+    feed = Feed(target)
+    await feed.open()
+    await feed.create(T)
+    await feed.apply(T.relation, T.insert(1, "a"))
+    earlier = feed.sink
+    table = earlier.open_table(T.name)
+    await _lose_lock(earlier)
+    feed.sink = target.new_sink()
+    await feed.open()
+    written = feed.transaction(T.relation, T.insert(2, "written by the later one"))
+    try:
+        for late in (
+            earlier.apply(feed.batch(feed.transaction(T.insert(3, "of the earlier one")))),
+            earlier.advance(feed.next_lsn()),
+            earlier.set_position(Position("slot", SYSTEM, 1, Lsn(START + 0x90000))),
+            earlier.set_ready(T.name, START),
+            earlier.add_table(T.name, TableEntry(TableState.INIT)),
+            table.begin(),
+        ):
+            with pytest.raises(SubscriptionInUse):
+                await late
+        await feed.give(written)
+        await feed.expect(T, (1, "a"), (2, "written by the later one"))
+        assert await feed.sink.tables() == {T.name: TableEntry(TableState.READY)}
+    finally:
+        await table.close()
+        await earlier.close()
+        assert await feed.position() == written.end_lsn
+        await feed.close()
+
+
+async def test_a_transaction_under_way_is_waited_for(target: ComplianceTarget) -> None:
+    """A later writer reads the position only when nothing of the earlier one can be committed any more."""
+    feed = Feed(target)
+    await feed.open()
+    await feed.create(T)
+    earlier = feed.sink
+    assert isinstance(earlier, SqlAlchemySink)
+    opened = earlier._opened
+    assert opened is not None
+    later = target.new_sink()
+    transaction = feed.transaction(T.relation, T.insert(1, "late"))
+    opening: asyncio.Task[object] | None = None
+    held = asyncio.Event()
+    opening_began = asyncio.Event()
+
+    async def finish(_connection: object) -> None:
+        # all changes are made, the position and the COMMIT are still to come
+        nonlocal opening
+        await _release_only(earlier)
+        opening = asyncio.create_task(later.open(feed.name, lambda _: None))
+        opening_began.set()
+        await asyncio.wait({opening}, timeout=1)
+        assert not opening.done(), "it was opened beside a transaction of the earlier writer"
+        held.set()
+
+    try:
+        await opened.applier.apply_all([transaction], feed.gate, opened.applier.relations, finish)
+        assert held.is_set()
+        assert opening is not None
+        state = await opening
+        assert getattr(state, "position").lsn == transaction.end_lsn  # noqa: B009
+    finally:
+        await later.close()
+        await earlier.close()
+    await feed.expect(T, (1, "late"))
+
+
+async def _release_only(sink: SqlAlchemySink) -> None:
+    """Give the lock back past the session, which is in the middle of a transaction."""
+    opened = sink._opened
+    assert opened is not None
+    key = writer_key(opened.rows.oid)
+    match sink._database.dialect_name:
+        case "postgresql":
+            from subscriber.sinks.sqlalchemy.locks import _number
+
+            await opened.session.connection.exec_driver_sql(f"SELECT pg_catalog.pg_advisory_unlock({_number(key)})")
+        case "sqlite":
+            await opened.locks.release(key)
+        case _:
+            await opened.session.connection.exec_driver_sql("SELECT RELEASE_ALL_LOCKS()")
+
+
+async def test_two_at_once(target: ComplianceTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed(target)
+    await feed.open()
+    other = target.new_sink()
+    monkeypatch.setattr(Locks.take, "__defaults__", (0.3,))
+    try:
+        with pytest.raises(SubscriptionInUse, match=r'subscription "\w+" is active for PID \d+'):
+            await other.open(feed.name, lambda _: None)
+        await feed.create(T)
+        await feed.apply(T.relation, T.insert(1, "a"))
+    finally:
+        await other.close()
+        await feed.close()
+
+
+async def test_table_synchronization_goes_on_when_the_sink_is_opened_again(target: ComplianceTarget) -> None:
+    feed = Feed(target)
+    await feed.open()
+    await feed.begin(TableState.INIT, T)
+    table = feed.sink.open_table(T.name)
+
+    async def rows() -> object:
+        yield b"1\ta\n"
+        await feed.sink.close()
+        await feed.sink.open(feed.name, lambda _: None)
+        yield b"2\tb\n"
+
+    try:
+        await table.begin()
+        await table.start_copy()
+        await table.describe(T.published)
+        await table.copy(["id", "v"], CopyFormat.TEXT, rows())  # type: ignore[arg-type]
+        await table.finish_copy(Position("sync", SYSTEM, 1, START))
+        await feed.expect(T, (1, "a"), (2, "b"))
+    finally:
+        await table.close()
+        await feed.close()
+
+
+async def test_calls_on_a_sink_that_is_not_open(tmp_path: Path) -> None:
+    sink = SqlAlchemySink(f"sqlite:///{tmp_path / 'replica.db'}", options=SubscriptionOptions(), settings=Settings())
+    with pytest.raises(TargetUnavailable, match="not open"):
+        await sink.advance(START)
+    with pytest.raises(TargetUnavailable, match="not open"):
+        sink.open_table(T.name)
+    assert not await sink.exists("s")
+    assert not (tmp_path / "replica.db").exists()
+    await sink.open("s", lambda _: None)
+    with pytest.raises(TargetError, match="has no position"):
+        await sink.apply(Feed(SqliteTarget(tmp_path / "replica.db")).batch())
+    await sink.close()
+    await sink.close()
+    assert await sink.exists("s")
+    assert not await sink.exists("another")
