@@ -17,7 +17,15 @@ from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import (
+    ConfigurationError,
+    RelationError,
+    SubscriberError,
+    SubscriptionChanged,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres import PostgresSink, catalog
 from subscriber.sinks.postgres.catalog import VERSION
@@ -356,3 +364,26 @@ async def test_sessions_are_named_and_end_with_the_sink(target_db: Database) -> 
     target_db.wait(names, 0)
     with psycopg.connect(target_db.conninfo()):
         assert target_db.value(names) == 0
+
+
+async def test_what_its_command_line_says_is_shown(target_db: Database) -> None:
+    """The latest one: the next run with other parameters is of the same subscription."""
+    shown = "SELECT oid::int, subbinary, substream FROM subscriber.pg_subscription"
+    oid = (await state_of(target_db)).oid
+    assert target_db.fetch(shown) == [(oid, False, "p")]
+    sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(binary=True, streaming="on"), settings=Settings())
+    assert await sink.exists(NAME)
+    await sink.open(NAME, lambda _: None)
+    await sink.close()
+    assert target_db.fetch(shown) == [(oid, True, "t")]
+
+
+async def test_dropped_and_opened_again(target_db: Database) -> None:
+    """What was there is not made anew: nobody would run that, and its name would be taken."""
+    sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(), settings=Settings())
+    await sink.open(NAME, lambda _: None)
+    target_db.execute("DELETE FROM subscriber.pg_subscription")
+    with pytest.raises(SubscriptionChanged, match="was dropped or renamed"):
+        await sink.open(NAME, lambda _: None)
+    await sink.close()
+    assert target_db.fetch("SELECT count(*) FROM subscriber.pg_subscription") == [(0,)]
