@@ -12,8 +12,10 @@ SECONDS ?= 600
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-# of `make bench`: sqlite or mariadb
+# of `make bench`: sqlite or mariadb; rows in all, and of each transaction
 SINK ?= sqlite
+ROWS ?= 100000
+SIZE ?= 10
 
 .PHONY: help demo servers mariadb soak benchmark-parallel bench test test-matrix lint format clean
 
@@ -70,7 +72,7 @@ benchmark-parallel: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb)
 	$(PIP) install --constraint constraints.txt --group bench
-	$(BIN)/python -m tests.benchmark.sinks $(SINK)
+	$(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -218,10 +218,12 @@ class Database:
         """Disconnect the sessions kept here. Idempotent; it can be used again."""
         writing, self._writing = self._writing, None
         reading, self._reading = self._reading, None
-        for session in (writing, reading):
-            if session is not None:
-                await session.close()
-        await self._engine.dispose()
+        async with contextlib.AsyncExitStack() as closing:
+            # each of them also when another one's end is cancelled
+            closing.push_async_callback(self._engine.dispose)
+            for session in (writing, reading):
+                if session is not None:
+                    closing.push_async_callback(session.close)
 
 
 def _complete(text: str) -> URL:

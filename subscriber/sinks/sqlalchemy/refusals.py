@@ -150,6 +150,7 @@ _MYSQL_TARGET: Final = {
     1153: ("a statement is larger than max_allowed_packet of the target", "54000", "raise max_allowed_packet of the target"),
     1227: ("permission denied in the target", "42501", "grant the target's user its privileges"),
     1290: ("the target is read-only", "25006", _READ_ONLY_HINT),
+    1665: ("the target's binlog_format = STATEMENT does not go with READ COMMITTED", "0A000", "set binlog_format to ROW or MIXED"),
     1698: ("authentication failed", "28000", "look at the URL's user and password"),
     1792: ("the target's transaction is read-only", "25006", _READ_ONLY_HINT),
     1836: ("the target is read-only", "25006", _READ_ONLY_HINT),

@@ -429,9 +429,12 @@ class SqlAlchemySink:
         """Release the lock, disconnect. Idempotent; also after errors."""
         opened, self._opened = self._opened, None
         self._tally.close()
-        if opened is not None:
-            await _leave(opened.locks, opened.session)
-        await self._database.close()
+        try:
+            if opened is not None:
+                await _leave(opened.locks, opened.session)
+        finally:
+            # also when cancelled in between
+            await self._database.close()
 
 
 async def _leave(locks: Locks, session: Session) -> None:
