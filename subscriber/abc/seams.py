@@ -109,6 +109,10 @@ class TableSink(Protocol):
         """Store DATASYNC."""
         ...
 
+    async def describe(self, table: PublishedTable) -> None:
+        """What is about to be copied, as the publisher describes it; after :meth:`start_copy`, before the first :meth:`copy`."""
+        ...
+
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream. May run concurrently with itself if ``capabilities.parallel_copy``.
 

@@ -129,6 +129,7 @@ class PublishedTable:
         estimated_rows: ``reltuples``, or None if never analyzed.
         generated: of ``columns``, those that are generated at the publisher.
         column_types: type oid a column, in the order of ``columns``.
+        column_modifiers: ``atttypmod`` a column, in the same order; empty if unknown.
     """
 
     name: TableName
@@ -142,6 +143,7 @@ class PublishedTable:
     estimated_rows: int | None = None
     generated: tuple[str, ...] = ()
     column_types: tuple[int, ...] = ()
+    column_modifiers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

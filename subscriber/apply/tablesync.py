@@ -201,6 +201,7 @@ class TableSynchronization:
                 raise PublisherUnavailable(
                     f'table "{self._table}" was taken out of the publications just now', hint="it is looked at again"
                 )
+            await self._sink.describe(table)
             self._progress.started(self._table, table.estimated_rows)
             parts = await snapshot.parts(table, self._copy_format, lambda rows: self._progress.advanced(self._table, rows))
             limit = asyncio.Semaphore(self._settings.max_copy_workers_per_table)

@@ -23,6 +23,10 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings) -
     Raises:
         ConfigurationError: no sink serves this kind of URL, its driver is not installed, or the text is neither URL nor conninfo.
     """
+    if _is_lake(target):
+        with _lake():
+            from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
+        return SparkSink(target, options=options, settings=settings)
     _require_known(target)
     with _postgres():
         from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- its driver comes with an extra
@@ -55,12 +59,22 @@ async def observe_target(target: str) -> Sequence[Observation]:
     return await observe(target)
 
 
+def _is_lake(target: str) -> bool:
+    scheme = _SCHEME.match(target)
+    return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
+
+
 def _require_known(target: str) -> None:
+    if _is_lake(target):
+        raise ConfigurationError(
+            "a lake has no catalog of subscriptions: each is one subscription's",
+            hint="use subscriber run --target spark:///path with the subscription's parameters",
+        )
     scheme = _SCHEME.match(target)
     if scheme is not None and scheme[1].lower() not in _POSTGRES:
         raise ConfigurationError(
             f'there is no sink for targets of kind "{scheme[1]}"',
-            hint="a target is a PostgreSQL database: postgresql://user@host:5432/dbname",
+            hint="a target is a PostgreSQL database, postgresql://user@host:5432/dbname, or a lake, spark:///path",
         )
 
 
@@ -71,4 +85,14 @@ def _postgres() -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"a PostgreSQL target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[postgres]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _lake() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a Spark target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[lake]'"
         ) from error

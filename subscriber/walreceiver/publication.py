@@ -43,6 +43,7 @@ class _Column:
     number: int
     name: str
     type_oid: int
+    type_modifier: int
     generated: bool
     key: bool
 
@@ -137,7 +138,7 @@ async def _columns(session: Session, relation_ids: Iterable[int]) -> dict[int, l
             SELECT c.oid AS relid, pg_catalog.pg_get_replica_identity_index(c.oid) AS index
               FROM pg_catalog.pg_class AS c
              WHERE c.oid IN ({oids}))
-        SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.attgenerated <> '', COALESCE(a.attnum = ANY (i.indkey), false)
+        SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated <> '', COALESCE(a.attnum = ANY (i.indkey), false)
           FROM identity
           JOIN pg_catalog.pg_attribute AS a ON a.attrelid = identity.relid
           LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = identity.index
@@ -145,8 +146,8 @@ async def _columns(session: Session, relation_ids: Iterable[int]) -> dict[int, l
          ORDER BY a.attrelid, a.attnum
     """)  # noqa: S608
     columns: dict[int, list[_Column]] = {}
-    for oid, number, name, type_oid, generated, key in rows:
-        column = _Column(int(number or 0), name or "", int(type_oid or 0), generated == "t", key == "t")
+    for oid, number, name, type_oid, modifier, generated, key in rows:
+        column = _Column(int(number or 0), name or "", int(type_oid or 0), int(modifier or -1), generated == "t", key == "t")
         columns.setdefault(int(oid or 0), []).append(column)
     return columns
 
@@ -180,6 +181,7 @@ def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> P
         estimated_rows=table.estimated_rows,
         generated=tuple(column.name for column in sent if column.generated),
         column_types=tuple(column.type_oid for column in sent),
+        column_modifiers=tuple(column.type_modifier for column in sent),
     )
 
 

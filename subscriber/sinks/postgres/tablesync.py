@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.abc import Batch, CopyFormat, Position, TableEntry, TableName, TableState
+from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -216,6 +216,9 @@ class PostgresTableSink:
         if not rows:
             raise TargetError(f'table "{self._table}" is copied already', hint="begin its synchronization again")
         self._attempt = rows[0][0]
+
+    async def describe(self, table: PublishedTable) -> None:
+        """Nothing to do: the target's table has its types."""
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream, committed with a note of whose they are. See :meth:`subscriber.abc.TableSink.copy`.

@@ -414,6 +414,9 @@ class MemoryTableSink:
         self._copied = []
         self._set(TableEntry(TableState.DATASYNC))
 
+    async def describe(self, table: PublishedTable) -> None:
+        pass
+
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         async for line in data:
             self._copied.append(line.decode())
