@@ -31,9 +31,10 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """See the module."""
+    """See the module. ``landed`` is the end of the last manifest that is in it: the next one follows that."""
 
     lsn: Lsn
+    landed: Lsn
     tables: Mapping[TableName, CutTable] = field(default_factory=dict)
 
 
@@ -48,7 +49,7 @@ def read_cut(storage: Storage) -> Cut | None:
         return None
     try:
         tables = {TableName(*item["name"]): CutTable(item["path"], item["version"]) for item in document["tables"]}
-        return Cut(Lsn.parse(document["lsn"]), tables)
+        return Cut(Lsn.parse(document["lsn"]), Lsn.parse(document["landed"]), tables)
     except (ValueError, KeyError, TypeError):
         raise TargetError(f"{storage.what(_NAME)} is damaged", hint="remove it: the applier publishes it again") from None
 
@@ -60,4 +61,4 @@ def write_cut(storage: Storage, cut: Cut) -> None:
         TargetError: it cannot be written; the one before it stays published.
     """
     tables = [{"name": [name.namespace, name.name], "path": table.path, "version": table.version} for name, table in cut.tables.items()]
-    write_document(storage, _NAME, {"lsn": str(cut.lsn), "tables": tables})
+    write_document(storage, _NAME, {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables})
