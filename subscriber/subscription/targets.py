@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from subscriber.abc import Sink
 from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["observe_target", "open_catalog", "open_target"]
+__all__ = ["ApplyOptions", "observe_target", "open_catalog", "open_target", "spark_apply"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _POSTGRES = frozenset({"postgresql", "postgres"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """How a lake is applied.
+
+    Attributes:
+        engine: ``rewrite`` on Spark, ``local`` in threads.
+        master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session`.
+        target_rows: of a file.
+        once: end when nothing waits.
+    """
+
+    engine: str = "rewrite"
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    packages: str | None = None
+    target_rows: int = 250_000
+    once: bool = False
 
 
 def open_target(target: str, options: SubscriptionOptions, settings: Settings) -> Sink:
@@ -57,6 +78,28 @@ async def observe_target(target: str) -> Sequence[Observation]:
     with _postgres():
         from subscriber.sinks.postgres import observe  # noqa: PLC0415 -- as above
     return await observe(target)
+
+
+def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:
+    """Apply a lake until ``stop`` is set. Blocks.
+
+    Raises:
+        ConfigurationError: a URL that is none, or what it needs is not installed.
+        SubscriptionInUse: the lake has an applier.
+        TargetError, DataLossError
+    """
+    with _lake():
+        from subscriber.sinks.spark.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
+    apply_lake(
+        lake,
+        stop,
+        engine=options.engine,
+        master=options.master,
+        conf=options.conf,
+        packages=options.packages,
+        target_rows=options.target_rows,
+        once=options.once,
+    )
 
 
 def _is_lake(target: str) -> bool:

@@ -16,9 +16,10 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.manifest import read_document, write_document
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["Cut", "CutTable", "read_cut", "write_cut"]
+__all__ = ["Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
 
 _NAME: Final = "applied.json"
+_HISTORY: Final = "cuts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,18 @@ def read_cut(storage: Storage) -> Cut | None:
     Raises:
         TargetError: it is damaged, or cannot be read.
     """
-    document = read_document(storage, _NAME)
+    return _read(storage, _NAME)
+
+
+def _read(storage: Storage, name: str) -> Cut | None:
+    document = read_document(storage, name)
     if document is None:
         return None
     try:
         tables = {TableName(*item["name"]): CutTable(item["path"], item["version"]) for item in document["tables"]}
         return Cut(Lsn.parse(document["lsn"]), Lsn.parse(document["landed"]), tables)
     except (ValueError, KeyError, TypeError):
-        raise TargetError(f"{storage.what(_NAME)} is damaged", hint="remove it: the applier publishes it again") from None
+        raise TargetError(f"{storage.what(name)} is damaged", hint="remove it: the applier publishes it again") from None
 
 
 def write_cut(storage: Storage, cut: Cut) -> None:
@@ -61,4 +66,28 @@ def write_cut(storage: Storage, cut: Cut) -> None:
         TargetError: it cannot be written; the one before it stays published.
     """
     tables = [{"name": [name.namespace, name.name], "path": table.path, "version": table.version} for name, table in cut.tables.items()]
-    write_document(storage, _NAME, {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables})
+    document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables}
+    storage.make_directory(_HISTORY)
+    # for readers of the past; of no meaning for what is exact
+    write_document(storage, f"{_HISTORY}/{int(cut.lsn):020d}.json", document, durable=False)
+    write_document(storage, _NAME, document)
+
+
+def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
+    """The last cut at or before an LSN that is still remembered; None: there is none.
+
+    Raises:
+        TargetError: it is damaged, or cannot be read.
+    """
+    newest = read_cut(storage)
+    if newest is not None and newest.lsn <= lsn:
+        return newest
+    limit = f"{int(lsn):020d}.json"
+    names = [file.name for file in storage.files(_HISTORY) if file.name <= limit and file.name[0].isdigit()]
+    return _read(storage, f"{_HISTORY}/{names[-1]}") if names else None
+
+
+def forget_cuts(storage: Storage, keep: int) -> None:
+    """Remember only so many, the newest."""
+    names = [file.name for file in storage.files(_HISTORY) if file.name[0].isdigit()]
+    storage.delete(f"{_HISTORY}/{name}" for name in names[:-keep])

@@ -25,7 +25,7 @@ import pyarrow as pa
 from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applied import Cut, CutTable, read_cut, write_cut
+from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
@@ -57,6 +57,7 @@ class ApplierSettings:
         log_files: landed files after which the change log takes them, and they go.
         vacuum_versions: of a table, after which its unneeded files are looked for.
         grace_hours: how long files that readers may still have open stay.
+        cuts: how many published cuts are remembered for readers of the past.
     """
 
     target_rows: int = 250_000
@@ -64,6 +65,7 @@ class ApplierSettings:
     log_files: int = 200
     vacuum_versions: int = 500
     grace_hours: int = 24
+    cuts: int = 1000
 
 
 @dataclass(slots=True)
@@ -157,7 +159,8 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
-        log.compact(cut, 0 if now else self._settings.log_files)
+        if log.compact(cut, 0 if now else self._settings.log_files):
+            forget_cuts(self._storage, self._settings.cuts)
         for delta in self._deltas.values():
             if delta.is_there and delta.version and delta.version % self._settings.vacuum_versions == 0:
                 delta.vacuum(self._settings.grace_hours)

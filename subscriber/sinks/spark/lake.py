@@ -8,7 +8,7 @@
 ``copy/<table>-<n>/``     of one table: the rows copied, then batches until it was handed to the apply worker
 ``prepared/<gid>/``       prepared transactions
 ``tables/``, ``log/``     Delta tables: current state, and change log; the applier's
-``applied.json``          the applier's: one cut of all tables
+``applied.json``          the applier's: one cut of all tables; ``cuts/``: those before it
 ========================  ===============================================================================================
 """
 

@@ -11,6 +11,7 @@ batch of which the zone has the end already is never landed again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,8 @@ from subscriber.sinks.spark.storage import TEMPORARY, PendingFile, Storage
 
 __all__ = ["LandingZone", "OpenBatch", "ParquetFile"]
 
+_BATCH: Final = re.compile(r"\d+[-.].*parquet$")
+"""Names of a batch's files. A table's copy lies in the same directory, and is none of this."""
 _SPILL_BYTES: Final = 32 * 1024**2
 """Rows of a batch that are kept before they become row groups on disk."""
 
@@ -181,7 +184,7 @@ class LandingZone:
             f"{directory}/{file.name}"
             for file in storage.files(directory)
             if file.name.startswith(TEMPORARY)
-            or (file.name.endswith(".parquet") and f"{directory}/{file.name}" not in named and _end(file.name) > self.last)
+            or (_BATCH.match(file.name) and f"{directory}/{file.name}" not in named and _end(file.name) > self.last)
         ]
         storage.delete(left)
 

@@ -19,7 +19,17 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["LandedFile", "Manifest", "check_chain", "check_files", "manifest_name", "read_document", "read_manifests", "write_document"]
+__all__ = [
+    "LandedFile",
+    "Manifest",
+    "check_chain",
+    "check_files",
+    "check_paths",
+    "manifest_name",
+    "read_document",
+    "read_manifests",
+    "write_document",
+]
 
 _FORMAT: Final = 1
 _NAME: Final = re.compile(r"(\d{20})\.json")
@@ -176,19 +186,23 @@ def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest])
     Raises:
         TargetError: one is not.
     """
+    check_paths(storage, directory, [file for manifest in manifests for file in manifest.files])
+
+
+def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -> None:
+    """See that files of one directory are there, whole.
+
+    Raises:
+        TargetError: one is not.
+    """
     sizes = {f"{directory}/{file.name}": file.size for file in storage.files(directory)}
-    for manifest in manifests:
-        for file in manifest.files:
-            size = sizes.get(file.path)
-            if size is None:
-                raise TargetError(
-                    f"landed file {storage.what(file.path)} is missing", hint="restore it from a backup, or start over in a new directory"
-                )
-            if size != file.size:
-                raise TargetError(
-                    f"landed file {storage.what(file.path)} has {size} bytes, not {file.size}",
-                    hint="restore it from a backup, or start over in a new directory",
-                )
+    hint = "restore it from a backup, or start over in a new directory"
+    for file in files:
+        size = sizes.get(file.path)
+        if size is None:
+            raise TargetError(f"landed file {storage.what(file.path)} is missing", hint=hint)
+        if size != file.size:
+            raise TargetError(f"landed file {storage.what(file.path)} has {size} bytes, not {file.size}", hint=hint)
 
 
 def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = None) -> None:

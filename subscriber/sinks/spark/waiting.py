@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.lake import LakeTable
-from subscriber.sinks.spark.manifest import LandedFile, check_files, read_document, read_manifests
+from subscriber.sinks.spark.manifest import LandedFile, check_files, check_paths, read_document, read_manifests
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.tablesync import COPY_DOCUMENT
@@ -84,6 +84,7 @@ def copied_source(storage: Storage, directory: str, table: LakeTable) -> Source:
         return Source(table.added)
     source = Source(copied.lsn)
     source.describe(copied.schema)
+    check_paths(storage, directory, copied.files)
     source.add(copied.files)
     manifests = read_manifests(storage, directory)
     check_files(storage, directory, manifests)
