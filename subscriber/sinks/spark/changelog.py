@@ -48,11 +48,8 @@ class ChangeLog:
         self._logs = logs
         self._target_rows = target_rows
 
-    def compact(self, cut: Cut, enough: int) -> bool:
+    def compact(self, cut: Cut, enough: int) -> None:
         """Append what the cut has and the logs have not, if more than ``enough`` files wait; then remove what is no longer needed.
-
-        Returns:
-            Whether there was enough.
 
         Raises:
             TargetError: the log cannot be written; nothing is removed.
@@ -62,7 +59,7 @@ class ChangeLog:
         tables = {name: table for name, table in self._lake.state.tables.items() if name in cut.tables}
         copies = [table for table in tables.values() if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
-            return False
+            return
         for name, table in tables.items():
             self._append(name, table, manifests, cut.landed)
         for table in copies:
@@ -72,7 +69,6 @@ class ChangeLog:
             # the manifest first: files that no manifest names are nothing
             self._storage.delete([manifest_name(LANDING, manifest.end)])
             self._storage.delete([file.path for file in manifest.files])
-        return True
 
     def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
         directory = table_directory("log", name, table.id)

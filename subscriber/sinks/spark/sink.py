@@ -146,16 +146,17 @@ class SparkSink:
         await unhurried(lambda: storage.make_directory(""))
         self._lock.take()
         try:
-            # what was read before the lock was ours may have changed since
-            lake = await unhurried(lambda: Lake.find(storage) or Lake.make(storage, name))
-            self._require_ours(lake, name)
+            # what was read before the lock was ours may have changed since; and tables that are being copied go on storing their states
+            async with self._catalog:
+                lake = await unhurried(lambda: Lake.find(storage) or Lake.make(storage, name))
+                self._require_ours(lake, name)
+                self._lake = lake
             position = lake.position
             zone = LandingZone(storage, LANDING, position.lsn if position is not None else INVALID_LSN)
             await unhurried(zone.recover)
         except BaseException:
             self._lock.give_back()
             raise
-        self._lake = lake
         landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
         self._opened = _Opened(Lander(zone, self._table_id, self._statistics, landed), on_durable)
         self._opened.tasks.append(asyncio.create_task(self._land_in_time(self._opened)))

@@ -23,17 +23,20 @@ class Source:
     Attributes:
         reached: up to which LSN the table is with these files.
         files: relative to the lake, in order.
+        size: of all files, bytes.
         schemas: in order, neighbours different; empty if nothing describes the table.
     """
 
     reached: Lsn
     files: list[str] = field(default_factory=list)
+    size: int = 0
     schemas: list[TableSchema] = field(default_factory=list)
 
     def add(self, files: Sequence[LandedFile]) -> None:
         """These come next."""
         for file in files:
             self.files.append(file.path)
+            self.size += file.size
             self.describe(file.schema)
 
     def describe(self, schema: TableSchema) -> None:
