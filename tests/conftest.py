@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from subscriber.errors import ConfigurationError
+from subscriber.testing.mariadb import EmbeddedMariaDB
+from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
 from subscriber.testing.server import EmbeddedServer
 from tests.database import Database, ServerAddress, fresh_database, given_publisher_version
+from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 pytest_plugins = ["tests.versions"]
 
@@ -97,4 +101,42 @@ def publisher16_db(publisher16: ServerAddress) -> Iterator[Database]:
 def target_db(target_server: ServerAddress) -> Iterator[Database]:
     """An empty target database, dropped afterwards."""
     with fresh_database(target_server, "tgt") as database:
+        yield database
+
+
+def _mariadb(**settings: str) -> EmbeddedMariaDB:
+    """Without its programs the test fails, unless it was said that MariaDB is done without."""
+    if is_done_without():
+        pytest.skip(f"{WITHOUT_VARIABLE} is set")
+    try:
+        return EmbeddedMariaDB.create(settings=settings)
+    except ConfigurationError as error:
+        pytest.fail(error.one_line())
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[EmbeddedMariaDB]:
+    """A MariaDB server."""
+    with _mariadb() as server:
+        yield server
+
+
+@pytest.fixture
+def make_mariadb() -> Iterator[Callable[..., EmbeddedMariaDB]]:
+    """MariaDB servers of this test alone, with settings of their own or to be killed."""
+    made: list[EmbeddedMariaDB] = []
+
+    def create(**settings: str) -> EmbeddedMariaDB:
+        made.append(_mariadb(**{name.replace("_", "-"): value for name, value in settings.items()}))
+        return made[-1]
+
+    yield create
+    for server in made:
+        server.remove()
+
+
+@pytest.fixture
+def mariadb_db(mariadb: EmbeddedMariaDB) -> Iterator[MariaDatabase]:
+    """An empty database of MariaDB, dropped afterwards."""
+    with fresh_mariadb_database(mariadb) as database:
         yield database

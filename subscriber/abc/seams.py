@@ -110,7 +110,7 @@ class TableSink(Protocol):
         ...
 
     async def describe(self, table: PublishedTable) -> None:
-        """What is about to be copied, as the publisher describes it; after :meth:`start_copy`, before the first :meth:`copy`."""
+        """What is about to be copied, as the publisher describes it. After :meth:`start_copy`, before the first :meth:`copy`."""
         ...
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
@@ -254,6 +254,19 @@ class Sink(Protocol):
         """Store ``subtwophasestate``."""
         ...
 
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """What the publisher's catalog says of these tables, types included that Relation messages do not tell.
+
+        Comes after :meth:`open` in every run, before :meth:`add_table` and before the first change, and again when the tables follow the
+        publications. Makes those tables that are missing, if the sink is set so.
+
+        Only called if ``capabilities.described``.
+
+        Raises:
+            RelationError: one of them cannot be made.
+        """
+        ...
+
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables. Entries whose target table was dropped are removed by this.
 
@@ -285,6 +298,9 @@ class Sink(Protocol):
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Apply a transaction up to PREPARE TRANSACTION; durable on return, the position not before it. Idempotent.
 
+        Without ``capabilities.prepares_in_target`` keep its changes durably instead: :meth:`commit_prepared` applies them. Which relations'
+        changes are wanted is then asked now, and what the target has against them is known only there.
+
         It is done also if its end LSN is not past the position: one that was prepared before the slot's two-phase start comes late,
         right before its COMMIT PREPARED.
 
@@ -293,9 +309,10 @@ class Sink(Protocol):
         ...
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """COMMIT PREPARED. Idempotent.
+        """COMMIT PREPARED, and the position with it. Idempotent.
 
         Raises:
+            ApplyError, RelationError: without ``capabilities.prepares_in_target``; the transaction stays prepared.
             DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
         """
         ...

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.model import Transaction
+from subscriber.types.facts import TypeFact
 
 __all__ = [
     "CATALOG_SCHEMA",
@@ -129,7 +130,10 @@ class PublishedTable:
         estimated_rows: ``reltuples``, or None if never analyzed.
         generated: of ``columns``, those that are generated at the publisher.
         column_types: type oid a column, in the order of ``columns``.
-        column_modifiers: ``atttypmod`` a column, in the same order; empty if unknown.
+        column_modifiers: ``atttypmod`` a column, likewise.
+        not_null: columns that are NOT NULL there.
+        primary_key: columns of its primary key in the key's order, if all of them are published; else empty.
+        types: what the publisher's catalog says of all types of the columns that are not built in, and of what those are made of.
     """
 
     name: TableName
@@ -144,6 +148,9 @@ class PublishedTable:
     generated: tuple[str, ...] = ()
     column_types: tuple[int, ...] = ()
     column_modifiers: tuple[int, ...] = ()
+    not_null: frozenset[str] = frozenset()
+    primary_key: tuple[str, ...] = ()
+    types: tuple[TypeFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +203,16 @@ class Capabilities:
     transactional: bool = True
     """Data and position become durable together."""
     two_phase: bool = False
-    """Prepared transactions of the publisher stay prepared in the target."""
+    """Prepared transactions of the publisher are kept until their COMMIT PREPARED."""
+    prepares_in_target: bool = False
+    """They are prepared in the target itself, as it has transactions of that kind: what it has against their changes it says at once."""
     truncate: bool = True
     parallel_copy: bool = False
     """:meth:`TableSink.copy` may run several times at once for one table."""
     parallel_apply: bool = False
     """Streamed transactions can be applied before their end: :meth:`Sink.open_parallel`."""
+    described: bool = False
+    """It needs to know what the publisher's catalog says of the tables: :meth:`Sink.describe_tables`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from subscriber.cli.options import Verbs, add_name_argument, add_settings_argument, add_target_argument, lsn
+from subscriber.cli.options import Verbs, add_create_tables_option, add_name_argument, add_settings_argument, add_target_argument, lsn
 from subscriber.config import Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
@@ -50,6 +50,7 @@ def add_parser(verbs: Verbs) -> None:
         help="a parameter; with --refresh: copy_data; with publications: refresh, copy_data",
     )
     add_settings_argument(parser)
+    add_create_tables_option(parser)
     parser.set_defaults(execute=_execute)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from subscriber.cli.options import Verbs, add_name_argument, add_publisher_arguments, add_settings_argument, add_target_argument
+from subscriber.cli.options import (
+    Verbs,
+    add_create_tables_option,
+    add_name_argument,
+    add_publisher_arguments,
+    add_settings_argument,
+    add_target_argument,
+)
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.creating import create_subscription
 
@@ -22,6 +29,7 @@ def add_parser(verbs: Verbs) -> None:
     add_publisher_arguments(parser)
     add_target_argument(parser)
     add_settings_argument(parser)
+    add_create_tables_option(parser)
     parser.set_defaults(execute=_execute)
 
 

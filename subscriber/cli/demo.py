@@ -47,7 +47,8 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--target",
         metavar="URL",
-        help="a PostgreSQL database of yours as target (a schema subscriber_demo is made in it, and removed); default: an embedded one",
+        help="a database of yours as target (a schema subscriber_demo, or tables whose names begin so, are made in it, and removed);"
+        " sqlite: a new file; mariadb: an embedded server of that kind; default: an embedded PostgreSQL",
     )
     parser.add_argument(
         "--rows", type=_at_least(_LEAST_ROWS), default=300_000, metavar="N", help="of the largest table; default: %(default)s"
@@ -102,7 +103,12 @@ async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     print(f"   publisher: {publisher.description} (embedded)")
     print(f"   target:    {target.description}")
     rows = await demonstration.make_tables()
-    print(f"   Ten tables made on both, schema subscriber_demo; those of the publisher hold {rows:,} rows:")
+    if demonstration.makes_tables:
+        print(
+            f"   Ten tables made on the publisher, schema subscriber_demo, with {rows:,} rows; the subscription makes those of the target:"
+        )
+    else:
+        print(f"   Ten tables made on both, schema subscriber_demo; those of the publisher hold {rows:,} rows:")
     print("   pgbench's four, TOASTed documents, a partitioned table, one with a column of every type, one without a key.")
 
     _heading("2. The initial copy: each table from a snapshot of its own, several at a time")
@@ -127,7 +133,11 @@ async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     _print_report(await demonstration.finish_prepared(), await demonstration.streamed())
     await demonstration.catch_up()
 
-    _heading("4. The proof: every row of both, as a checksum over all columns")
+    _heading(
+        "4. The proof: every row of both, value by value, each as PostgreSQL writes it"
+        if demonstration.makes_tables
+        else "4. The proof: every row of both, as a checksum over all columns"
+    )
     comparisons = await demonstration.compare()
     _print_comparisons(comparisons)
     prepared = await demonstration.compare_prepared()

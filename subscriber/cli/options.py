@@ -9,6 +9,7 @@ from subscriber.protocol.lsn import Lsn
 
 __all__ = [
     "Verbs",
+    "add_create_tables_option",
     "add_name_argument",
     "add_name_option",
     "add_publisher_arguments",
@@ -41,9 +42,25 @@ def add_settings_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_create_tables_option(parser: argparse.ArgumentParser) -> None:
+    """``--create-tables``: the setting of that name. To be added behind :func:`add_settings_argument`."""
+    parser.add_argument(
+        "--create-tables",
+        dest="settings",
+        action="append_const",
+        const="create_tables=on",
+        help="create tables that the target lacks, as they are published; not for a PostgreSQL target (pg_dump --schema-only)",
+    )
+
+
 def add_target_argument(parser: argparse.ArgumentParser) -> None:
     """``--target``."""
-    parser.add_argument("--target", required=True, metavar="URL", help="for example postgresql://user@host:5432/dbname")
+    parser.add_argument(
+        "--target",
+        required=True,
+        metavar="URL",
+        help="for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname",
+    )
 
 
 def add_name_argument(parser: argparse.ArgumentParser) -> None:

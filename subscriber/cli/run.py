@@ -6,7 +6,15 @@ import argparse
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.cli.metrics import served
-from subscriber.cli.options import Verbs, add_name_option, add_publisher_arguments, add_settings_argument, add_target_argument, lsn
+from subscriber.cli.options import (
+    Verbs,
+    add_create_tables_option,
+    add_name_option,
+    add_publisher_arguments,
+    add_settings_argument,
+    add_target_argument,
+    lsn,
+)
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
@@ -38,6 +46,7 @@ def add_parser(verbs: Verbs) -> None:
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
     add_settings_argument(parser)
+    add_create_tables_option(parser)
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 

@@ -50,6 +50,8 @@ class TableRefresh:
         new = sorted(published.keys() - entries.keys())
         if demanded:
             await self._require([published[name] for name in new])
+        if self._sink.capabilities.described:
+            await self._sink.describe_tables(list(published.values()))
         for name in new:
             await self._add(name, state, first=first, demanded=demanded)
         for name in sorted(entries.keys() - published.keys()):

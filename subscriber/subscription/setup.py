@@ -28,7 +28,7 @@ from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.publication import missing_publications
+from subscriber.walreceiver.publication import missing_publications, published_tables
 
 __all__ = ["Prepared", "Setup"]
 
@@ -122,6 +122,9 @@ class Setup:
                 await self._sink.refreshed()
             elif self._managed:
                 tables = await self._sink.tables()
+                if self._sink.capabilities.described:
+                    published = await published_tables(connection, self._publications)
+                    await self._sink.describe_tables([table for table in published if table.name in tables])
             else:
                 tables = await self._tables.refresh(connection, state, first=first)
             await drop_leftover_slots(connection, self._sink, state, tables)

@@ -1,4 +1,9 @@
-"""Which sink and which catalog a target's text means."""
+"""Which sink and which catalog a target's text means.
+
+``postgresql://…``, ``postgres://…`` and libpq's keywords and values mean the PostgreSQL sink. ``spark:///path`` and
+``spark+…://…`` mean a lake. Every other URL is one of SQLAlchemy's:
+``sqlite:///file.db``, ``mariadb://…``, ``postgresql+asyncpg://…`` (PostgreSQL as one SQL database among others).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,20 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from subscriber.abc import Sink
 from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ApplyOptions", "observe_target", "open_catalog", "open_target", "spark_apply"]
+__all__ = ["ApplyOptions", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_POSTGRES = frozenset({"postgresql", "postgres"})
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
+_POSTGRES: Final = frozenset({"postgresql", "postgres"})
+
+_EXTRAS: Final = {"sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
+"""Which extra brings what a kind of database needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +51,21 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings) -
     """Make the sink for a URL or conninfo. Nothing is connected yet.
 
     Raises:
-        ConfigurationError: no sink serves this kind of URL, its driver is not installed, or the text is neither URL nor conninfo.
+        ConfigurationError: no sink serves this kind of URL, its driver is not installed, the text is neither URL nor conninfo, or a
+            setting means nothing for this kind of target.
     """
     if _is_lake(target):
         with _lake():
             from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
         return SparkSink(target, options=options, settings=settings)
-    _require_known(target)
+    if uses_sqlalchemy(target):
+        with _sqlalchemy(target):
+            from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink  # noqa: PLC0415 -- its drivers come with an extra
+
+            return SqlAlchemySink(target, options=options, settings=settings)
+    _require_postgres_settings(settings)
     with _postgres():
-        from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- its driver comes with an extra
+        from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- as above
     return PostgresSink(target, options=options, settings=settings)
 
 
@@ -61,7 +76,12 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
-    _require_known(target)
+    _require_catalog(target)
+    if uses_sqlalchemy(target):
+        with _sqlalchemy(target):
+            from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
+
+            return await SqlAlchemyCatalog.open(target, application_name)
     with _postgres():
         from subscriber.sinks.postgres import PostgresCatalog  # noqa: PLC0415 -- as above
     return await PostgresCatalog.open(target, application_name)
@@ -74,7 +94,12 @@ async def observe_target(target: str) -> Sequence[Observation]:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
-    _require_known(target)
+    _require_catalog(target)
+    if uses_sqlalchemy(target):
+        with _sqlalchemy(target):
+            from subscriber.sinks.sqlalchemy.observing import observe as observe_other  # noqa: PLC0415 -- as above
+
+            return await observe_other(target)
     with _postgres():
         from subscriber.sinks.postgres import observe  # noqa: PLC0415 -- as above
     return await observe(target)
@@ -107,18 +132,45 @@ def _is_lake(target: str) -> bool:
     return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
 
 
-def _require_known(target: str) -> None:
+def _require_catalog(target: str) -> None:
     if _is_lake(target):
         raise ConfigurationError(
             "a lake has no catalog of subscriptions: each is one subscription's",
             hint="use subscriber run --target spark:///path with the subscription's parameters",
         )
+
+
+def uses_sqlalchemy(target: str) -> bool:
+    """Whether a target's text is a URL for SQLAlchemy; else it means PostgreSQL's own sink."""
     scheme = _SCHEME.match(target)
-    if scheme is not None and scheme[1].lower() not in _POSTGRES:
+    return scheme is not None and scheme[1].lower() not in _POSTGRES and not _is_lake(target)
+
+
+def _require_postgres_settings(settings: Settings) -> None:
+    if settings.create_tables:
         raise ConfigurationError(
-            f'there is no sink for targets of kind "{scheme[1]}"',
-            hint="a target is a PostgreSQL database, postgresql://user@host:5432/dbname, or a lake, spark:///path",
+            "create_tables is not for a PostgreSQL target: its tables shall be the publisher's own",
+            hint="pg_dump --schema-only on the publisher brings them over; or use postgresql+asyncpg://",
         )
+    for name, default in (("schema_change", "error"), ("insert_conflict", "error")):
+        if getattr(settings, name) != default:
+            raise ConfigurationError(
+                f"{name} is not for a PostgreSQL target: it behaves as a native subscription does",
+                hint="leave it out; or use postgresql+asyncpg://",
+            )
+
+
+@contextlib.contextmanager
+def _sqlalchemy(target: str) -> Iterator[None]:
+    scheme = _SCHEME.match(target)
+    kind = scheme[1].lower() if scheme else target
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(kind.partition("+")[0], "sqlalchemy")
+        raise ConfigurationError(
+            f'a target of kind "{kind}" needs {error.name}, which is not installed', hint=f"pip install 'pg-subscriber[{extra}]'"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -23,7 +23,16 @@ from psycopg import sql
 
 from subscriber.abc import TableName
 
-__all__ = ["PreparedComparison", "TableComparison", "TableDigest", "compare", "compare_prepared", "published_tables"]
+__all__ = [
+    "PreparedComparison",
+    "TableComparison",
+    "TableDigest",
+    "compare",
+    "compare_prepared",
+    "prepared_transactions",
+    "published_tables",
+    "snapshot",
+]
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -121,17 +130,13 @@ async def compare(publisher_dsn: str, target_dsn: str, tables: Iterable[TableNam
     Raises:
         psycopg.Error: a server cannot be reached or refuses (SELECT is needed).
     """
-    async with _snapshot(publisher_dsn) as publisher, _snapshot(target_dsn) as target:
+    async with snapshot(publisher_dsn) as publisher, snapshot(target_dsn) as target:
         return [await _compare_table(publisher, target, table, samples) for table in tables]
 
 
 async def compare_prepared(publisher_dsn: str, target_dsn: str) -> PreparedComparison:
     """Compare what is prepared, in these two databases, on the publisher and as ``pg_gid_<subscription>_<xid>`` on the target."""
-    async with await psycopg.AsyncConnection.connect(publisher_dsn, autocommit=True) as connection:
-        cursor = await connection.execute(
-            "SELECT transaction::text::bigint FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-        )
-        publisher = frozenset(row[0] for row in await cursor.fetchall())
+    publisher = await prepared_transactions(publisher_dsn)
     async with await psycopg.AsyncConnection.connect(target_dsn, autocommit=True) as connection:
         cursor = await connection.execute(
             "SELECT substring(gid FROM '^pg_gid_[0-9]+_([0-9]+)$')::bigint FROM pg_catalog.pg_prepared_xacts"
@@ -141,8 +146,18 @@ async def compare_prepared(publisher_dsn: str, target_dsn: str) -> PreparedCompa
     return PreparedComparison(publisher, target)
 
 
+async def prepared_transactions(publisher_dsn: str) -> frozenset[int]:
+    """Ids of the transactions that are prepared in a database."""
+    async with await psycopg.AsyncConnection.connect(publisher_dsn, autocommit=True) as connection:
+        cursor = await connection.execute(
+            "SELECT transaction::text::bigint FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
+        )
+        return frozenset(row[0] for row in await cursor.fetchall())
+
+
 @contextlib.asynccontextmanager
-async def _snapshot(dsn: str) -> AsyncIterator[Connection]:
+async def snapshot(dsn: str) -> AsyncIterator[Connection]:
+    """A session that sees one state of the database, and writes every value in one way."""
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
         await connection.set_autocommit(True)
         await connection.execute(_TEXT_SETTINGS)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from subscriber.abc import TableName
+from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.sinks.postgres import PostgresCatalog
 from subscriber.sinks.postgres.errors import translated
+from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared
+from subscriber.testing.tables import create_tables, drop_tables
 
-__all__ = ["DatabaseFacts", "forget_subscription", "inspect_database"]
+__all__ = ["DatabaseFacts", "DemoTarget", "PostgresTarget", "forget_subscription", "inspect_database"]
 
 _CATALOG_SCHEMA: Final = "subscriber"
 
@@ -24,13 +29,122 @@ class DatabaseFacts:
 
     Attributes:
         description: for people: version and place, no password.
-        two_phase: may transactions be prepared there?
+        two_phase: may transactions be prepared there, or be kept prepared?
         had_catalog: was it a target of some subscription before?
     """
 
     description: str
     two_phase: bool
     had_catalog: bool
+
+
+class DemoTarget(Protocol):
+    """What a demonstration asks of a target of any kind. Calls come in the order in which they stand."""
+
+    @property
+    def url(self) -> str:
+        """What ``--target`` would say."""
+        ...
+
+    @property
+    def settings(self) -> Settings:
+        """What a subscription into it needs."""
+        ...
+
+    @property
+    def makes_tables(self) -> bool:
+        """Whether the subscription itself makes the tables, a partitioned one as one table."""
+        ...
+
+    async def inspect(self) -> DatabaseFacts:
+        """Look at it.
+
+        Raises:
+            TargetError: it cannot be reached, or refuses.
+        """
+        ...
+
+    async def make_tables(self, schema: str) -> None:
+        """Make the tables, or see that there are none of these names.
+
+        Raises:
+            ConfigurationError: there are.
+            TargetError: it does not allow it.
+        """
+        ...
+
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+        """Compare tables."""
+        ...
+
+    async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
+        """Are the same transactions prepared on both sides? None if the target takes none."""
+        ...
+
+    async def forget(self, name: str) -> None:
+        """Remove what the subscription left beside the tables."""
+        ...
+
+    async def remove_tables(self, schema: str) -> None:
+        """Remove the tables."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+class PostgresTarget:
+    """A PostgreSQL database, with PostgreSQL's own sink.
+
+    Args:
+        dsn: of it.
+        temporary: it goes as a whole: nothing has to be removed.
+    """
+
+    settings: Final = Settings()
+    makes_tables: Final = False
+
+    def __init__(self, dsn: str, *, temporary: bool) -> None:
+        self.url: Final = dsn
+        self._temporary = temporary
+        self._facts: DatabaseFacts | None = None
+
+    async def inspect(self) -> DatabaseFacts:
+        """See :class:`DemoTarget`."""
+        self._facts = await inspect_database(self.url)
+        return self._facts
+
+    async def make_tables(self, schema: str) -> None:
+        """See :class:`DemoTarget`."""
+        with translated():
+            await create_tables(self.url, schema=schema)
+
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+        """See :class:`DemoTarget`."""
+        with translated():
+            return await compare(publisher_dsn, self.url, tables)
+
+    async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
+        """See :class:`DemoTarget`. None with max_prepared_transactions = 0."""
+        assert self._facts is not None
+        with translated():
+            return await compare_prepared(publisher_dsn, self.url) if self._facts.two_phase else None
+
+    async def forget(self, name: str) -> None:
+        """See :class:`DemoTarget`."""
+        assert self._facts is not None
+        if not self._temporary:
+            await forget_subscription(self.url, name, had_catalog=self._facts.had_catalog)
+
+    async def remove_tables(self, schema: str) -> None:
+        """See :class:`DemoTarget`."""
+        if not self._temporary:
+            with translated():
+                await drop_tables(self.url, schema=schema)
+
+    async def close(self) -> None:
+        """See :class:`DemoTarget`."""
 
 
 async def inspect_database(dsn: str) -> DatabaseFacts:

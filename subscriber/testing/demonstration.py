@@ -1,7 +1,7 @@
 """A subscription at work, from two empty databases to the proof that both hold the same rows. ``subscriber demo`` tells it.
 
-The publisher is an embedded PostgreSQL 18; the target a second one, or somebody's own database. Used as a context manager; at its end
-everything that was started is stopped, and everything that was made is removed.
+The publisher is an embedded PostgreSQL 18; the target a second one, a SQLite file, an embedded MariaDB, or somebody's own database. Used as
+a context manager; at its end everything that was started is stopped, and everything that was made is removed.
 """
 
 from __future__ import annotations
@@ -9,29 +9,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import psycopg
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.config import SubscriptionOptions
-from subscriber.errors import PublisherError, SubscriberError
+from subscriber.errors import ConfigurationError, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.errors import translated
 from subscriber.subscription.facade import Subscription
-from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared
-from subscriber.testing.demo_target import DatabaseFacts, forget_subscription, inspect_database
+from subscriber.subscription.targets import uses_sqlalchemy
+from subscriber.testing.compare import PreparedComparison, TableComparison
+from subscriber.testing.demo_target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database
 from subscriber.testing.load import LoadReport, MixedLoad
+from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
-from subscriber.testing.tables import create_tables, drop_tables, table_names
+from subscriber.testing.tables import create_tables, table_names
 
-__all__ = ["SCHEMA", "Demonstration", "Sample"]
+__all__ = ["MARIADB", "SCHEMA", "SQLITE", "Demonstration", "Sample"]
 
 SCHEMA: Final = "subscriber_demo"
 """Schema of the tables, on both sides."""
+SQLITE: Final = "sqlite"
+MARIADB: Final = "mariadb"
 
 _VERSION: Final = 18
 _PUBLICATION: Final = "subscriber_demo"
@@ -66,7 +72,8 @@ class Demonstration:
     """See the module. Its methods are to be called in the order in which they stand.
 
     Args:
-        target: conninfo or URL of the target; None for an embedded one.
+        target: conninfo or URL of the target; :data:`SQLITE` for a new file, :data:`MARIADB` for an embedded server of that kind; None
+            for an embedded PostgreSQL.
         rows: of the largest table.
         rate: transactions a second of the load.
         huge_rows: rows of a huge transaction, about.
@@ -93,29 +100,36 @@ class Demonstration:
         """Start the embedded servers; return what publisher and target are.
 
         Raises:
-            ConfigurationError: there are no programs of PostgreSQL 18, or the target is none of PostgreSQL.
+            ConfigurationError: there are no programs of PostgreSQL 18 (of MariaDB), or the target is none that a sink serves.
             TargetError: the target cannot be reached.
         """
-        if self._given_target is not None:
-            await inspect_database(self._given_target)  # before anything is started
-        self._publisher_dsn = (await self._embedded()).dsn()
-        self._target_dsn = self._given_target or (await self._embedded()).dsn()
+        if self._given_target in {SQLITE, MARIADB, None}:
+            self._publisher_dsn = (await self._embedded()).dsn()
+            self._target = await self._temporary_target()
+        else:
+            # before anything is started
+            self._target = await self._opened(_target_of(str(self._given_target)))
+            self._publisher_dsn = (await self._embedded()).dsn()
         self._observer = await psycopg.AsyncConnection.connect(self._publisher_dsn, autocommit=True)
         self._stack.push_async_callback(self._observer.close)
-        self._target = await inspect_database(self._target_dsn)
-        return await inspect_database(self._publisher_dsn), self._target
+        return await inspect_database(self._publisher_dsn), self._facts
+
+    @property
+    def makes_tables(self) -> bool:
+        """Whether the target's tables are made by the subscription, not beforehand. Known after :meth:`start`."""
+        return self._target.makes_tables
 
     async def make_tables(self) -> int:
-        """Make the tables on both sides, and fill the publisher's; return how many rows they have.
+        """Make the tables on both sides, or on the publisher alone, and fill the publisher's; return how many rows they have.
 
         Raises:
-            ConfigurationError: the target has a schema of this name.
+            ConfigurationError: the target has a schema of this name, or such tables.
             TargetError: the target does not allow it.
         """
-        with translated():
-            await self._made(create_tables(self._target_dsn, schema=SCHEMA), lambda _: self._remove_tables())
+        await self._made(self._target.make_tables(SCHEMA), lambda _: self._target.remove_tables(SCHEMA))
         await create_tables(self._publisher_dsn, schema=SCHEMA, rows=self._rows)
-        await self._observer.execute(f"CREATE PUBLICATION {_PUBLICATION} FOR TABLES IN SCHEMA {SCHEMA}")
+        as_one = " WITH (publish_via_partition_root)" if self._target.makes_tables else ""
+        await self._observer.execute(f"CREATE PUBLICATION {_PUBLICATION} FOR TABLES IN SCHEMA {SCHEMA}{as_one}")
         return int(
             await self._ask("SELECT sum(reltuples)::bigint FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r'", SCHEMA)
         )
@@ -126,17 +140,17 @@ class Demonstration:
         Raises:
             SubscriberError: what ended the subscription.
         """
-        options = SubscriptionOptions(two_phase=self._target.two_phase, disable_on_error=True)
+        options = SubscriptionOptions(two_phase=self._facts.two_phase, disable_on_error=True)
         self._subscription = Subscription(
             self._name,
             connection=self._publisher_dsn,
             publications=[_PUBLICATION],
-            target=self._target_dsn,
+            target=self._target.url,
             options=options,
+            settings=self._target.settings,
             progress=self._progress,
         )
-        if self._given_target is not None:
-            self._stack.push_async_callback(forget_subscription, self._target_dsn, self._name, had_catalog=self._target.had_catalog)
+        self._stack.push_async_callback(self._target.forget, self._name)
         self._running = asyncio.create_task(self._subscription.run())
         self._stack.push_async_callback(self._stop)
         return await self.catch_up()
@@ -175,8 +189,7 @@ class Demonstration:
 
     async def compare_prepared(self) -> PreparedComparison | None:
         """Are the same transactions prepared on both sides? None if the target prepares none (max_prepared_transactions = 0)."""
-        with translated():
-            return await compare_prepared(self._publisher_dsn, self._target_dsn) if self._target.two_phase else None
+        return await self._target.compare_prepared(self._publisher_dsn)
 
     async def finish_prepared(self) -> LoadReport:
         """Commit or roll back, on the publisher, what the load left prepared; return what the load was."""
@@ -189,8 +202,7 @@ class Demonstration:
 
     async def compare(self) -> list[TableComparison]:
         """Compare all tables."""
-        with translated():
-            return await compare(self._publisher_dsn, self._target_dsn, table_names(SCHEMA))
+        return await self._target.compare(self._publisher_dsn, table_names(SCHEMA))
 
     # --- what is started and made
 
@@ -207,10 +219,20 @@ class Demonstration:
             if not task.cancelled() and task.exception() is None:
                 self._stack.push_async_callback(_call, undo, task.result())
 
-    async def _remove_tables(self) -> None:
-        if self._given_target is not None:  # an embedded one goes as a whole
-            with translated():
-                await drop_tables(self._target_dsn, schema=SCHEMA)
+    async def _temporary_target(self) -> DemoTarget:
+        if self._given_target == SQLITE:
+            directory = await self._made(asyncio.to_thread(_private_directory), lambda path: asyncio.to_thread(shutil.rmtree, path))
+            return await self._opened(_target_of(f"sqlite:///{directory / 'replica.db'}"))
+        if self._given_target == MARIADB:
+            server = await self._made(asyncio.to_thread(EmbeddedMariaDB.create), lambda server: asyncio.to_thread(server.remove))
+            await asyncio.to_thread(server.create_database, SCHEMA)
+            return await self._opened(_target_of(server.url(SCHEMA)))
+        return await self._opened(PostgresTarget((await self._embedded()).dsn(), temporary=True))
+
+    async def _opened(self, target: DemoTarget) -> DemoTarget:
+        self._stack.push_async_callback(target.close)
+        self._facts = await target.inspect()
+        return target
 
     async def _stop(self) -> None:
         self._subscription.stop()
@@ -271,6 +293,22 @@ class Demonstration:
 
     def _ended(self) -> BaseException:
         return self._running.exception() or SubscriberError("the subscription ended by itself")
+
+
+def _target_of(text: str) -> DemoTarget:
+    if not uses_sqlalchemy(text):
+        return PostgresTarget(text, temporary=False)
+    try:
+        from subscriber.testing.demo_sqlalchemy import SqlAlchemyTarget  # noqa: PLC0415 -- what it needs comes with an extra
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"this target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[demo]'"
+        ) from error
+    return SqlAlchemyTarget(text)
+
+
+def _private_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="subscriber-demo-"))
 
 
 async def _call(undo: Callable[[T], Awaitable[object]], made: T) -> None:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -29,8 +27,8 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import sql
 
-from subscriber.errors import SubscriberError
 from subscriber.testing.binaries import ServerUser, environment, reachable_binaries, server_user
+from subscriber.testing.ports import LOOPBACK, EmbeddedServerError, free_port
 
 __all__ = ["EmbeddedServer", "EmbeddedServerError"]
 
@@ -62,10 +60,6 @@ _START_SECONDS: Final = 60.0
 _BIND_ATTEMPTS: Final = 5
 
 
-class EmbeddedServerError(SubscriberError):
-    """An embedded server could not be made, started or stopped. The end of its log is in the notes."""
-
-
 class EmbeddedServer:
     """One PostgreSQL server of our own. Made by :meth:`create`; as a context manager it is removed at the end.
 
@@ -82,7 +76,7 @@ class EmbeddedServer:
     """
 
     user: Final = "postgres"
-    host: Final = "127.0.0.1"
+    host: Final = LOOPBACK
 
     def __init__(self, version: int, bindir: Path, base: Path, run_as: ServerUser) -> None:
         self.version = version
@@ -190,7 +184,7 @@ class EmbeddedServer:
         first = self.port == 0
         for attempt in range(_BIND_ATTEMPTS):
             if first:
-                self.port = _free_port()
+                self.port = free_port()
             log_start = self.log_file.stat().st_size
             try:
                 self._launch()
@@ -321,20 +315,6 @@ class EmbeddedServer:
         if self.log_file.exists():
             error.add_note("\n".join(self.log().splitlines()[-15:]))
         return error
-
-
-def _free_port() -> int:
-    """A port that is free now, below the range that the system takes for outgoing connections."""
-    for _ in range(200):
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((EmbeddedServer.host, port))
-            except OSError:
-                continue
-        return port
-    raise EmbeddedServerError("no free port between 20000 and 32000 on 127.0.0.1")
 
 
 def _lives(pid: int) -> bool:

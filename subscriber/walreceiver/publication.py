@@ -14,12 +14,14 @@ The answers are native's (fetch_table_list of subscriptioncmds.c, fetch_remote_t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from subscriber.abc import CATALOG_SCHEMA, PublishedTable, TableName
 from subscriber.errors import PublisherError
 from subscriber.protocol.quoting import quote_literal
+from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
+from subscriber.walreceiver.types import type_facts
 
 __all__ = ["missing_publications", "published_tables"]
 
@@ -43,9 +45,12 @@ class _Column:
     number: int
     name: str
     type_oid: int
-    type_modifier: int
+    modifier: int
+    not_null: bool
     generated: bool
     key: bool
+    primary_key: int
+    """Place in the primary key, from 1; 0: it is no part of it."""
 
 
 async def missing_publications(session: Session, names: Sequence[str]) -> list[str]:
@@ -74,7 +79,10 @@ async def published_tables(session: Session, publications: Sequence[str], table:
     if not tables:
         return []
     columns = await _columns(session, tables)
-    return [_published(relation_id, found, columns.get(relation_id, [])) for relation_id, found in tables.items()]
+    published = [_published(relation_id, found, columns.get(relation_id, [])) for relation_id, found in tables.items()]
+    registry = TypeRegistry()
+    registry.add(await type_facts(session, {oid for found in published for oid in found.column_types}))
+    return [replace(found, types=registry.facts_of(found.column_types)) for found in published]
 
 
 def _tables_query(session: Session, publications: Sequence[str], table: TableName | None) -> str:
@@ -138,16 +146,27 @@ async def _columns(session: Session, relation_ids: Iterable[int]) -> dict[int, l
             SELECT c.oid AS relid, pg_catalog.pg_get_replica_identity_index(c.oid) AS index
               FROM pg_catalog.pg_class AS c
              WHERE c.oid IN ({oids}))
-        SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated <> '', COALESCE(a.attnum = ANY (i.indkey), false)
+        SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated <> '',
+               COALESCE(a.attnum = ANY (i.indkey), false), COALESCE(pg_catalog.array_position(con.conkey, a.attnum), 0)
           FROM identity
           JOIN pg_catalog.pg_attribute AS a ON a.attrelid = identity.relid
           LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = identity.index
+          LEFT JOIN pg_catalog.pg_constraint AS con ON con.conrelid = identity.relid AND con.contype = 'p'
          WHERE a.attnum > 0 AND NOT a.attisdropped
          ORDER BY a.attrelid, a.attnum
     """)  # noqa: S608
     columns: dict[int, list[_Column]] = {}
-    for oid, number, name, type_oid, modifier, generated, key in rows:
-        column = _Column(int(number or 0), name or "", int(type_oid or 0), int(modifier or -1), generated == "t", key == "t")
+    for oid, number, name, type_oid, modifier, not_null, generated, key, place in rows:
+        column = _Column(
+            int(number or 0),
+            name or "",
+            int(type_oid or 0),
+            int(modifier or -1),
+            not_null == "t",
+            generated == "t",
+            key == "t",
+            int(place or 0),
+        )
         columns.setdefault(int(oid or 0), []).append(column)
     return columns
 
@@ -169,6 +188,7 @@ def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> P
         keys = sent
     else:
         keys = [column for column in sent if column.key]
+    primary = sorted((column for column in columns if column.primary_key), key=lambda column: column.primary_key)
     return PublishedTable(
         name=table.name,
         relation_id=relation_id,
@@ -181,7 +201,9 @@ def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> P
         estimated_rows=table.estimated_rows,
         generated=tuple(column.name for column in sent if column.generated),
         column_types=tuple(column.type_oid for column in sent),
-        column_modifiers=tuple(column.type_modifier for column in sent),
+        column_modifiers=tuple(column.modifier for column in sent),
+        not_null=frozenset(column.name for column in sent if column.not_null),
+        primary_key=tuple(column.name for column in primary) if all(column in sent for column in primary) else (),
     )
 
 

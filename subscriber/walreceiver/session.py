@@ -31,9 +31,9 @@ Row = tuple[str | None, ...]
 _SETTINGS: Final = """
 SELECT pg_catalog.set_config('search_path', '', false);
 SELECT pg_catalog.set_config(s.name, v.setting, false)
-  FROM (VALUES ('DateStyle', 'ISO'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '3'), ('statement_timeout', '0'),
-               ('lock_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), ('idle_session_timeout', '0'),
-               ('transaction_timeout', '0')) AS v (name, setting)
+  FROM (VALUES ('DateStyle', 'ISO'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '3'), ('TimeZone', 'UTC'),
+               ('bytea_output', 'hex'), ('statement_timeout', '0'), ('lock_timeout', '0'), ('idle_in_transaction_session_timeout', '0'),
+               ('idle_session_timeout', '0'), ('transaction_timeout', '0')) AS v (name, setting)
   JOIN pg_catalog.pg_settings AS s ON s.name = v.name
 """
 _CANCEL_SECONDS: Final = 2.0

@@ -14,18 +14,19 @@ QUICK = ("wal_retrieve_retry_interval=200ms", "wal_receiver_status_interval=1s")
 
 
 @dataclass
-class SubscriberProcess:
+class RunProcess:
     """One subscription, served by one process after another.
 
     Attributes:
-        publisher, target: its databases; the publication is ``pub``.
+        publisher: its database; the publication is ``pub``.
+        target_url: of its target, of any kind.
         directory: for the spool and the log.
         options: of ``-o``.
         settings: of ``-c``.
     """
 
     publisher: Database
-    target: Database
+    target_url: str
     directory: Path
     options: Sequence[str] = ("two_phase=true",)
     settings: Sequence[str] = QUICK
@@ -41,7 +42,7 @@ class SubscriberProcess:
         return self.directory / "spool"
 
     def arguments(self, *more: str) -> list[str]:
-        found = ["--connection", self.publisher.conninfo(), "--publication", "pub", "--target", self.target.dsn, "--name", self.name]
+        found = ["--connection", self.publisher.conninfo(), "--publication", "pub", "--target", self.target_url, "--name", self.name]
         for option in self.options:
             found += ["-o", option]
         for setting in (*self.settings, f"spool_directory={self.spool}"):
@@ -81,3 +82,18 @@ class SubscriberProcess:
     def log(self, lines: int = 40) -> str:
         text = (self.directory / "log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+
+class SubscriberProcess(RunProcess):
+    """One whose target is a PostgreSQL database, which tests look into."""
+
+    def __init__(
+        self,
+        publisher: Database,
+        target: Database,
+        directory: Path,
+        options: Sequence[str] = ("two_phase=true",),
+        settings: Sequence[str] = QUICK,
+    ) -> None:
+        super().__init__(publisher, target.dsn, directory, options, settings)
+        self.target = target

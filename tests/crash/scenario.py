@@ -11,7 +11,7 @@ from subscriber.testing.compare import compare, compare_prepared
 from subscriber.testing.load import Kind, MixedLoad
 from subscriber.testing.plans import WEIGHTS
 from subscriber.testing.tables import create_tables, table_names
-from tests.crash.process import SubscriberProcess
+from tests.crash.process import RunProcess, SubscriberProcess
 from tests.database import Database
 
 ROWS = 30_000
@@ -62,7 +62,7 @@ def let_small_transactions_stream(publisher: Database) -> None:
     publisher.execute(f"ALTER DATABASE {publisher.name} RESET logical_decoding_work_mem")
 
 
-async def eventually(condition: Callable[[], bool], timeout: float, process: SubscriberProcess) -> bool:
+async def eventually(condition: Callable[[], bool], timeout: float, process: RunProcess) -> bool:
     """Poll until it is true; False after so many seconds. Fails if the process ends meanwhile."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not condition():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,6 +15,7 @@ from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from tests.conftest import Servers
 from tests.database import Database, ServerAddress, fresh_database
+from tests.integration.sqlalchemy_targets import OtherTarget, Replica, postgres_target, replica_of, sqlite_target
 
 
 @pytest.fixture
@@ -53,3 +57,44 @@ def any_target_db(servers: Servers, target_version: int) -> Iterator[Database]:
     """An empty target database of the version that the run is for (see tests/versions.py)."""
     with fresh_database(ServerAddress(servers.get("target", target_version).dsn(), target_version), "tgt") as database:
         yield database
+
+
+@pytest.fixture
+def sqlite_file(tmp_path: Path) -> OtherTarget:
+    """A SQLite file that is not there yet."""
+    return sqlite_target(tmp_path / "replica.db")
+
+
+@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+def other_target(request: pytest.FixtureRequest) -> OtherTarget:
+    """An empty database of each kind that the SQLAlchemy sink is tested with."""
+    match request.param:
+        case "sqlite":
+            found: OtherTarget = request.getfixturevalue("sqlite_file")
+            return found
+        case "mariadb":
+            database = request.getfixturevalue("mariadb_db")
+            return OtherTarget("mariadb", database.url, database.fetch, database.execute)
+        case _:
+            return postgres_target(request.getfixturevalue("target_db"))
+
+
+@pytest.fixture
+def other_replica(publisher18_db: Database, other_target: OtherTarget) -> Replica:
+    """A publisher, and a target of each kind."""
+    return replica_of(publisher18_db, other_target)
+
+
+@pytest.fixture
+def sqlite_replica(publisher18_db: Database, sqlite_file: OtherTarget) -> Replica:
+    """A publisher, and a SQLite file that is not there yet."""
+    return replica_of(publisher18_db, sqlite_file)
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Where the demo makes its servers: one that the user who runs them can reach, too."""
+    directory = Path(tempfile.mkdtemp(prefix="demo-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

@@ -75,9 +75,9 @@ def _unreadable_target(ground: Ground) -> None:
     arguments(ground, connect_to=f"somewhere:{ground.password}")
 
 
-@case('no sink for targets of kind "mysql"')
+@case('no sink for targets of kind "somedb"')
 def _unknown_kind_of_target(ground: Ground) -> None:
-    arguments(ground, connect_to=f"mysql://u:{ground.password}@127.0.0.1/shop")
+    arguments(ground, connect_to=f"somedb://u:{ground.password}@127.0.0.1/shop")
 
 
 @case('unrecognized subscription parameter: "copy_dat"')

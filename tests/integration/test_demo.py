@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.database import Database
-
-SMALL = ("--rows", "2000", "--seconds", "4")
-WAIT_SECONDS = 90.0
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """Where the demo makes its servers: one that the user who runs them can reach, too."""
-    directory = Path(tempfile.mkdtemp(prefix="demo-"))
-    directory.chmod(0o755)
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-W", "error", "-m", "subscriber", "demo", *arguments]
-
-
-def environment(scratch: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(scratch)}
-
-
-def demo(scratch: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), env=environment(scratch), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
-
-
-@contextlib.contextmanager
-def running_demo(scratch: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command(*arguments), env=environment(scratch), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+from tests.integration.demo_program import SMALL, WAIT_SECONDS, demo, environment, running_demo
 
 
 def left_servers(scratch: Path) -> list[Path]:
@@ -137,7 +99,9 @@ def test_refuses_a_target_with_tables_of_these_names(scratch: Path, target_db: D
     ("target", "said"),
     [
         ("postgresql://nobody@127.0.0.1:1/nowhere", "127.0.0.1"),
-        ("mysql://localhost/shop", "not a URL or conninfo of PostgreSQL"),
+        ("somedb://localhost/shop", 'no sink for targets of kind "somedb"'),
+        ("sqlite://", "in memory"),
+        ("mariadb://nobody:hush@127.0.0.1:1/shop", "hint: "),
     ],
 )
 def test_a_target_that_cannot_be_used_is_one_line(scratch: Path, target: str, said: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import PublisherError
+from subscriber.types import Attribute, TypeFact, TypeKind
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, published_tables
 from tests.database import Database
@@ -56,6 +57,9 @@ async def test_table_as_described(publisher_db: Database) -> None:
         size=publisher_db.value("""SELECT pg_relation_size('"S x".t')"""),
         estimated_rows=1000,
         column_types=(TEXT, INT4),
+        column_modifiers=(-1, -1),
+        not_null=frozenset({"a"}),
+        primary_key=("a",),
     )
     assert table.size > 0
 
@@ -239,3 +243,39 @@ async def test_hostile_search_path_objects_are_not_used(publisher_db: Database) 
     """)
     publisher_db.execute(f"ALTER DATABASE {publisher_db.name} SET search_path = public, pg_catalog")
     assert list(await published(publisher_db, "p")) == ["t"]
+
+
+async def test_keys_modifiers_and_types(publisher_db: Database) -> None:
+    publisher_db.execute("""
+        CREATE SCHEMA app;
+        CREATE TYPE app.mood AS ENUM ('sad', 'it''s "ok"');
+        CREATE DOMAIN app.price AS numeric(12, 2);
+        CREATE TYPE app.pair AS (price app.price, moods app.mood[], gone int);
+        ALTER TYPE app.pair DROP ATTRIBUTE gone;
+        CREATE TYPE app.pairs AS RANGE (subtype = app.mood);
+        CREATE TABLE app.t (b varchar(10), a int, p app.pair NOT NULL, s app.pairs, n int[], PRIMARY KEY (b, a));
+        CREATE TABLE app.u (a int PRIMARY KEY, b int);
+        CREATE PUBLICATION p FOR TABLE app.t, app.u
+    """)
+    oids = dict(publisher_db.fetch("SELECT typname, oid::int8 FROM pg_type WHERE typnamespace = 'app'::regnamespace"))
+    tables = await published(publisher_db, "p")
+    table = tables["t"]
+    assert table.column_modifiers == (14, -1, -1, -1, -1)
+    assert table.primary_key == ("b", "a")
+    assert table.not_null == {"a", "b", "p"}
+    facts = {fact.name: fact for fact in table.types}
+    assert facts.keys() == {"mood", "_mood", "price", "pair", "pairs"}
+    assert facts["mood"].labels == ("sad", 'it\'s "ok"')
+    assert facts["_mood"] == TypeFact(oids["_mood"], "app", "_mood", TypeKind.ARRAY, oids["mood"])
+    assert facts["price"] == TypeFact(oids["price"], "app", "price", TypeKind.DOMAIN, 1700, modifier=(12 << 16 | 2) + 4)
+    assert facts["pair"].attributes == (Attribute("price", oids["price"]), Attribute("moods", oids["_mood"]))
+    assert facts["pairs"] == TypeFact(oids["pairs"], "app", "pairs", TypeKind.RANGE, oids["mood"])
+    assert (tables["u"].types, tables["u"].primary_key) == ((), ("a",))
+
+
+@pytest.mark.publisher(min=15, lacks="column lists")
+async def test_a_key_that_is_published_in_part_is_none(publisher_db: Database) -> None:
+    publisher_db.execute(
+        "CREATE TABLE t (a int, b int, PRIMARY KEY (a, b)); CREATE PUBLICATION p FOR TABLE t (a) WITH (publish = 'insert')"
+    )
+    assert (await published(publisher_db, "p"))["t"].primary_key == ()

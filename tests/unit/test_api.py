@@ -42,6 +42,7 @@ def test_nothing_else_looks_public() -> None:
         "subscription",
         "testing",
         "transaction",
+        "types",
         "walreceiver",
     }
     found = {name for name in vars(subscriber) if not name.startswith("_")}

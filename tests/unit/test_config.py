@@ -236,13 +236,17 @@ def test_settings_by_name() -> None:
     )
     with pytest.raises(ConfigurationError, match=r'^unrecognized configuration parameter "work_mem"$'):
         Settings.parse(["work_mem=1MB"])
+    with pytest.raises(ConfigurationError, match=r'^unrecognized schema_change value: "drop"$') as caught:
+        Settings.parse(["schema_change=drop"])
+    assert caught.value.hint == "one of error, add, ignore"
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Settings)])
 def test_every_setting_can_be_given_as_text(field: str) -> None:
     value = getattr(Settings(), field)
-    text = {"spool_directory": "/tmp/x"}.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
+    words = {"spool_directory": "/tmp/x", "create_tables": "on", "schema_change": "ignore", "insert_conflict": "upsert"}
+    text = words.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
     if text is None:
         text = str(value) if isinstance(value, int) else f"{value}s"
-    expected = text if field == "spool_directory" else value
+    expected = True if text == "on" else words.get(field, value)
     assert getattr(Settings.parse([f"{field}={text}"]), field) == expected

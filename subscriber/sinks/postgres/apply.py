@@ -33,10 +33,11 @@ from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, find_collisions
 from subscriber.sinks.postgres.fingerprint import UNCHANGED, TargetsChanged, parameters
 from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import ChangeContext, Counted, Tally, apply_error, count
+from subscriber.sinks.postgres.report import Counted, apply_error
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
+from subscriber.sinks.tally import ChangeContext, Tally, count
 from subscriber.transaction.model import Transaction
 
 __all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]

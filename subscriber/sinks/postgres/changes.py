@@ -15,8 +15,8 @@ from subscriber.sinks.postgres.fingerprint import Fingerprint
 from subscriber.sinks.postgres.pipeline import Pipeline
 from subscriber.sinks.postgres.relation import RelationMapping
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import ChangeContext, describe
 from subscriber.sinks.postgres.statements import delete, delete_all, insert, restart_sequences, set_role, truncate, update
+from subscriber.sinks.tally import ChangeContext, describe
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]

@@ -28,11 +28,12 @@ from subscriber.sinks.postgres.fingerprint import UNCHANGED, Fingerprint, parame
 from subscriber.sinks.postgres.parallel_sessions import FENCED, ParallelSessions
 from subscriber.sinks.postgres.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import ChangeContext, Counted, apply_error
+from subscriber.sinks.postgres.report import Counted, apply_error
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control
 from subscriber.sinks.postgres.twophase import TwoPhase
+from subscriber.sinks.tally import ChangeContext
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["MOST_SAVEPOINTS", "PostgresParallelTransaction"]

@@ -9,7 +9,7 @@ from typing import Final
 from subscriber.abc import WorkerActivity
 from subscriber.sinks.postgres.locks import table_key, writer_key
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.report import Tally
+from subscriber.sinks.tally import Tally
 
 __all__ = ["Reporter"]
 

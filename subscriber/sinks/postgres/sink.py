@@ -35,7 +35,6 @@ from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
 from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.reporter import Reporter
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
@@ -43,11 +42,14 @@ from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
 from subscriber.sinks.postgres.twophase import TwoPhase
+from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
 
-_CAPABILITIES = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, parallel_apply=True)
+_CAPABILITIES = Capabilities(
+    transactional=True, two_phase=True, prepares_in_target=True, truncate=True, parallel_copy=True, parallel_apply=True
+)
 
 
 class _Open:
@@ -232,6 +234,9 @@ class PostgresSink:
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         """Store ``subtwophasestate``."""
         await self._open.rows.update_subscription('subtwophasestate = %s::text::"char"', state.value)
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """Nothing is to be known beforehand: the target's types read the values."""
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables, once no synchronization of a dead process can change them any more."""

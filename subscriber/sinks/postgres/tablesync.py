@@ -41,13 +41,13 @@ from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins,
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetTable
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.report import Tally
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
 from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.statements import set_role
 from subscriber.sinks.postgres.table_reader import read_table
 from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.tally import Tally
 
 __all__ = ["PostgresTableSink"]
 
@@ -218,7 +218,7 @@ class PostgresTableSink:
         self._attempt = rows[0][0]
 
     async def describe(self, table: PublishedTable) -> None:
-        """Nothing to do: the target's table has its types."""
+        """Nothing is to be known beforehand: the target's types read the values."""
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream, committed with a note of whose they are. See :meth:`subscriber.abc.TableSink.copy`.

@@ -34,9 +34,9 @@ from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier
-from subscriber.sinks.postgres.report import ChangeContext, describe
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.sinks.tally import ChangeContext, describe
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TwoPhase"]

@@ -268,6 +268,9 @@ class SparkSink:
         """Store ``subtwophasestate``."""
         await self._change(two_phase=state)
 
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """Not asked for: what is not built in is text in the lake, whatever the publisher's catalog says of it."""
+
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables."""
         return {name: table.entry for name, table in self._known.state.tables.items()}
@@ -300,7 +303,8 @@ class SparkSink:
         opened = self._now
         async with self._calls, self._failing(opened):
             await opened.lander.take(batch)
-            if opened.lander.size >= self._location.batch_size or opened.lander.gathered is None:
+            full = opened.lander.size >= self._location.batch_size or not self._location.batch_delay
+            if full or opened.lander.gathered is None:
                 await self._land(opened)
 
     async def advance(self, lsn: Lsn) -> None:
@@ -356,7 +360,9 @@ class SparkSink:
         loop = asyncio.get_running_loop()
         while opened.failure is None:
             gathered = opened.lander.gathered
-            pause = self._location.batch_delay if gathered is None else gathered + self._location.batch_delay - loop.time()
+            pause = (
+                max(self._location.batch_delay, _LOOK_SECONDS) if gathered is None else gathered + self._location.batch_delay - loop.time()
+            )
             if pause > 0:
                 await asyncio.sleep(pause)
                 continue

@@ -114,7 +114,7 @@ class MemorySink:
         self._lazy = lazy
         self.parallel: list[MemoryParallel] = []
         self.held_up_by: list[MemoryParallel] = []
-        self._capabilities = Capabilities(two_phase=two_phase, parallel_apply=parallel)
+        self._capabilities = Capabilities(two_phase=two_phase, prepares_in_target=two_phase, parallel_apply=parallel)
         self._statistics = ApplyStatistics()
         self._relations: dict[int, Relation] = {}
         self._on_durable: Callable[[Lsn], None] | None = None
@@ -201,6 +201,9 @@ class MemorySink:
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         self._state.two_phase = state
         self.server.flush()
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        await self._step("describe_tables")
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         await self._step("tables")
@@ -415,7 +418,7 @@ class MemoryTableSink:
         self._set(TableEntry(TableState.DATASYNC))
 
     async def describe(self, table: PublishedTable) -> None:
-        pass
+        await self._step("describe")
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         async for line in data:

@@ -1,0 +1,94 @@
+"""What a transaction is to a target in memory: the changes that are wanted, each with its relation as it was described to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from subscriber.abc import ApplyStatistics, RelationGate
+from subscriber.errors import ProtocolError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import Delete, Insert, LogicalMessage, Relation, Truncate, Type, Update
+from subscriber.transaction.model import Transaction
+from subscriber.types import TypeRegistry
+
+__all__ = ["Change", "Relations"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change.
+
+    Attributes:
+        message: as it came.
+        relations: whose; several only for TRUNCATE, and only those that are wanted.
+    """
+
+    message: Insert | Update | Delete | Truncate
+    relations: tuple[Relation, ...]
+
+
+class Relations:
+    """What the publisher described: relations by their ids, and types.
+
+    Attributes:
+        types: of the publisher.
+    """
+
+    def __init__(self) -> None:
+        self.types = TypeRegistry()
+        self._known: dict[int, Relation] = {}
+
+    async def read(
+        self, transaction: Transaction, gate: RelationGate, statistics: ApplyStatistics
+    ) -> tuple[list[Change], Mapping[int, Relation]]:
+        """The changes that the gate lets through, and what the transaction describes.
+
+        The latter counts from :meth:`learn` on: a transaction that does not become durable has described nothing.
+
+        Raises:
+            ProtocolError: a record that is none, or of a relation that was never described.
+            SpoolError
+        """
+        known = dict(self._known)
+        described: dict[int, Relation] = {}
+        changes: list[Change] = []
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                match decode(record, in_stream=transaction.prefixed):
+                    case Relation() as relation:
+                        known[relation.relation_id] = described[relation.relation_id] = relation
+                    case Type(oid, namespace, name):
+                        self.types.define(oid, namespace, name)
+                    case Insert() | Update() | Delete() as message:
+                        relation = _of(known, message.relation_id)
+                        if _wanted(relation, transaction, gate, statistics):
+                            changes.append(Change(message, (relation,)))
+                    case Truncate() as message:
+                        relations = [_of(known, relation_id) for relation_id in message.relation_ids]
+                        wanted = tuple(relation for relation in relations if _wanted(relation, transaction, gate, statistics))
+                        if wanted:
+                            changes.append(Change(message, wanted))
+                    case LogicalMessage():
+                        pass
+                    case other:
+                        raise ProtocolError(f"a {type(other).__name__} message among the changes of a transaction")
+        return changes, described
+
+    def learn(self, described: Mapping[int, Relation]) -> None:
+        """What a transaction described counts from here on."""
+        self._known.update(described)
+
+
+def _of(known: Mapping[int, Relation], relation_id: int) -> Relation:
+    try:
+        return known[relation_id]
+    except KeyError:
+        raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+
+
+def _wanted(relation: Relation, transaction: Transaction, gate: RelationGate, statistics: ApplyStatistics) -> bool:
+    wanted = gate(relation, transaction.final_lsn)
+    if not wanted:
+        statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
+    return wanted

@@ -1,0 +1,304 @@
+"""The sink in memory: what the rooms above see of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    Capabilities,
+    Finding,
+    ParallelTransaction,
+    Position,
+    PublishedTable,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+    WorkerActivity,
+)
+from subscriber.errors import DataLossError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.sinks.memory.apply import Applier, missing_columns
+from subscriber.sinks.memory.changes import Relations
+from subscriber.sinks.memory.tablesync import MemoryTableSink
+from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["MemorySink"]
+
+_CAPABILITIES: Final = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, described=True)
+
+
+class MemorySink:
+    """A :class:`subscriber.abc.Sink` for a :class:`MemoryTarget`. What it did is durable, as far as memory is, when a call returns.
+
+    Args:
+        target: what outlives it.
+    """
+
+    def __init__(self, target: MemoryTarget) -> None:
+        self._target = target
+        self._statistics = ApplyStatistics()
+        self._record: SubscriptionRecord | None = None
+        self._name = ""
+        self._relations = Relations()
+        self._published: dict[TableName, PublishedTable] = {}
+        self._on_durable: Callable[[Lsn], None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All but what is the matter of servers."""
+        return _CAPABILITIES
+
+    @property
+    def statistics(self) -> ApplyStatistics:
+        """Counters since the sink was made."""
+        return self._statistics
+
+    @property
+    def _open(self) -> SubscriptionRecord:
+        self._target.require(None if self._record is None else self._record.writer, self, "the sink")
+        assert self._record is not None
+        return self._record
+
+    @property
+    def _position(self) -> Position:
+        found = self._open.position
+        if found is None:
+            raise TargetError(
+                f'subscription "{self._name}" has no position in the target', hint="set_position comes before the first change"
+            )
+        return found
+
+    async def exists(self, name: str) -> bool:
+        """Whether the target knows the subscription."""
+        return name in self._target.subscriptions
+
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        """See :meth:`subscriber.abc.Sink.open`.
+
+        Raises:
+            SubscriptionInUse: another sink is open for it.
+        """
+        await self.close()
+        record = self._target.subscriptions.get(name)
+        if record is None:
+            record = self._target.subscriptions[name] = SubscriptionRecord(self._target.new_oid())
+        if record.writer is not None:
+            raise SubscriptionInUse(f'subscription "{name}" is in use by another sink', hint="close it")
+        record.writer = self
+        self._record, self._name, self._on_durable = record, name, on_durable
+        self._relations = Relations()
+        return SubscriptionState(
+            oid=record.oid,
+            name=name,
+            target_identifier=self._target.identifier,
+            slot_name=record.slot_name,
+            publications=record.publications,
+            two_phase=record.two_phase,
+            position=record.position,
+            skip_lsn=record.skip_lsn,
+        )
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note the slot's name and what it is for; None: it was not created after all."""
+        record = self._open
+        record.slot_name, record.publications, record.two_phase = slot_name, tuple(publications), two_phase
+
+    async def slot_names(self) -> frozenset[str]:
+        """The slots that stored positions are of."""
+        positions = [self._open.position, *(record.position for record in self._open.tables.values())]
+        return frozenset(position.slot_name for position in positions if position is not None)
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications subscribed to."""
+        self._open.publications = tuple(publications)
+
+    async def refreshed(self) -> None:
+        """Nothing is ever pending here."""
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or one on another timeline."""
+        self._open.position = position
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Move the position without data."""
+        self._move(lsn)
+
+    def _move(self, lsn: Lsn) -> None:
+        """Move the position, and tell of it; it never goes back."""
+        old = self._position
+        moved = max(old.lsn, lsn)
+        self._open.position = Position(old.slot_name, old.system_identifier, old.timeline, moved)
+        if self._on_durable is not None:
+            self._on_durable(moved)
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        self._open.two_phase = state
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """Learn their types, and make those that are missing."""
+        for published in tables:
+            self._published[published.name] = published
+            self._relations.types.add(published.types)
+            if self._target.create_tables:
+                self._target.create_published(published)
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        """The subscription's tables; those that were dropped are forgotten."""
+        record = self._open
+        record.tables = {table: found for table, found in record.tables.items() if self._target.find(table) is not None}
+        return {table: found.entry for table, found in record.tables.items()}
+
+    async def add_table(self, table: TableName, entry: TableEntry) -> None:
+        """Add a table with its first state.
+
+        Raises:
+            RelationError: the target has no such table.
+        """
+        self._target.table(table)
+        self._open.tables[table] = TableRecord(entry)
+
+    async def remove_table(self, table: TableName) -> None:
+        """Forget a table; its rows stay."""
+        self._open.tables.pop(table, None)
+
+    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+        """SYNCDONE to READY."""
+        record = self._open.tables.get(table)
+        if record is not None and record.entry.state is TableState.SYNCDONE:
+            record.entry = TableEntry(TableState.READY, lsn)
+
+    def _applier(self) -> Applier:
+        return Applier(self._target, self._relations.types, self._statistics, f"pg_{self._open.oid}")
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply a batch, one transaction after the other. See :meth:`subscriber.abc.Sink.apply`.
+
+        Raises:
+            ApplyError, RelationError, ProtocolError, TargetUnavailable
+        """
+        for transaction in batch.transactions:
+            changes, described = await self._relations.read(transaction, batch.gate, self._statistics)
+            if transaction.end_lsn > self._position.lsn:
+                self._applier().apply(transaction, changes)
+            self._relations.learn(described)
+            self._move(transaction.end_lsn)
+            await transaction.discard()
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Keep the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
+
+        Raises:
+            ProtocolError, TargetUnavailable
+        """
+        transaction = prepared.transaction
+        changes, described = await self._relations.read(transaction, gate, self._statistics)
+        self._relations.learn(described)
+        self._open.prepared.setdefault((transaction.xid, prepared.gid), changes)
+        self._move(transaction.end_lsn)
+        await transaction.discard()
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """Apply the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.commit_prepared`.
+
+        Raises:
+            ApplyError, RelationError: it stays prepared.
+            DataLossError: there is none.
+        """
+        prepared = self._open.prepared
+        key = message.xid, message.gid
+        if message.end_lsn > self._position.lsn:
+            if key not in prepared:
+                raise DataLossError(
+                    f"the target has no prepared transaction {message.xid}, which the publisher committed at {message.commit_lsn}",
+                    hint="its changes are lost: make the subscription anew",
+                )
+            ended = Transaction(
+                xid=message.xid,
+                final_lsn=message.commit_lsn,
+                end_lsn=message.end_lsn,
+                commit_time=message.commit_time,
+                prefixed=False,
+                records=[],
+            )
+            self._applier().apply(ended, prepared[key])
+        prepared.pop(key, None)
+        self._move(message.end_lsn)
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """Forget a prepared transaction."""
+        self._open.prepared.pop((message.xid, message.gid), None)
+        self._move(message.rollback_end_lsn)
+
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Not declared.
+
+        Raises:
+            TargetUnavailable: always.
+        """
+        raise TargetUnavailable("a target in memory applies one transaction at a time")
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Nothing waits here."""
+        return ()
+
+    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+        """Pass over a transaction. See :meth:`subscriber.abc.Sink.skip`."""
+        transaction = event.transaction if isinstance(event, PreparedTransaction) else event
+        _, described = await self._relations.read(transaction, _nothing, self._statistics)
+        self._relations.learn(described)
+        if isinstance(event, PreparedTransaction):
+            self._open.prepared.setdefault((transaction.xid, event.gid), [])
+        self._open.skip_lsn = INVALID_LSN
+        self._move(transaction.end_lsn)
+        await transaction.discard()
+
+    async def clear_skip(self) -> None:
+        """Forget the transaction to be skipped."""
+        self._open.skip_lsn = INVALID_LSN
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """Keep it in the target."""
+        record = self._record
+        if record is not None and record.writer is self:
+            record.activity = tuple(workers)
+            record.last_error = last_error or record.last_error
+
+    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
+        """Tables and columns that are missing."""
+        found = []
+        for published in tables:
+            table = self._target.find(published.name)
+            if table is None:
+                if not self._target.create_tables:
+                    message = f'logical replication target relation "{published.name}" does not exist'
+                    found.append(Finding("error", message, "create it, or let the target create tables"))
+            elif self._target.schema_change == "error" and (missing := missing_columns(table, published.columns)):
+                names = ", ".join(f'"{name}"' for name in missing)
+                message = f'logical replication target relation "{table.name}" is missing replicated columns: {names}'
+                found.append(Finding("error", message, "add them to the target's table, or leave them out of the publication"))
+        return found
+
+    def open_table(self, table: TableName) -> MemoryTableSink:
+        """The table's synchronization; also while the sink is closed, once it has been open."""
+        record = self._record
+        if record is None:
+            raise TargetUnavailable("the sink was never opened", hint="open it first")
+        return MemoryTableSink(self._target, record, table, self._statistics, self._published.get(table))
+
+    async def close(self) -> None:
+        """Let others open the subscription. Idempotent."""
+        if self._record is not None and self._record.writer is self:
+            self._record.writer = None
+
+
+def _nothing(_relation: Relation, _final_lsn: Lsn) -> bool:
+    return False

@@ -1,0 +1,172 @@
+"""A table's rows: values of Python by the names of columns, at most one row a key, and every change can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.errors import ApplyError
+from subscriber.types import Value
+
+__all__ = ["MemoryColumn", "MemoryTable", "Undo", "Values"]
+
+Values = dict[str, Value | None]
+"""Of a row, by column; None is NULL."""
+
+Undo = Callable[[], None]
+"""Takes one change back. To be called in the opposite order of the changes."""
+
+_DUPLICATE: Final = "23505"
+_NULL: Final = "23502"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryColumn:
+    """A column.
+
+    Attributes:
+        name: its name.
+        not_null: NULL is refused.
+        default: what a row has that was inserted without it.
+    """
+
+    name: str
+    not_null: bool = False
+    default: Value | None = None
+
+
+class MemoryTable:
+    """One table. Rows have numbers, in the order in which they came, that no other row of the table ever had.
+
+    Args:
+        name: of the table.
+        columns: in their order.
+        key: names of the primary key's columns; none: rows may come twice.
+        oid: names the table for good.
+    """
+
+    def __init__(self, name: TableName, columns: Iterable[MemoryColumn], key: Sequence[str], oid: int) -> None:
+        self.name = name
+        self.columns = {column.name: column for column in columns}
+        self.key = tuple(key)
+        self.oid = oid
+        self._rows: dict[int, Values] = {}
+        self._index: dict[Hashable, int] = {}
+        self._next = 0
+
+    def rows(self) -> list[Values]:
+        """Copies of all rows, oldest first."""
+        return [dict(row) for row in self._rows.values()]
+
+    def numbers(self) -> list[int]:
+        """Of all rows."""
+        return list(self._rows)
+
+    def row(self, number: int) -> Values:
+        """The row with this number, not to be changed."""
+        return self._rows[number]
+
+    def add_column(self, column: MemoryColumn) -> None:
+        """Add a column; rows that are there have its default."""
+        self.columns[column.name] = column
+        for row in self._rows.values():
+            row[column.name] = column.default
+
+    def find(self, values: Values) -> int | None:
+        """The oldest row that has these values, all of them; NULL is equal to NULL."""
+        if self.key and all(name in values for name in self.key):
+            number = self._index.get(self._key_of(values))
+            return number if number is not None and _has(self._rows[number], values) else None
+        return next((number for number, row in self._rows.items() if _has(row, values)), None)
+
+    def insert(self, values: Values) -> tuple[int, Undo]:
+        """Add a row; columns without a value take their defaults.
+
+        Raises:
+            ApplyError: its key is there, or a value is missing that must not be.
+        """
+        row = {column.name: values.get(column.name, column.default) for column in self.columns.values()}
+        self._require(row)
+        number = self._next
+        self._next += 1
+        self._enter(number, row)
+
+        def undo() -> None:
+            self._leave(number)
+
+        return number, undo
+
+    def update(self, number: int, values: Values) -> Undo:
+        """Change some values of a row.
+
+        Raises:
+            ApplyError: as :meth:`insert`.
+        """
+        before = self._rows[number]
+        after = before | values
+        self._require(after)
+        self._unindex(before)
+        try:
+            self._enter(number, after)
+        except ApplyError:
+            self._enter(number, before)
+            raise
+
+        def undo() -> None:
+            self._unindex(after)
+            self._enter(number, before)
+
+        return undo
+
+    def delete(self, number: int) -> Undo:
+        """Remove a row. Taken back, it is the newest: nobody was promised an order."""
+        row = self._leave(number)
+        return lambda: self._enter(number, row)
+
+    def clear(self) -> Undo:
+        """Remove all rows."""
+        rows, index, self._rows, self._index = self._rows, self._index, {}, {}
+
+        def undo() -> None:
+            self._rows, self._index = rows, index
+
+        return undo
+
+    def _enter(self, number: int, row: Values) -> None:
+        if self.key and self._index.setdefault(self._key_of(row), number) != number:
+            raise ApplyError(f'duplicate key value violates the primary key of table "{self.name}"', sqlstate=_DUPLICATE)
+        self._rows[number] = row
+
+    def _leave(self, number: int) -> Values:
+        row = self._rows.pop(number)
+        self._unindex(row)
+        return row
+
+    def _unindex(self, row: Values) -> None:
+        if self.key:
+            del self._index[self._key_of(row)]
+
+    def _key_of(self, values: Mapping[str, Value | None]) -> Hashable:
+        return tuple(_hashable(values[name]) for name in self.key)
+
+    def _require(self, row: Values) -> None:
+        for name, column in self.columns.items():
+            if row[name] is None and (column.not_null or name in self.key):
+                message = f'null value in column "{name}" of relation "{self.name.name}" violates not-null constraint'
+                raise ApplyError(message, sqlstate=_NULL)
+
+
+def _hashable(value: object) -> Hashable:
+    """A stand-in with which equal values are found: arrays become tuples, and NaN, which is not equal to itself, its name."""
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if value != value:  # noqa: PLR0124 -- that is what NaN is
+        return "NaN"
+    assert isinstance(value, Hashable)
+    return value
+
+
+def _has(row: Values, values: Values) -> bool:
+    return all(_hashable(row.get(name)) == _hashable(value) for name, value in values.items())

@@ -1,0 +1,105 @@
+"""A subscription's definition as its row of ``pg_subscription``, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from subscriber.abc import TwoPhaseState
+from subscriber.catalog import Definition
+from subscriber.config import Streaming, SubscriptionOptions
+from subscriber.errors import ConfigurationError
+from subscriber.protocol.lsn import Lsn
+
+__all__ = ["OPTION_COLUMNS", "STREAMING_CODES", "definition", "option_values", "require_name", "row_values"]
+
+STREAMING_CODES: Final[Mapping[Streaming, str]] = {"off": "f", "on": "t", "parallel": "p"}
+"""``pg_subscription.substream``, as native."""
+
+OPTION_COLUMNS: Final[Mapping[str, str]] = {
+    "binary": "subbinary",
+    "streaming": "substream",
+    "synchronous_commit": "subsynccommit",
+    "disable_on_error": "subdisableonerr",
+    "password_required": "subpasswordrequired",
+    "run_as_owner": "subrunasowner",
+    "failover": "subfailover",
+    "origin": "suborigin",
+}
+"""Attribute of :class:`SubscriptionOptions` → column."""
+
+_COLUMNS: Final[Mapping[str, str]] = {
+    "name": "subname",
+    "enabled": "subenabled",
+    "conninfo": "subconninfo",
+    "slot_name": "subslotname",
+    "publications": "subpublications",
+    "two_phase": "subtwophasestate",
+    "skip_lsn": "subskiplsn",
+    "made": "submade",
+    "pending_refresh": "subrefresh",
+    **OPTION_COLUMNS,
+}
+_NAME_BYTES: Final = 63
+
+
+def require_name(name: str) -> None:
+    """Refuse a subscription name that PostgreSQL's own catalog could not hold: status and tools shall show the same everywhere.
+
+    Raises:
+        ConfigurationError: it is empty, too long, or holds a null character.
+    """
+    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
+        shown = name.replace("\0", "?")
+        raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
+
+
+def row_values(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """New values of a definition's attributes, or of its options', by name → values of columns."""
+    return {_COLUMNS[name]: _value(name, value) for name, value in changes.items()}
+
+
+def option_values(options: SubscriptionOptions) -> dict[str, Any]:
+    """The columns that show a subscription's parameters."""
+    return row_values({name: getattr(options, name) for name in OPTION_COLUMNS})
+
+
+def _value(name: str, value: Any) -> Any:
+    match name:
+        case "streaming":
+            return STREAMING_CODES[cast("Streaming", value)]
+        case "two_phase":
+            return TwoPhaseState(value).value
+        case "publications":
+            return tuple(value)
+        case _:
+            return value
+
+
+def definition(row: Mapping[str, Any], position: Lsn | None, *, claimed: bool) -> Definition:
+    """The other way.
+
+    Args:
+        row: of ``pg_subscription``, by column.
+        position: up to where the target has everything.
+        claimed: whether a verb is at work on it.
+    """
+    two_phase = TwoPhaseState(row["subtwophasestate"])
+    values = {name: row[column] for name, column in OPTION_COLUMNS.items()}
+    values["streaming"] = next(word for word, letter in STREAMING_CODES.items() if letter == row["substream"])
+    return Definition(
+        oid=row["oid"],
+        name=row["subname"],
+        enabled=row["subenabled"],
+        conninfo=row["subconninfo"],
+        slot_name=row["subslotname"],
+        publications=tuple(row["subpublications"]),
+        options=SubscriptionOptions(two_phase=two_phase is not TwoPhaseState.DISABLED, **values),
+        two_phase=two_phase,
+        skip_lsn=row["subskiplsn"],
+        position=position,
+        made=row["submade"],
+        generation=row["subgeneration"],
+        pending_refresh=row["subrefresh"],
+        claimed=claimed,
+    )

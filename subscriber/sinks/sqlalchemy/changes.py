@@ -1,0 +1,236 @@
+"""Records of transactions to changes of the target, within one transaction of it: exactly, one by one, or gathered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import RelationGate, TableName
+from subscriber.errors import ProtocolError, TargetError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
+from subscriber.sinks.sqlalchemy.batching import Batching, Group
+from subscriber.sinks.sqlalchemy.bulk import BulkTables
+from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, passing_values, translated
+from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
+from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
+from subscriber.sinks.sqlalchemy.statements import Statement, delete_all
+from subscriber.sinks.tally import ChangeContext, Counted, describe
+from subscriber.transaction.model import Transaction
+
+__all__ = ["TransactionRunner"]
+
+_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
+_SILENT: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
+_RELATION_ID: Final = Struct(">I").unpack_from
+_NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
+
+_FLUSH_CHANGES: Final = 20_000
+_FLUSH_BYTES: Final = 8 * 1024**2
+
+
+class TransactionRunner:
+    """Makes the changes of transactions, in order.
+
+    Args:
+        connection: with an open transaction.
+        relations: what is known of them.
+        gate: which relations' changes are for us.
+        origin: native's name of what is followed, for messages.
+        counted: counted into.
+        bulk_tables: the session's; None: one by one, and then every error names its change. Else gathered.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        relations: RelationMap,
+        gate: RelationGate,
+        origin: str,
+        counted: Counted,
+        *,
+        bulk_tables: BulkTables | None,
+    ) -> None:
+        self._connection = connection
+        self._relations = relations
+        self._gate = gate
+        self._origin = origin
+        self._counted = counted
+        self._batching = None if bulk_tables is None else Batching()
+        self._bulk_tables = bulk_tables or BulkTables()
+        self._counts_many = connection.dialect.supports_sane_multi_rowcount
+        self._bytes = 0
+        self._open: dict[int, RelationPlan | None] = {}
+
+    async def run(self, transaction: Transaction) -> None:
+        """Make all changes of one transaction that the gate lets through; :meth:`flush` makes those that are left.
+
+        Raises:
+            ApplyError, RelationError: a change was refused, or its table does not fit.
+            ProtocolError: a record that is none.
+            TargetUnavailable, SpoolError, SchemaBehind
+        """
+        context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
+        self._open = {}
+        prefixed, batching = transaction.prefixed, self._batching
+        offset = 5 if prefixed else 1
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                tag = record[0] if record else 0
+                if tag in _ROWS and len(record) >= offset + 4:
+                    relation_id = _RELATION_ID(record, offset)[0]
+                    plan = self._open.get(relation_id)
+                    if plan is None:
+                        if relation_id in self._open:
+                            continue
+                        plan = await self._plan(relation_id, tag, transaction, context)
+                        if plan is None:
+                            continue
+                    if batching is None or plan.ordered:
+                        await self._row(record, tag, plan, transaction, context)
+                        continue
+                    operation = plan.insert_record(record, offset + 4) if tag == Tag.INSERT else _operation(record, plan, prefixed=prefixed)
+                    batching.add(operation)
+                    self._bytes += len(record)
+                    if batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
+                        await self.flush()
+                elif tag not in _SILENT:
+                    await self._other(record, transaction, context)
+        self._counted.statistics.transactions += 1
+
+    async def _other(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
+        message = decode(record, in_stream=transaction.prefixed)
+        match message:
+            case Relation():
+                # what was gathered is of the relation as it was
+                await self.flush()
+                self._relations.define(message)
+                self._open.pop(message.relation_id, None)
+            case Truncate():
+                await self.flush()
+                await self._truncate(message, transaction, context)
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
+
+    async def _plan(self, relation_id: int, tag: int, transaction: Transaction, context: ChangeContext) -> RelationPlan | None:
+        relation = self._relations.remote(relation_id)
+        plan: RelationPlan | None = None
+        if self._gate(relation, transaction.final_lsn):
+            with _naming(TableName(relation.namespace, relation.name), tag, context):
+                plan = await self._relations.plan(self._connection, relation)
+        else:
+            self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
+        self._open[relation_id] = plan
+        return plan
+
+    async def _row(self, record: bytes, tag: int, plan: RelationPlan, transaction: Transaction, context: ChangeContext) -> None:
+        """One by one."""
+        with _naming(plan.name, tag, context, count=self._counted if self._batching is None else None):
+            await self.flush()
+            operation = _operation(record, plan, prefixed=transaction.prefixed)
+            await self._execute(operation.statement, operation)
+
+    async def _execute(self, statement: Statement, operation: Operation) -> None:
+        with translated(), passing_values():
+            result = await self._connection.exec_driver_sql(statement.sql, statement.pick(operation.vector))
+        found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
+        self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
+
+    async def flush(self) -> None:
+        """Make the changes that were gathered.
+
+        Raises:
+            ApplyError, RelationError, TargetUnavailable
+        """
+        if self._batching is None or not self._batching.count:
+            return
+        groups = self._batching.take()
+        self._bytes = 0
+        with translated(), passing_values():
+            for group in groups:
+                found = await self._execute_many(group)
+                statement = group.statement
+                sent = len(group.rows) or len(group.vectors)
+                self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
+
+    async def _execute_many(self, group: Group) -> int:
+        """Execute a group; return how many of its changes found their row."""
+        statement = group.statement
+        sql, rows, how = statement.sql, group.rows, statement.bulk
+        if how is not None:
+            if group.bulky and self._bulk_tables.takes(how, len(group.vectors)):
+                picked = [how.pick(vector) for vector in group.vectors]
+                found = await self._bulk_tables.execute(self._connection, how, picked, deletes=statement.kind == "DELETE")
+                if found is not None:
+                    return found
+            rows = [statement.pick(vector) for vector in group.vectors]
+        if statement.kind == "INSERT":
+            await self._connection.exec_driver_sql(sql, rows)
+            return len(rows)
+        if self._counts_many:
+            return _found((await self._connection.exec_driver_sql(sql, rows)).rowcount, len(rows))
+        # the driver does not tell how many rows many statements found
+        return sum([_found((await self._connection.exec_driver_sql(sql, row)).rowcount) for row in rows])
+
+    async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
+        restart = TruncateOption.RESTART_IDENTITY in message.options
+        truncated: TableName | None = None
+        for relation_id in message.relation_ids:
+            if relation_id in self._open:
+                plan = self._open[relation_id]
+            else:
+                plan = await self._plan(relation_id, Tag.TRUNCATE, transaction, context)
+            if plan is None:
+                continue
+            with _naming(plan.name, Tag.TRUNCATE, context), translated():
+                for sql in delete_all(plan.target, self._connection.dialect, restart_identity=restart):
+                    await self._connection.exec_driver_sql(sql)
+            truncated = plan.name
+        if truncated is not None:
+            self._counted.changes("TRUNCATE", truncated, (), 1, 1)
+
+
+def _found(rowcount: int, sent: int = 1) -> int:
+    """How many of ``sent`` changes found their row. A driver that cannot tell says a negative number: then they are taken to have."""
+    return sent if rowcount < 0 else min(rowcount, sent)
+
+
+def _operation(record: bytes, plan: RelationPlan, *, prefixed: bool) -> Operation:
+    message = decode(record, in_stream=prefixed)
+    match message:
+        case Insert():
+            return plan.insert(message.new)
+        case Update():
+            plan.require_updatable()
+            return plan.update(message)
+        case Delete():
+            plan.require_updatable()
+            return plan.delete(message)
+    raise ProtocolError(f"a {type(message).__name__} message where a row was expected")
+
+
+@contextlib.contextmanager
+def _naming(table: TableName, tag: int, context: ChangeContext, *, count: Counted | None = None) -> Iterator[None]:
+    """Add to an error what it was about. ``count``: where a conflict that is an error is noted; None: it will be tried again."""
+    kind = _NAMES[Tag(tag)]
+    try:
+        yield
+    except SchemaBehind:
+        raise
+    except TargetError as error:
+        if error.sqlstate == UNIQUE_VIOLATION and count is not None:
+            conflict = "insert_exists" if kind == "INSERT" else "update_exists"
+            error.add_note(f'conflict detected on relation "{table}": conflict={conflict}')
+            count.failed = conflict
+        _describe(error, describe(context, kind, table, getattr(error, "column", None)))
+        raise
+
+
+def _describe(error: TargetError, text: str) -> None:
+    # the innermost place knows best
+    if not any(note.startswith("processing remote data") for note in getattr(error, "__notes__", ())):
+        error.add_note(text)

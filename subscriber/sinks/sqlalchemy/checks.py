@@ -1,0 +1,95 @@
+"""What is wrong with a target, found before it does harm. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from subscriber.abc import Finding, PublishedTable
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import TargetError
+from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.entries import find_subscription, read_version
+from subscriber.sinks.sqlalchemy.schema import check
+
+__all__ = ["check_target", "subscription_exists"]
+
+_MYSQL: Final = frozenset({"mysql", "mariadb"})
+
+
+async def subscription_exists(database: Database, name: str) -> bool:
+    """Whether the target knows the subscription. A file that is not there knows none.
+
+    Raises:
+        TargetUnavailable, TargetError
+    """
+    if database.path is not None and not database.path.exists():
+        return False
+    async with database.reading() as connection:
+        if await read_version(connection, database.tables) is None:
+            return False
+        return await find_subscription(connection, database.tables, name) is not None
+
+
+async def check_target(
+    database: Database, tables: Sequence[PublishedTable], options: SubscriptionOptions, settings: Settings, *, creating: bool
+) -> list[Finding]:
+    """Everything that would go wrong with these tables.
+
+    Raises:
+        TargetUnavailable, TargetError
+    """
+    if database.path is not None and not database.path.exists():
+        if not database.path.parent.is_dir():
+            return [Finding("error", f'there is no directory "{database.path.parent}"', "make it, or name another file")]
+        if not creating:
+            return [Finding("error", f'there is no file "{database.path}"', "run with --create-tables")]
+        return await _new_file(tables, options)
+    async with database.reading() as connection:
+        findings = await _server(connection, database.dialect_name)
+        findings += await check(connection, tables, creating=creating, adding=settings.schema_change != "error", binary=options.binary)
+    return findings
+
+
+async def _new_file(tables: Sequence[PublishedTable], options: SubscriptionOptions) -> list[Finding]:
+    # an empty database in memory stands for it
+    engine = create_async_engine("sqlite+aiosqlite://")
+    try:
+        async with engine.connect() as connection:
+            return await check(connection, tables, creating=True, adding=True, binary=options.binary)
+    finally:
+        await engine.dispose()
+
+
+async def _server(connection: AsyncConnection, dialect_name: str) -> list[Finding]:
+    if dialect_name in _MYSQL:
+        return await _mysql(connection)
+    if dialect_name == "sqlite":
+        mode = (await connection.exec_driver_sql("PRAGMA query_only")).scalar()
+        return [Finding("error", "the SQLite file is read-only", "name a file that may be written")] if mode else []
+    return []
+
+
+async def _mysql(connection: AsyncConnection) -> list[Finding]:
+    async def variable(name: str) -> Any:
+        return (await connection.execute(text(f"SELECT @@GLOBAL.{name}"))).scalar()
+
+    findings = []
+    if int(await variable("read_only")):
+        findings.append(Finding("error", "the target is read-only", "name the primary, or set read_only = 0"))
+    try:
+        flushed = int(await variable("innodb_flush_log_at_trx_commit"))
+    except TargetError:
+        return findings
+    if flushed != 1:
+        findings.append(
+            Finding(
+                "warning",
+                f"innodb_flush_log_at_trx_commit = {flushed} of the target: a commit may be lost after a power failure",
+                "set it to 1: what was acknowledged to the publisher does not come again",
+            )
+        )
+    return findings

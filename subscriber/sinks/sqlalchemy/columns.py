@@ -1,0 +1,266 @@
+"""A published table and a table of the target together: where each value goes, and as what.
+
+Columns are matched by name. On PostgreSQL every parameter is PostgreSQL's own text, cast to the column's type: the server's input functions
+decide about it. Elsewhere :mod:`subscriber.sinks.sqlalchemy.converters` does, and the driver gets what it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import Column, ColumnElement, LargeBinary, Table, Text, and_, bindparam, cast, collate, func, literal_column
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import UserDefinedType
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.errors import RelationError
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.sqlalchemy.converters import Converter, Family, Unfit, converter, family_of
+from subscriber.sinks.sqlalchemy.named_type import NamedType
+from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
+from subscriber.types import PgType, TypeRegistry, codec
+
+__all__ = ["ColumnPlan", "Comparison", "TargetTable", "load_target_table", "source_types"]
+
+_EQUALITY: Final = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric"),
+        *("text", "varchar", "bpchar", "name", "bytea", "uuid"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "bit", "varbit"),
+    }
+)
+"""Types whose operator = in PostgreSQL means the same value. Others have none, or one that says less (an interval, a box)."""
+
+_CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
+"""Types that text is cast to by a function, which takes less than their input does (no "-"). For character there is no such function."""
+
+Bind = Callable[[bytes], object]
+
+
+class AsIs(UserDefinedType[Any]):
+    """The type of a parameter that goes to the driver as it is. A NullType would be replaced by the column's type, with its processors."""
+
+    cache_ok = True
+
+
+class Comparison(StrEnum):
+    """How a column is compared with a value so that only the very same value is found."""
+
+    PLAIN = "plain"
+    TEXT = "text"
+    """By its text: PostgreSQL, where a type has no equality or one that says less."""
+    COLLATED = "collated"
+    """Under the collation BINARY: SQLite, where the column may have another."""
+    BYTES = "bytes"
+    """By the bytes of its text: MySQL, where the collation takes texts for equal that are not."""
+    KEY_BYTES = "key bytes"
+    """As BYTES, but first as it is, so that an index is found."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnPlan:
+    """One published column.
+
+    Attributes:
+        name: at the publisher, and in the target.
+        source: its type at the publisher.
+        column: the target's; None if the target has no such column.
+        text, binary: from the bytes on the wire to the parameter for the driver, past every processor of SQLAlchemy's. They raise
+            :data:`subscriber.types.codec.READ_ERRORS` (ValueRefused, where the column cannot hold the value).
+        comparison: how :meth:`matches` compares.
+    """
+
+    name: str
+    source: PgType
+    column: Column[Any] | None
+    text: Bind
+    binary: Bind
+    comparison: Comparison = Comparison.PLAIN
+
+    def parameter(self, name: str) -> ColumnElement[Any]:
+        """What stands for a value of it in a statement: a parameter of this name."""
+        column = self._present()
+        if not isinstance(column.type, NamedType):
+            return bindparam(name, type_=AsIs())
+        value: ColumnElement[Any] = bindparam(name, type_=Text())
+        if (column.type.namespace, column.type.name) in _CAST_FUNCTIONS:
+            value = cast(value, NamedType("pg_catalog", "bpchar"))
+        return cast(value, column.type)
+
+    def matches(self, name: str) -> ColumnElement[bool]:
+        """The predicate that the column is a value, which is not NULL: a parameter of this name."""
+        column, parameter = self._present(), self.parameter(name)
+        match self.comparison:
+            case Comparison.TEXT:
+                return cast(column, Text()) == cast(parameter, Text())
+            case Comparison.COLLATED:
+                return column == collate(parameter, "BINARY")
+            case Comparison.BYTES:
+                return _bytes(column) == cast(parameter, LargeBinary())
+            case Comparison.KEY_BYTES:
+                return and_(column == parameter, _bytes(column) == cast(parameter, LargeBinary()))
+        return column == parameter
+
+    def _present(self) -> Column[Any]:
+        if self.column is None:
+            raise RelationError(f'the target has no column "{self.name}"')
+        return self.column
+
+
+def _bytes(column: Column[Any]) -> ColumnElement[Any]:
+    # in the character set of the connection, in which the parameter is
+    return cast(func.convert(column.op("USING")(literal_column("utf8mb4"))), LargeBinary())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetTable:
+    """A published table's place in the target.
+
+    Attributes:
+        name: at the publisher.
+        table: in the target.
+        columns: in the order of the published ones.
+        key: which of them (indexes) find a row; None: there is nothing but all of them (REPLICA IDENTITY FULL), and one row only is meant.
+        unique: which of them (indexes) are the target's primary key, or a unique key in its place; None: there is none, or a part of it
+            is not published.
+        missing: names of published columns that the target has not.
+        autoincrement: whether RESTART IDENTITY finds something to restart.
+    """
+
+    name: TableName
+    table: Table
+    columns: tuple[ColumnPlan, ...]
+    key: tuple[int, ...] | None
+    unique: tuple[int, ...] | None
+    missing: tuple[str, ...]
+    autoincrement: bool
+
+    def require_complete(self) -> None:
+        """Refuse to work without a published column.
+
+        Raises:
+            RelationError: native's words.
+        """
+        if self.missing:
+            raise _relation_error(
+                self.name,
+                "is missing replicated",
+                self.missing,
+                "add the column to the target's table, set schema_change = add, or leave it out of the publication",
+            )
+
+
+def source_types(table: Relation | PublishedTable, published: PublishedTable | None = None) -> list[tuple[str, PgType]]:
+    """Name and type of each column.
+
+    Args:
+        table: as the stream or the publisher's catalog describes it.
+        published: what the catalog said last, for types that are not built in.
+    """
+    registry = TypeRegistry()
+    if published is not None:
+        registry.add(published.types)
+    if isinstance(table, PublishedTable):
+        registry.add(table.types)
+        modifiers = table.column_modifiers or (-1,) * len(table.columns)
+        return [
+            (name, registry.resolve(oid, modifier))
+            for name, oid, modifier in zip(table.columns, table.column_types, modifiers, strict=True)
+        ]
+    return [(column.name, registry.resolve(column.type_oid, column.type_modifier)) for column in table.columns]
+
+
+async def load_target_table(
+    connection: AsyncConnection, relation: Relation | PublishedTable, published: PublishedTable | None = None
+) -> TargetTable:
+    """Find a published table in the target and plan how its values get there. Reads only.
+
+    Args:
+        connection: to the target.
+        relation: the table as it is described now; the plan's columns are in its order.
+        published: what the publisher's catalog said of it last, for types that are not built in.
+
+    Raises:
+        RelationError: the table is not there, a column is generated there, or cannot keep the published column's type.
+    """
+    name = relation.name if isinstance(relation, PublishedTable) else TableName(relation.namespace, relation.name)
+    found = await reflect(connection, name)
+    if found is None:
+        raise RelationError(
+            f'logical replication target relation "{name}" does not exist',
+            sqlstate="55000",
+            hint="create the table in the target, or run with --create-tables",
+        )
+    sources = source_types(relation, published)
+    names = [column for column, _ in sources]
+    generated = [column for column in names if column in found.generated]
+    if generated:
+        hint = "make it an ordinary column of the target's table, or leave it out of the publication"
+        raise _relation_error(name, "has incompatible generated", generated, hint)
+    key = _key(relation, names, found)
+    dialect = connection.dialect.name
+    plans = tuple(
+        _plan(name, found, column, source, dialect, indexed=key is not None and index in key)
+        for index, (column, source) in enumerate(sources)
+    )
+    return TargetTable(
+        name,
+        found.table,
+        plans,
+        key,
+        _positions(found.keys[0], names) if found.keys else None,
+        tuple(column for column in names if column not in found.table.c),
+        found.autoincrement,
+    )
+
+
+def _relation_error(table: TableName, what: str, columns: Sequence[str], hint: str) -> RelationError:
+    quoted = ", ".join(f'"{column}"' for column in columns)
+    message = f'logical replication target relation "{table}" {what} column{"s" if len(columns) > 1 else ""}: {quoted}'
+    return RelationError(message, sqlstate="55000", hint=hint)
+
+
+def _positions(columns: Sequence[str], names: Sequence[str]) -> tuple[int, ...] | None:
+    return tuple(names.index(column) for column in columns) if set(columns) <= set(names) else None
+
+
+def _key(relation: Relation | PublishedTable, names: Sequence[str], found: ReflectedTable) -> tuple[int, ...] | None:
+    """The publisher's replica identity; with FULL, a key of the target that is published whole."""
+    if relation.replica_identity == "f":
+        for columns in found.keys:
+            positions = _positions(columns, names)
+            if positions is not None:
+                return positions
+        return None
+    if isinstance(relation, PublishedTable):
+        flagged = set(relation.key_columns)
+    else:
+        flagged = {column.name for column in relation.columns if column.key}
+    return tuple(index for index, column in enumerate(names) if column in flagged and column in found.table.c) or None
+
+
+def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, dialect: str, *, indexed: bool) -> ColumnPlan:
+    reading = codec(source)
+    column = found.table.c.get(name)
+    if column is None:
+        return ColumnPlan(name, source, None, reading.text_from_text, reading.text_from_binary)
+    if isinstance(column.type, NamedType):
+        plain = indexed or source.builtin in _EQUALITY
+        return ColumnPlan(
+            name, source, column, reading.text_from_text, reading.text_from_binary, Comparison.PLAIN if plain else Comparison.TEXT
+        )
+    try:
+        binds: Converter = converter(reading, column.type, dialect)
+    except Unfit as reason:
+        raise RelationError(
+            f'column "{name}" of table "{table}": {reason}', sqlstate="42804", hint="make it a text column in the target"
+        ) from None
+    comparison = Comparison.PLAIN
+    if name in found.inexact:
+        comparison = Comparison.KEY_BYTES if indexed else Comparison.BYTES
+    elif dialect == "sqlite" and not indexed and family_of(column.type, dialect) is Family.TEXT:
+        comparison = Comparison.COLLATED
+    return ColumnPlan(name, source, column, binds.text, binds.binary, comparison)

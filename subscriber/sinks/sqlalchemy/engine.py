@@ -1,0 +1,304 @@
+"""A target: its URL, its engine, and the sessions with it.
+
+Every session has a connection of its own, and one transaction at a time. What is special to a kind of database is here and in
+:mod:`subscriber.sinks.sqlalchemy.session_settings`:
+
+SQLite
+    A transaction that may write begins with ``BEGIN IMMEDIATE``: it has the file's one write lock from its first statement on, so that
+    it is never refused halfway because another one wrote meanwhile. All transactions of one :class:`Database` that write take turns
+    (an ``asyncio`` lock, which is fair and does not poll); those of other processes are waited for (``busy_timeout``), then
+    TargetUnavailable. The journal is a WAL with ``synchronous = FULL``: a commit that returned survives a power failure.
+others
+    Isolation level READ COMMITTED: every statement sees what is committed, which the locking of
+    :mod:`subscriber.sinks.sqlalchemy.fencing` relies on.
+
+*A session that failed in an unknown state is never used again.* A driver whose call was cancelled, or that raised something else than a
+server's report, may have left half an answer on the wire, or a COMMIT under way: the connection is cut. Whether that COMMIT took effect
+the next :meth:`subscriber.abc.Sink.open` finds out, behind the fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, event, make_url
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.sinks.sqlalchemy.errors import translated
+from subscriber.sinks.sqlalchemy.session_settings import connect_arguments, session_statements
+from subscriber.sinks.sqlalchemy.tables import CatalogTables, catalog_tables
+
+__all__ = ["Database", "Session"]
+
+_CONNECT_SECONDS: Final = 30.0
+_BEGIN: Final = "subscriber_begin"
+_SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
+_MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
+_READ_COMMITTED: Final = frozenset({"mysql", "mariadb", "postgresql"})
+
+
+class Session:
+    """One connection to the target; one transaction at a time."""
+
+    def __init__(self, connection: AsyncConnection, turn: Callable[[], contextlib.AbstractAsyncContextManager[object]]) -> None:
+        self._connection = connection
+        self._turn = turn
+        self._broken = False
+
+    @property
+    def connection(self) -> AsyncConnection:
+        """SQLAlchemy's, while a transaction is open."""
+        return self._connection
+
+    @property
+    def usable(self) -> bool:
+        """Whether another transaction can be begun."""
+        return not self._broken
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """One that may write: committed at the end, rolled back if anything is raised inside. Durable on return.
+
+        Raises:
+            TargetUnavailable: if it was raised by the commit, it is open whether that took effect.
+            TargetError: or another subclass; nothing of it stays.
+        """
+        async with self._turn(), self._begun("BEGIN IMMEDIATE") as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncConnection]:
+        """One that only reads.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        async with self._begun("BEGIN") as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def _begun(self, begin: str) -> AsyncIterator[AsyncConnection]:
+        if self._broken:
+            raise TargetUnavailable("the session with the target was lost", hint="it is opened anew")
+        known = False
+        try:
+            with translated():
+                await self._connection.execution_options(**{_BEGIN: begin})
+                async with self._connection.begin():
+                    yield self._connection
+            known = True
+        except TargetUnavailable:
+            raise
+        except SubscriberError:
+            known = not self._connection.invalidated
+            raise
+        finally:
+            if not known:
+                await self._cut()
+
+    async def _cut(self) -> None:
+        """Cut the connection, at once and whatever it is doing."""
+        self._broken = True
+        with contextlib.suppress(SQLAlchemyError, OSError):
+            await asyncio.shield(asyncio.ensure_future(self._connection.invalidate()))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._broken = True
+        with contextlib.suppress(SQLAlchemyError, OSError):
+            await asyncio.shield(asyncio.ensure_future(self._connection.close()))
+
+
+class Database:
+    """One target.
+
+    Args:
+        url: SQLAlchemy's, with or without an async driver.
+        application_name: what the target shows of its sessions, where it can.
+        create: make the file of an SQLite database if it is missing, and set its journal; else nothing is changed by connecting.
+        replicates: its sessions apply replicated changes: foreign keys, and triggers where that is possible, are switched off.
+
+    Attributes:
+        url: with its driver.
+        dialect_name: SQLAlchemy's name of the kind of database.
+        path: of an SQLite file, or None.
+        tables: our catalog there.
+
+    Raises:
+        ConfigurationError: the text is no URL; nothing serves this kind; its driver is missing or not asynchronous; or SQLite in memory.
+    """
+
+    def __init__(self, url: str, application_name: str = "", *, create: bool = True, replicates: bool = False) -> None:
+        self.url = _complete(url)
+        self._create = create
+        self._replicates = replicates
+        self._application_name = application_name
+        self._engine = _engine(self.url)
+        self.dialect_name = self._engine.dialect.name
+        self.path = _sqlite_path(self.url) if self.dialect_name == "sqlite" else None
+        self.tables: CatalogTables = catalog_tables(self.dialect_name)
+        self._writer_turn = asyncio.Lock()
+        self._writing_turn, self._reading_turn = asyncio.Lock(), asyncio.Lock()
+        self._writing: Session | None = None
+        self._reading: Session | None = None
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """SQLAlchemy's."""
+        return self._engine
+
+    def _turn(self) -> contextlib.AbstractAsyncContextManager[object]:
+        return self._writer_turn if self.path is not None else contextlib.nullcontext()
+
+    async def connect(self) -> Session:
+        """Open a session.
+
+        Raises:
+            TargetUnavailable: the target cannot be reached.
+            TargetError: it refuses us; there is no such file or database.
+        """
+        if self.path is not None:
+            _prepare_file(self.path, create=self._create)
+        try:
+            with translated():
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    connection = await self._engine.connect()
+        except TimeoutError:
+            raise TargetUnavailable("the target does not answer", hint="look at its host and port, and whether it runs") from None
+        session = Session(connection, self._turn)
+        try:
+            with translated():
+                await connection.execution_options(**{_BEGIN: None})
+                for statement in session_statements(
+                    self.dialect_name, self._application_name, writes=self._create, replicates=self._replicates
+                ):
+                    await connection.exec_driver_sql(statement)
+                await connection.commit()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    @contextlib.asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that may write, in a session that is kept for such. See :meth:`Session.transaction`.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        async with self._writing_turn:
+            if self._writing is None or not self._writing.usable:
+                self._writing = await self.connect()
+            async with self._writing.transaction() as connection:
+                yield connection
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that only reads, in a session that is kept for such.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        async with self._reading_turn:
+            if self._reading is None or not self._reading.usable:
+                self._reading = await self.connect()
+            async with self._reading.snapshot() as connection:
+                yield connection
+
+    async def close(self) -> None:
+        """Disconnect the sessions kept here. Idempotent; it can be used again."""
+        writing, self._writing = self._writing, None
+        reading, self._reading = self._reading, None
+        for session in (writing, reading):
+            if session is not None:
+                await session.close()
+        await self._engine.dispose()
+
+
+def _complete(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError("the target is no URL", hint="as in sqlite:///replica.db or mariadb://user@host/database") from None
+    if url.drivername in {"mysql", "mariadb"}:
+        return url.set(drivername=f"{url.drivername}+{_mysql_driver()}")
+    return url.set(drivername=_SCHEMES.get(url.drivername, url.drivername))
+
+
+def _mysql_driver() -> str:
+    for name in _MYSQL_DRIVERS:
+        with contextlib.suppress(ModuleNotFoundError):
+            __import__(name)
+            return name
+    return _MYSQL_DRIVERS[0]
+
+
+def _engine(url: URL) -> AsyncEngine:
+    kind = url.get_backend_name()
+    arguments: dict[str, Any] = {"isolation_level": "READ COMMITTED"} if kind in _READ_COMMITTED else {}
+    try:
+        dialect = url.get_dialect()
+    except NoSuchModuleError:
+        raise ConfigurationError(
+            f'there is no sink for targets of kind "{url.drivername}"',
+            hint="postgresql://, sqlite:///, mariadb://, mysql://, or another dialect of SQLAlchemy with an async driver",
+        ) from None
+    if not dialect.is_async:
+        raise ConfigurationError(f'the driver of "{url.drivername}" is not asynchronous', hint=f"name one that is, as in {_example(kind)}")
+    if kind == "sqlite":
+        _sqlite_path(url)
+    try:
+        engine = create_async_engine(
+            url, poolclass=NullPool, hide_parameters=True, connect_args=connect_arguments(kind, url.get_driver_name()), **arguments
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f'a target of kind "{kind}" needs {error.name}, which is not installed', hint=f"pip install {error.name}"
+        ) from error
+    except (ArgumentError, TypeError) as error:
+        raise ConfigurationError(f"the target's URL is not understood: {error}", hint="look at its parameters") from None
+    if kind == "sqlite":
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _example(kind: str) -> str:
+    return {"sqlite": "sqlite+aiosqlite", "mysql": "mysql+asyncmy", "mariadb": "mariadb+asyncmy"}.get(kind, f"{kind}+asyncpg") + "://"
+
+
+def _sqlite_path(url: URL) -> Path:
+    name = url.database
+    if not name or name == ":memory:" or name.startswith("file:") or "mode" in url.query:
+        raise ConfigurationError(
+            "an SQLite database in memory cannot be a target: it would not survive us", hint="name a file: sqlite:///replica.db"
+        )
+    return Path(name).absolute()
+
+
+def _prepare_file(path: Path, *, create: bool) -> None:
+    """See that the file is there. A new one is for its owner alone: the catalog may hold the publisher's password."""
+    if path.exists():
+        return
+    if not create:
+        raise TargetError(f'there is no file "{path}"', hint="a target is made by create or run")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise TargetError(
+            f'the file "{path}" cannot be made: {error.strerror}', hint="look at its directory's existence and rights"
+        ) from error
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    begin = connection.get_execution_options().get(_BEGIN)
+    if begin is not None:
+        connection.exec_driver_sql(begin)

@@ -1,0 +1,135 @@
+"""What databases and drivers report, as errors of this package.
+
+A database's text may hold a row's values (``Duplicate entry 'x' for key``, ``Incorrect integer value: 'x'``), SQLAlchemy's own holds the
+statement. So texts are made here, from names that are taken out of the report; the database's own text is used only for kinds of errors
+that speak of objects and of the server's state. The driver's exception is not chained: a printed traceback would show what the message
+hides.
+
+===============================  ================================================  ===============================
+ kind                             as                                                then
+===============================  ================================================  ===============================
+ connection lost, busy, locked,   :class:`~subscriber.errors.TargetUnavailable`     tried again soon
+ deadlock, shutting down
+ disk full, read-only, privilege  :class:`~subscriber.errors.TargetError`           tried again until mended
+ no such table or column          :class:`~subscriber.errors.RelationError`         the same
+ constraint, value                :class:`~subscriber.errors.ApplyError`            the same
+===============================  ================================================  ===============================
+
+Each gets the SQLSTATE that PostgreSQL has for it, whatever the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from subscriber.errors import ApplyError, RelationError, TargetError, TargetUnavailable
+from subscriber.sinks.sqlalchemy.refusals import APPLY_HINT, Refusal, mysql_refusal, postgresql_refusal, sqlite_refusal
+
+__all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error", "translated"]
+
+UNIQUE_VIOLATION: Final = "23505"
+
+_PASSES: Final = "it passes by itself, unless the target is down"
+_DISCONNECTED = re.compile(r"(?i)\b(closed|lost|gone|reset|broken pipe|not connected|refused|timed? ?out|terminat|network operation)")
+
+
+class ChangeRefused(ApplyError):
+    """The database refused a change.
+
+    Attributes:
+        column: of the target, if the database named it.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or APPLY_HINT)
+        self.column = refusal.column
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn what SQLAlchemy and the drivers raise inside into this package's errors.
+
+    Raises:
+        TargetError: or a subclass of it.
+    """
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise target_error(error) from None
+    except (OSError, EOFError) as error:
+        raise TargetUnavailable(f"connection to the target failed: {_one_line(str(error))}", hint=_PASSES) from error
+
+
+@contextlib.contextmanager
+def passing_values() -> Iterator[None]:
+    """Around an execution with values of rows: what a driver raises while it makes bytes of them would show them.
+
+    Raises:
+        ApplyError
+    """
+    try:
+        yield
+    except (OverflowError, UnicodeError, ValueError, TypeError) as error:
+        raise ApplyError(
+            f"the target's driver cannot pass a value on ({type(error).__name__})", sqlstate="22000", hint=APPLY_HINT
+        ) from None
+
+
+def target_error(error: SQLAlchemyError) -> TargetError:
+    """The error of this package for one of SQLAlchemy's: its class says what the caller must do (see :mod:`subscriber.errors`)."""
+    original = error.orig if isinstance(error, DBAPIError) else None
+    if original is None:
+        return TargetError(f"the target's driver failed: {_one_line(str(error))}", hint="report this")
+    refusal = _refusal(original)
+    if refusal is None:
+        if _is_disconnect(error, original):
+            return TargetUnavailable(f"the connection to the target was lost ({type(original).__name__})", sqlstate="08006", hint=_PASSES)
+        return TargetError(f"the target refused a statement ({type(original).__name__})", hint="the target's log tells more")
+    return _of_refusal(refusal)
+
+
+def _refusal(original: BaseException) -> Refusal | None:
+    name = getattr(original, "sqlite_errorname", None)
+    if isinstance(name, str):
+        return sqlite_refusal(name, str(original))
+    match original.args:
+        case (int() as code, *rest):
+            # MySQL's drivers give a SQLSTATE too, of few classes
+            return mysql_refusal(code, str(rest[0]) if rest else "")
+        case _:
+            pass
+    match original.args:
+        case (int() as code, *rest):
+            return mysql_refusal(code, str(rest[0]) if rest else "")
+        case _:
+            pass
+    sqlstate = getattr(original, "sqlstate", None)
+    return postgresql_refusal(sqlstate, original.__cause__ or original) if isinstance(sqlstate, str) else None
+
+
+def _of_refusal(refusal: Refusal) -> TargetError:
+    match refusal.kind:
+        case "unavailable":
+            return TargetUnavailable(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or _PASSES)
+        case "relation":
+            hint = refusal.hint or "compare the target's table with the publisher's"
+            return RelationError(refusal.text, sqlstate=refusal.sqlstate, hint=hint)
+        case "apply":
+            return ChangeRefused(refusal)
+        case "target":
+            return TargetError(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or "the target's log tells more")
+
+
+def _is_disconnect(error: SQLAlchemyError, original: BaseException) -> bool:
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(original.__cause__, OSError) or bool(_DISCONNECTED.search(str(original)))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

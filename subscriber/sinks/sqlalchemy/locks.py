@@ -1,0 +1,243 @@
+"""Locks between processes, by name: one writer of a subscription, one verb at work on it, one launcher.
+
+==============  ===========================================================  ======================================================
+ database        a lock is                                                    it ends
+==============  ===========================================================  ======================================================
+ SQLite          ``flock`` on a file in ``<database>-locks/``                 with the process that took it, at once
+ PostgreSQL      an advisory lock of a session                                with the session; after a kill the server needs a moment
+ MariaDB, MySQL  ``GET_LOCK`` of a session                                    the same
+ others          nothing                                                      –
+==============  ===========================================================  ======================================================
+
+These locks tell an operator early that somebody else is at work. *Correctness does not hang on them*: a session may be lost without its
+process knowing, and some databases have none. That nothing of an earlier writer is written is the matter of
+:mod:`subscriber.sinks.sqlalchemy.fencing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from typing import Final, Protocol
+
+from sqlalchemy import text
+
+from subscriber.errors import SubscriptionInUse, TargetUnavailable
+from subscriber.sinks.sqlalchemy.engine import Database, Session
+from subscriber.sinks.sqlalchemy.file_locks import FileLocks
+
+__all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Locks", "verb_key", "writer_key"]
+
+CATALOG_KEY: Final = "catalog"
+"""Held while the catalog is made or migrated, and while a subscription's entry is made."""
+LAUNCHER_KEY: Final = "launcher"
+"""Of the target's one launcher."""
+
+_WAIT: Final = 10.0
+_POLL: Final = 0.1
+
+
+def writer_key(oid: int) -> str:
+    """Of the subscription's one writer."""
+    return f"writer-{oid}"
+
+
+def verb_key(oid: int) -> str:
+    """Of a verb at work on the subscription."""
+    return f"verb-{oid}"
+
+
+class _Backend(Protocol):
+    async def try_take(self, key: str) -> bool: ...
+
+    async def release(self, key: str) -> None: ...
+
+    async def held(self, key: str) -> bool: ...
+
+    async def holder(self, key: str) -> str | None: ...
+
+    async def close(self) -> None: ...
+
+
+class Locks:
+    """The locks that one owner takes in a target.
+
+    Args:
+        database: the target.
+        session: that takes them, where a session does; None: one of its own, connected with the first call.
+    """
+
+    def __init__(self, database: Database, session: Session | None = None) -> None:
+        self._backend = _backend(database, session)
+        self._turn = asyncio.Lock()
+
+    async def take(self, key: str, what: str, wait: float = _WAIT) -> None:
+        """Take a lock. ``wait``: seconds; a killed holder's session may need some to go.
+
+        Raises:
+            SubscriptionInUse: somebody else still has it after that time.
+            TargetUnavailable, TargetError
+        """
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + wait
+        while not await self._try(key):
+            if clock.time() >= deadline:
+                async with self._turn:
+                    holder = await self._backend.holder(key)
+                raise SubscriptionInUse(
+                    f"{what} is active for PID {holder or 'unknown'}",
+                    hint="stop the other process that serves this subscription, or its session in the target",
+                )
+            await asyncio.sleep(_POLL)
+
+    async def _try(self, key: str) -> bool:
+        async with self._turn:
+            return await self._backend.try_take(key)
+
+    async def release(self, key: str) -> None:
+        """Give a lock back; fine if it is not ours.
+
+        Raises:
+            TargetUnavailable: the session was lost, and the lock with it.
+        """
+        async with self._turn:
+            await self._backend.release(key)
+
+    async def held(self, key: str) -> bool:
+        """Whether anybody holds it, also ourselves. False where the database cannot tell.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        async with self._turn:
+            return await self._backend.held(key)
+
+    async def close(self) -> None:
+        """Give all of them back. Idempotent."""
+        async with self._turn:
+            await self._backend.close()
+
+
+def _backend(database: Database, session: Session | None) -> _Backend:
+    if database.path is not None:
+        return FileLocks(database.path.with_name(f"{database.path.name}-locks"))
+    match database.dialect_name:
+        case "postgresql":
+            return _PostgresqlLocks(database, session)
+        case "mysql" | "mariadb":
+            return _MysqlLocks(database, session)
+        case _:
+            return _NoLocks()
+
+
+class _SessionLocks:
+    """What those kept by a session have in common."""
+
+    def __init__(self, database: Database, session: Session | None) -> None:
+        self._database = database
+        self._given = session
+        self._session = session
+        self._mine: set[str] = set()
+
+    async def _scalar(self, query: str, **parameters: object) -> object:
+        if self._session is None:
+            self._session = await self._database.connect()
+        elif not self._session.usable:
+            self._mine.clear()
+            if self._given is not None:
+                raise TargetUnavailable("the session with the target was lost, and its locks with it", hint="it is opened anew")
+            self._session = await self._database.connect()
+        async with self._session.snapshot() as connection:
+            return (await connection.execute(text(query), parameters)).scalar()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if session is not self._given:
+            await session.close()
+            return
+        with contextlib.suppress(TargetUnavailable):
+            for key in tuple(self._mine):
+                self._session = session
+                await self.release(key)
+        self._session = None
+
+    async def release(self, key: str) -> None:
+        raise NotImplementedError
+
+
+class _PostgresqlLocks(_SessionLocks):
+    async def try_take(self, key: str) -> bool:
+        taken = bool(await self._scalar("SELECT pg_catalog.pg_try_advisory_lock(CAST(:key AS bigint))", key=_number(key)))
+        if taken:
+            self._mine.add(key)
+        return taken
+
+    async def release(self, key: str) -> None:
+        if key in self._mine:
+            self._mine.discard(key)
+            await self._scalar("SELECT pg_catalog.pg_advisory_unlock(CAST(:key AS bigint))", key=_number(key))
+
+    async def held(self, key: str) -> bool:
+        return await self.holder(key) is not None
+
+    async def holder(self, key: str) -> str | None:
+        found = await self._scalar(
+            "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+            " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+            " AND classid = CAST((CAST(:key AS bigint) >> 32) & 4294967295 AS oid)"
+            " AND objid = CAST(CAST(:key AS bigint) & 4294967295 AS oid) LIMIT 1",
+            key=_number(key),
+        )
+        return None if found is None else str(found)
+
+
+class _MysqlLocks(_SessionLocks):
+    async def try_take(self, key: str) -> bool:
+        # a session may take one twice
+        if key in self._mine and self._session is not None and self._session.usable:
+            return True
+        taken = await self._scalar("SELECT GET_LOCK(:name, 0)", name=await self._name(key)) == 1
+        if taken:
+            self._mine.add(key)
+        return taken
+
+    async def release(self, key: str) -> None:
+        if key in self._mine:
+            self._mine.discard(key)
+            await self._scalar("SELECT RELEASE_LOCK(:name)", name=await self._name(key))
+
+    async def held(self, key: str) -> bool:
+        return await self.holder(key) is not None
+
+    async def holder(self, key: str) -> str | None:
+        found = await self._scalar("SELECT IS_USED_LOCK(:name)", name=await self._name(key))
+        return None if found is None else str(found)
+
+    async def _name(self, key: str) -> str:
+        # names of locks are the server's, up to 64 characters
+        database = str(self._database.url.database)
+        return f"subscriber-{hashlib.blake2b(database.encode(), digest_size=8).hexdigest()}-{key}"
+
+
+class _NoLocks:
+    async def try_take(self, _key: str) -> bool:
+        return True
+
+    async def release(self, _key: str) -> None:
+        pass
+
+    async def held(self, _key: str) -> bool:
+        return False
+
+    async def holder(self, _key: str) -> str | None:
+        return None
+
+    async def close(self) -> None:
+        pass
+
+
+def _number(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"pg-subscriber sqlalchemy\0{key}".encode(), digest_size=8).digest(), "big", signed=True)

@@ -1,0 +1,131 @@
+"""What a publisher's table is called in the target.
+
+Where the database has schemas the way PostgreSQL has them, nothing changes: ``s.t`` is ``s.t``. Elsewhere the schema becomes a part of the
+name, except for ``public``: ``public.t`` is ``t``, ``s.t`` is ``s__t``. So two tables may fall together (``s.t`` and ``public.s__t``; ``t``
+and ``T`` where case does not count), and a name may become too long: both are refused before anything is made, with the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+
+from sqlalchemy import Dialect
+from sqlalchemy.sql import quoted_name
+
+from subscriber.abc import Finding, TableName
+
+__all__ = ["has_schemas", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
+
+_DEFAULT_SCHEMA: Final = "public"
+_SEPARATOR: Final = "__"
+_OWN_PREFIX: Final = "subscriber_"
+_LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
+_MYSQL: Final = frozenset({"mysql", "mariadb"})
+_BASIC_PLANE: Final = 0xFFFF
+_CASELESS: Final = frozenset({"sqlite"})
+"""Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
+
+
+def longest_name(dialect: Dialect) -> int:
+    """How many characters the name of a table or column may have. SQLAlchemy's own number is that of aliases on MySQL."""
+    return _LONGEST.get(dialect.name) or dialect.max_identifier_length
+
+
+def has_schemas(dialect_name: str) -> bool:
+    """Whether tables lie in schemas there as they do in PostgreSQL."""
+    return dialect_name == "postgresql"
+
+
+def identifier(name: str) -> quoted_name:
+    """A name that SQLAlchemy always quotes: it does not know every keyword of every database (NOTHING, of SQLite)."""
+    return quoted_name(name, quote=True)
+
+
+def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
+    """Schema (None: the database has none) and name of the table in a target of this dialect, to be quoted."""
+    if has_schemas(dialect_name):
+        return identifier(table.namespace), identifier(table.name)
+    if table.namespace == _DEFAULT_SCHEMA:
+        return None, identifier(table.name)
+    return None, identifier(f"{table.namespace}{_SEPARATOR}{table.name}")
+
+
+def impossible_name(name: str, dialect: Dialect) -> str | None:
+    """Why a table or column cannot have this name in the target, or None."""
+    longest = longest_name(dialect)
+    if len(name) > longest:
+        return f"names have at most {longest} characters"
+    if dialect.name in _MYSQL:
+        if name[-1:].isspace():
+            return "no name ends with a blank"
+        if "\n" in name or "`" in name:
+            # SQLAlchemy reads SHOW CREATE TABLE line by line, and takes a doubled backtick for two
+            return "names with a line break or a backtick cannot be read back"
+        if any(ord(character) > _BASIC_PLANE for character in name):
+            return "names have no characters beyond U+FFFF"
+    return None
+
+
+def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bool | None = None) -> list[Finding]:
+    """What is wrong with the names that these tables would have.
+
+    Args:
+        tables: all that are published.
+        dialect: the target's.
+        caseless: whether the target takes names for equal that differ in case only; None: as the dialect always does.
+    """
+    ignore_case = dialect.name in _CASELESS if caseless is None else caseless
+    findings = []
+    taken: dict[tuple[str | None, str], TableName] = {}
+    for table in tables:
+        schema, quoted = target_name(table, dialect.name)
+        # a quoted_name stays as it is when it is asked for in lower case
+        name = str(quoted)
+        other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
+        if other != table:
+            findings.append(
+                Finding(
+                    "error",
+                    f'tables "{other}" and "{table}" would both be table "{name}" in the target',
+                    "rename one of them at the publisher, or subscribe to it into another database",
+                )
+            )
+        problem = impossible_name(name, dialect)
+        if problem is not None:
+            findings.append(
+                Finding(
+                    "error",
+                    f'table "{table}" would be table "{name}" in the target, where {problem}',
+                    "rename the table or its schema at the publisher",
+                )
+            )
+        if not has_schemas(dialect.name) and name.lower().startswith(_OWN_PREFIX) and _is_ours(name.lower()):
+            findings.append(
+                Finding(
+                    "error",
+                    f'table "{table}" would be table "{name}" in the target, a name that subscriber\'s own tables have',
+                    "rename the table at the publisher",
+                )
+            )
+    return findings
+
+
+def _is_ours(name: str) -> bool:
+    return name.removeprefix(_OWN_PREFIX) in _OWN_TABLES
+
+
+_OWN_TABLES: Final = frozenset(
+    {
+        "version",
+        "pg_subscription",
+        "fence",
+        "pg_subscription_rel",
+        "position",
+        "prepared_transaction",
+        "prepared_transaction_chunk",
+        "worker",
+        "subscription_stats",
+    }
+)

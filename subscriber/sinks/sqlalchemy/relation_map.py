@@ -1,0 +1,180 @@
+"""What is known of the publisher's relations, and of their tables in the target.
+
+Relation messages describe relations for all that follows in the stream. So they count from the transaction that carries them on, once that
+is applied or passed over; what a transaction that was rolled back described comes again with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.config import SchemaChange, Settings
+from subscriber.errors import ProtocolError, RelationError, TargetError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import Relation, Tag
+from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
+from subscriber.sinks.sqlalchemy.relation_plan import RelationPlan
+from subscriber.transaction.model import Transaction
+
+__all__ = ["RelationMap", "SchemaBehind"]
+
+_RELATION: Final = bytes([Tag.RELATION])
+_PREREQUISITE: Final = "55000"
+_MYSQL: Final = frozenset({"mysql", "mariadb"})
+
+
+class SchemaBehind(TargetError):
+    """The target's table lacks columns that are to be added first. Never leaves this package.
+
+    Attributes:
+        relation: whose.
+        published: what the publisher's catalog said of it.
+    """
+
+    def __init__(self, relation: Relation, published: PublishedTable | None) -> None:
+        super().__init__(f'table "{relation.namespace}.{relation.name}" of the target lacks columns of the publisher')
+        self.relation = relation
+        self.published = published
+
+
+class RelationMap:
+    """Remote relations by id, and the plans made of them.
+
+    Args:
+        published: what the publisher's catalog said of tables last; shared with the sink, which keeps it up to date.
+        settings: ``schema_change``, ``insert_conflict``.
+    """
+
+    def __init__(self, published: Mapping[TableName, PublishedTable], settings: Settings) -> None:
+        self._published = published
+        self._settings = settings
+        self._remote: dict[int, Relation] = {}
+        self._plans: dict[int, RelationPlan] = {}
+
+    def remembered(self) -> dict[int, Relation]:
+        """The relations as known now, for :meth:`restore`."""
+        return dict(self._remote)
+
+    def restore(self, remembered: dict[int, Relation]) -> None:
+        """Go back to what was known before transactions that were rolled back. The target's tables are read again."""
+        self._remote = dict(remembered)
+        self.forget_targets()
+
+    def forget_targets(self) -> None:
+        """Read the target's tables again when they are needed next."""
+        self._plans.clear()
+
+    def define(self, relation: Relation) -> None:
+        """A Relation message came."""
+        self._remote[relation.relation_id] = relation
+        self._plans.pop(relation.relation_id, None)
+
+    async def learn(self, transaction: Transaction) -> None:
+        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
+
+        Raises:
+            ProtocolError: a Relation message that is none.
+            SpoolError: its spilled part cannot be read.
+        """
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
+                    self.define(message)
+
+    def remote(self, relation_id: int) -> Relation:
+        """What the publisher said of a relation.
+
+        Raises:
+            ProtocolError: nothing.
+        """
+        try:
+            return self._remote[relation_id]
+        except KeyError:
+            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+
+    async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
+        """The relation with its target.
+
+        Raises:
+            RelationError: they do not fit.
+            SchemaBehind: columns are to be added first, in a transaction apart.
+            TargetUnavailable: the connection was lost.
+        """
+        found = self._plans.get(relation.relation_id)
+        if found is None:
+            found = self._plans[relation.relation_id] = await self._load(connection, relation)
+        return found
+
+    async def _load(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
+        name = TableName(relation.namespace, relation.name)
+        published = self._published.get(name)
+        target = await load_target_table(connection, relation, published)
+        if target.missing:
+            match self._schema_change(name, target.missing):
+                case "add":
+                    raise SchemaBehind(relation, published)
+                case "error":
+                    target.require_complete()
+                case "ignore":
+                    pass
+        ordered, unique = await connection.run_sync(_facts, target)
+        key = {target.columns[number].name for number in target.key or ()}
+        keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
+        return RelationPlan(
+            relation,
+            target,
+            connection.dialect,
+            self._settings.insert_conflict,
+            keyed=keyed,
+            ordered=ordered,
+            problem=_problem(relation, target, unique),
+        )
+
+    def _schema_change(self, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
+        choice = self._settings.schema_change
+        return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
+
+
+def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[str]]]:
+    """Whether triggers fire for our changes; and what makes rows unique: columns of each key."""
+    table = target.table
+    inspector = inspect(connection)
+    unique: list[Any] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
+    unique += [found["column_names"] for found in inspector.get_unique_constraints(table.name, schema=table.schema)]
+    unique += [found["column_names"] for found in inspector.get_indexes(table.name, schema=table.schema) if found["unique"]]
+    return _has_triggers(connection, table.name, connection.dialect.name), [set(columns) for columns in unique if columns]
+
+
+def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) -> RelationError | None:
+    """Why UPDATE and DELETE are impossible, in native's words. Unlike native's, any key of the target will do."""
+    identity = {column.name for column in relation.columns if column.key}
+    if relation.replica_identity == "f" or any(columns <= identity for columns in unique):
+        return None
+    if unique and identity:
+        return RelationError(
+            f'publisher did not send replica identity column expected by the logical replication target relation "{target.name}"',
+            sqlstate=_PREREQUISITE,
+            hint="make a key of the target's table a part of the publisher's replica identity",
+        )
+    return RelationError(
+        f'logical replication target relation "{target.name}" has neither REPLICA IDENTITY index nor PRIMARY KEY column '
+        "and published relation does not have REPLICA IDENTITY FULL",
+        sqlstate=_PREREQUISITE,
+        hint="add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher",
+    )
+
+
+def _has_triggers(connection: Connection, name: str, dialect: str) -> bool:
+    # PostgreSQL's do not fire under session_replication_role = replica, but for those that ask for it: they fire in order anyway
+    if dialect == "sqlite":
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(:name) LIMIT 1"
+    elif dialect in _MYSQL:
+        query = "SELECT 1 FROM information_schema.triggers WHERE event_object_schema = DATABASE() AND event_object_table = :name LIMIT 1"
+    else:
+        return False
+    return connection.execute(text(query), {"name": name}).scalar() is not None

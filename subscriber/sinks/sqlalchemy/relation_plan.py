@@ -1,0 +1,281 @@
+"""A relation of the publisher with its table in the target: rows to vectors of parameters, changes to statements.
+
+What makes two changes of one kind need different statements is a *pattern*: which values were not sent, and without a key which are NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Dialect
+
+from subscriber.abc import TableName
+from subscriber.config import InsertConflict
+from subscriber.errors import ApplyError, ProtocolError, RelationError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Relation, TupleData, Update
+from subscriber.protocol.tuples import read_tuple
+from subscriber.sinks.sqlalchemy.columns import ColumnPlan, TargetTable
+from subscriber.sinks.sqlalchemy.statements import Statement, delete_row, insert_row, update_row
+from subscriber.types import ValueRefused
+from subscriber.types.codec import READ_ERRORS
+
+__all__ = ["Operation", "RelationPlan", "RowBinder"]
+
+_NEW: Final = ord("N")
+_APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
+
+# a pattern names what makes two rows need different statements
+_ONLY_UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
+_ONLY_NULL: Final = bytes(NULL if code in {NULL, UNCHANGED} else ord(".") for code in range(256))
+
+
+def _nothing(_value: bytes) -> None:
+    """Of a column that the target has not."""
+
+
+class UnfitValue(ApplyError):
+    """A value that the target's column cannot hold.
+
+    Attributes:
+        column: whose.
+    """
+
+    def __init__(self, message: str, *, hint: str | None, column: str) -> None:
+        super().__init__(message, sqlstate="22000", hint=hint)
+        self.column = column
+
+
+class RowBinder:
+    """From the fields of a row to the parameters for the driver."""
+
+    __slots__ = ("_binary", "_columns", "_text", "width")
+
+    def __init__(self, columns: Sequence[ColumnPlan]) -> None:
+        self._columns = columns
+        self._text: list[Callable[[bytes], object]] = [_nothing if plan.column is None else plan.text for plan in columns]
+        self._binary: list[Callable[[bytes], object]] = [_nothing if plan.column is None else plan.binary for plan in columns]
+        self.width = len(columns)
+
+    def fields(self, values: Sequence[bytes | None], *, binary: bool) -> list[object]:
+        """Bind a row whose values all have one format.
+
+        Raises:
+            ApplyError: a value is none of its column's type, or does not fit into the target's column.
+        """
+        binds = self._binary if binary else self._text
+        try:
+            return [None if value is None else bind(value) for bind, value in zip(binds, values, strict=True)]
+        except READ_ERRORS:
+            raise self._refused(binds, values) from None
+
+    def row(self, data: TupleData) -> list[object]:
+        """Bind a row as the stream sends it; what was not sent becomes None.
+
+        Raises:
+            ApplyError: as :meth:`fields`.
+        """
+        kinds = data.kinds
+        if BINARY not in kinds:
+            return self.fields(data.values, binary=False)
+        if TEXT not in kinds:
+            return self.fields(data.values, binary=True)
+        binds = [self._binary[number] if kind == BINARY else self._text[number] for number, kind in enumerate(kinds)]
+        try:
+            return [None if value is None else bind(value) for bind, value in zip(binds, data.values, strict=True)]
+        except READ_ERRORS:
+            raise self._refused(binds, data.values) from None
+
+    def some(self, data: TupleData, wanted: Sequence[int]) -> list[object]:
+        """Bind some columns; the others are None.
+
+        Raises:
+            ApplyError: as :meth:`fields`.
+        """
+        found: list[object] = [None] * self.width
+        for number in wanted:
+            value = data.values[number]
+            if value is not None:
+                bind = self._binary[number] if data.kinds[number] == BINARY else self._text[number]
+                try:
+                    found[number] = bind(value)
+                except READ_ERRORS as error:
+                    raise _value_error(error, self._columns[number].name) from None
+        return found
+
+    def _refused(self, binds: Sequence[Callable[[bytes], object]], values: Sequence[bytes | None]) -> ApplyError:
+        for plan, bind, value in zip(self._columns, binds, values, strict=True):
+            try:
+                if value is not None:
+                    bind(value)
+            except READ_ERRORS as error:
+                return _value_error(error, plan.name)
+        return ApplyError("a value was refused", sqlstate="22000", hint=_APPLY_HINT)
+
+
+def _value_error(error: BaseException, column: str) -> ApplyError:
+    if isinstance(error, ValueRefused):
+        # its text never shows the value
+        return UnfitValue(str(error), hint=error.hint or _APPLY_HINT, column=column)
+    return UnfitValue("a value is none of its column's type", hint=_APPLY_HINT, column=column)
+
+
+@dataclass(slots=True)
+class Operation:
+    """One change, bound.
+
+    Attributes:
+        statement: what makes it.
+        vector: its values.
+        keys: of the rows it touches, if the table's key tells; empty: that cannot be said.
+    """
+
+    statement: Statement
+    vector: list[object]
+    keys: tuple[object, ...] = ()
+
+
+class RelationPlan:
+    """A relation and its target, for the changes of one relation.
+
+    Args:
+        remote: as the publisher described it.
+        target: its table.
+        dialect: the target's.
+        conflict: what an INSERT of a key that is there does.
+        keyed: the key is all that makes rows of the table unique: changes of different keys may change places.
+        ordered: the target's triggers see every change: they are made one by one, in order.
+        problem: why UPDATE and DELETE are impossible, or None.
+    """
+
+    def __init__(
+        self,
+        remote: Relation,
+        target: TargetTable,
+        dialect: Dialect,
+        conflict: InsertConflict,
+        *,
+        keyed: bool,
+        ordered: bool,
+        problem: RelationError | None,
+    ) -> None:
+        self.remote = remote
+        self.target = target
+        self.ordered = ordered
+        self._problem = problem
+        self._dialect = dialect
+        self._conflict: InsertConflict = conflict
+        self._key = target.key if keyed else None
+        self._binder = RowBinder(target.columns)
+        self._present = [number for number, plan in enumerate(target.columns) if plan.column is not None]
+        self._insert: Statement | None = None
+        self._statements: dict[object, Statement] = {}
+
+    @property
+    def name(self) -> TableName:
+        """The relation's."""
+        return self.target.name
+
+    def _require_width(self, data: TupleData) -> None:
+        if len(data.kinds) != self._binder.width:
+            raise ProtocolError(
+                f"a row of {len(data.kinds)} columns for relation {self.name}, which was described with {self._binder.width}"
+            )
+
+    def require_updatable(self) -> None:
+        """Refuse UPDATE and DELETE where the row cannot be told.
+
+        Raises:
+            RelationError: native's words.
+        """
+        if self._problem is not None:
+            raise RelationError(str(self._problem), sqlstate=self._problem.sqlstate, hint=self._problem.hint)
+
+    def insert(self, data: TupleData) -> Operation:
+        """INSERT.
+
+        Raises:
+            ApplyError, RelationError, ProtocolError
+        """
+        self._require_width(data)
+        statement = self._insert
+        if statement is None:
+            statement = self._insert = insert_row(self.target, self._dialect, self._conflict)
+        vector = self._binder.row(data)
+        key = self._key
+        return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
+
+    def insert_record(self, record: bytes, offset: int) -> Operation:
+        """INSERT, of a raw message whose tuple begins behind the ``N`` at ``offset``: once a row on the fast path.
+
+        Raises:
+            ApplyError, RelationError, ProtocolError
+        """
+        data, end = read_tuple(record, offset + 1)
+        if record[offset] != _NEW or end != len(record):
+            # the decoder says what is wrong with it
+            decode(record, in_stream=offset > 5)
+        return self.insert(data)
+
+    def update(self, message: Update) -> Operation:
+        """UPDATE.
+
+        Raises:
+            ApplyError, RelationError, ProtocolError
+        """
+        new, old = message.new, message.key or message.old
+        self._require_width(new)
+        search = new if old is None else old
+        self._require_width(search)
+        key = self.target.key
+        nulls = b"" if key is not None else search.kinds.translate(_ONLY_NULL)
+        pattern = (new.kinds.translate(_ONLY_UNCHANGED), nulls, old is None)
+        statement = self._statements.get(pattern)
+        if statement is None:
+            statement = self._statements[pattern] = self._update(new, nulls, key if old is None else None)
+        vector = self._binder.row(new)
+        found = vector if old is None else self._search(old)
+        keys: tuple[object, ...] = ()
+        if self._key is not None:
+            before = self._of(self._key, found)
+            after = before if old is None else self._of(self._key, vector)
+            keys = (before,) if before == after else (before, after)
+        return Operation(statement, vector + found, keys)
+
+    def _update(self, new: TupleData, nulls: bytes, unchanged_key: Sequence[int] | None) -> Statement:
+        sent = [number for number in self._present if new.kinds[number] != UNCHANGED]
+        # the key is as it was if the old one was not sent
+        changed = [number for number in sent if unchanged_key is None or number not in unchanged_key] or sent
+        return update_row(self.target, self._dialect, changed, _numbers(nulls))
+
+    def _search(self, old: TupleData) -> list[object]:
+        """What finds the row: its old key, or all of it."""
+        return self._binder.row(old) if self.target.key is None else self._binder.some(old, self.target.key)
+
+    def delete(self, message: Delete) -> Operation:
+        """DELETE.
+
+        Raises:
+            ApplyError, RelationError, ProtocolError
+        """
+        old = message.key or message.old
+        if old is None:
+            raise ProtocolError("a Delete message without an old row")
+        self._require_width(old)
+        key = self.target.key
+        nulls = b"" if key is not None else old.kinds.translate(_ONLY_NULL)
+        statement = self._statements.get(nulls)
+        if statement is None:
+            statement = self._statements[nulls] = delete_row(self.target, self._dialect, _numbers(nulls))
+        found = self._search(old)
+        return Operation(statement, [None] * self._binder.width + found, (self._of(self._key, found),) if self._key is not None else ())
+
+    @staticmethod
+    def _of(key: Sequence[int], vector: Sequence[object]) -> object:
+        return vector[key[0]] if len(key) == 1 else tuple(vector[number] for number in key)
+
+
+def _numbers(nulls: bytes) -> frozenset[int]:
+    return frozenset(number for number, code in enumerate(nulls) if code == NULL)

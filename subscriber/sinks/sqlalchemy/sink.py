@@ -1,0 +1,441 @@
+"""The sink for databases of SQLAlchemy's: what the rooms above see of this one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import inspect, select
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    Capabilities,
+    Finding,
+    ParallelTransaction,
+    Position,
+    PublishedTable,
+    RelationGate,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableState,
+    TwoPhaseState,
+    WorkerActivity,
+)
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.sinks.sqlalchemy.apply import Applier, Owner
+from subscriber.sinks.sqlalchemy.catalog import require_name
+from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists
+from subscriber.sinks.sqlalchemy.engine import Database, Session
+from subscriber.sinks.sqlalchemy.entries import ensure_catalog, ensure_subscription
+from subscriber.sinks.sqlalchemy.fencing import Fence
+from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
+from subscriber.sinks.sqlalchemy.names import target_name
+from subscriber.sinks.sqlalchemy.relation_map import RelationMap
+from subscriber.sinks.sqlalchemy.reporter import Reporter
+from subscriber.sinks.sqlalchemy.schema import create_table
+from subscriber.sinks.sqlalchemy.staging import Staging
+from subscriber.sinks.sqlalchemy.state import SubscriptionRows, has_table
+from subscriber.sinks.sqlalchemy.tables import PREFIX
+from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
+from subscriber.sinks.sqlalchemy.twophase import TwoPhase
+from subscriber.sinks.tally import Tally
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["SqlAlchemySink"]
+
+_CAPABILITIES: Final = Capabilities(transactional=True, two_phase=True, truncate=True, described=True)
+
+
+class _Open:
+    """What exists between ``open`` and ``close``."""
+
+    def __init__(
+        self,
+        database: Database,
+        session: Session,
+        locks: Locks,
+        fence: Fence,
+        state: SubscriptionState,
+        *,
+        make_relations: Callable[[], RelationMap],
+        tally: Tally,
+        on_durable: Callable[[Lsn], None],
+    ) -> None:
+        self.session = session
+        self.locks = locks
+        self.fence = fence
+        self.name = state.name
+        self.rows = SubscriptionRows(database.tables, state.oid)
+        self.has_position = state.position is not None
+        self.applier = Applier(
+            session,
+            self.rows,
+            fence,
+            make_relations(),
+            Owner(state.oid),
+            position=state.position.lsn if state.position else INVALID_LSN,
+            tally=tally,
+            committed=on_durable,
+        )
+        self.two_phase = TwoPhase(session, fence, database.tables, self.applier, make_relations)
+        self.reporter = Reporter(database, state.oid, tally)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """One that holds the fence."""
+        async with self.session.transaction() as connection:
+            await self.fence.hold(connection)
+            yield connection
+
+
+class SqlAlchemySink:
+    """A :class:`subscriber.abc.Sink` for SQLite, MariaDB and MySQL, and other databases that SQLAlchemy has an asynchronous driver for.
+
+    Args:
+        target: SQLAlchemy's URL.
+
+    Raises:
+        ConfigurationError: the text is no URL, or nothing serves this kind.
+    """
+
+    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings) -> None:
+        self._target = target
+        self._database = Database(target, replicates=True)
+        self._options = options
+        self._settings = settings
+        self._statistics = ApplyStatistics()
+        self._tally = Tally(self._statistics)
+        self._published: dict[TableName, PublishedTable] = {}
+        self._opened: _Open | None = None
+        self._fence: Fence | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Prepared transactions are kept by us; nothing is applied before its commit."""
+        return _CAPABILITIES
+
+    @property
+    def statistics(self) -> ApplyStatistics:
+        """Counters since the sink was made."""
+        return self._statistics
+
+    @property
+    def _open(self) -> _Open:
+        if self._opened is None:
+            raise TargetUnavailable("the sink is not open", hint="open it first")
+        return self._opened
+
+    def _make_relations(self) -> RelationMap:
+        return RelationMap(self._published, self._settings)
+
+    async def exists(self, name: str) -> bool:
+        """Whether the target knows the subscription. See :meth:`subscriber.abc.Sink.exists`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        require_name(name)
+        database = Database(self._target, name, create=False)
+        try:
+            return await subscription_exists(database, name)
+        finally:
+            await database.close()
+
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        """See :meth:`subscriber.abc.Sink.open`.
+
+        The state is read behind the fence: no transaction of an earlier writer can change it any more.
+
+        Raises:
+            TargetUnavailable, TargetError, SubscriptionInUse
+        """
+        require_name(name)
+        await self.close()
+        await ensure_catalog(self._database)
+        oid = await ensure_subscription(self._database, name, self._options)
+        session = await self._database.connect()
+        locks = Locks(self._database, session)
+        try:
+            await locks.take(writer_key(oid), f'subscription "{name}"')
+            if self._fence is None or self._fence.oid != oid:
+                self._fence = Fence(self._database.dialect_name, self._database.tables, oid)
+            async with session.transaction() as connection:
+                await self._fence.raise_(connection)
+            self._fence.raised()
+            async with session.transaction() as connection:
+                await self._fence.hold(connection)
+                state = await SubscriptionRows(self._database.tables, oid).subscription(connection)
+        except BaseException:
+            await _leave(locks, session)
+            raise
+        self._opened = _Open(
+            self._database,
+            session,
+            locks,
+            self._fence,
+            state,
+            make_relations=self._make_relations,
+            tally=self._tally,
+            on_durable=on_durable,
+        )
+        return state
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note the slot's name and what it is for; None: it was not created after all."""
+        await self._update(subslotname=slot_name, subpublications=tuple(publications), subtwophasestate=two_phase.value)
+
+    async def _update(self, **values: object) -> None:
+        opened = self._open
+        async with opened.transaction() as connection:
+            await opened.rows.update_subscription(connection, **values)
+
+    async def slot_names(self) -> frozenset[str]:
+        """The slots that stored positions are of."""
+        async with self._open.session.snapshot() as connection:
+            return await self._open.rows.slot_names(connection)
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications subscribed to."""
+        await self._update(subpublications=tuple(publications))
+
+    async def refreshed(self) -> None:
+        """Forget a pending refresh."""
+        await self._update(subrefresh=None)
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or one on another timeline."""
+        opened = self._open
+        async with opened.transaction() as connection:
+            await opened.rows.save_position(connection, 0, position)
+        opened.has_position = True
+        opened.applier.position = position.lsn
+
+    async def advance(self, lsn: Lsn) -> None:
+        """Move the position without data; durable on return."""
+        opened = self._open
+        if lsn > opened.applier.position:
+            await opened.applier.move(lsn)
+        else:
+            opened.applier.settled()
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        await self._update(subtwophasestate=state.value)
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """See :meth:`subscriber.abc.Sink.describe_tables`.
+
+        Raises:
+            RelationError: a table cannot be made.
+            TargetError, TargetUnavailable
+        """
+        self._published.update({table.name: table for table in tables})
+        opened = self._open
+        # relations are planned anew with what is known now
+        opened.applier.relations.forget_targets()
+        async with opened.session.snapshot() as connection:
+            missing = [table for table in tables if not await has_table(connection, table.name)]
+            if not missing or not await self._creates(connection, tables):
+                return
+        for table in missing:
+            # one by one: on some databases each commits by itself anyway
+            async with opened.transaction() as connection:
+                await create_table(connection, table)
+
+    async def _creates(self, connection: AsyncConnection, tables: Sequence[PublishedTable]) -> bool:
+        """Whether missing tables are to be made: as set; else in an SQLite file that holds no table but ours and those we made."""
+        if self._settings.create_tables is not None:
+            return self._settings.create_tables
+        if self._database.path is None:
+            return False
+        rel = self._database.tables.pg_subscription_rel
+        known = [TableName(*row) for row in await connection.execute(select(rel.c.srnspname, rel.c.srrelname))]
+        ours = {str(target_name(name, "sqlite")[1]).lower() for name in (*known, *(table.name for table in tables))}
+        found = await connection.run_sync(_table_names)
+        return all(name.startswith(PREFIX) or name.lower() in ours for name in found)
+
+    async def tables(self) -> Mapping[TableName, TableEntry]:
+        """The subscription's tables; those dropped in the target are removed. No synchronization of an earlier run is at work any more."""
+        opened = self._open
+        found: dict[TableName, TableEntry] = {}
+        async with opened.transaction() as connection:
+            for name, row in (await opened.rows.tables(connection, lock=True)).items():
+                if await has_table(connection, name):
+                    found[name] = row.entry
+                else:
+                    await opened.rows.remove_table(connection, row.relid)
+        return found
+
+    async def add_table(self, table: TableName, entry: TableEntry) -> None:
+        """Add a table with its first state.
+
+        Raises:
+            RelationError: it does not exist in the target.
+        """
+        opened = self._open
+        async with opened.transaction() as connection:
+            await opened.rows.add_table(connection, table, entry)
+
+    async def remove_table(self, table: TableName) -> None:
+        """Forget a table. Its rows stay."""
+        opened = self._open
+        async with opened.transaction() as connection:
+            row = await opened.rows.table(connection, table, lock=True)
+            if row is None:
+                return
+            await opened.rows.remove_table(connection, row.relid)
+        self._published.pop(table, None)
+        async with opened.transaction() as connection:
+            await Staging(self._database.tables, row.relid).drop(connection)
+
+    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+        """SYNCDONE to READY."""
+        opened = self._open
+        async with opened.transaction() as connection:
+            row = await opened.rows.table(connection, table, lock=True)
+            if row is not None:
+                await opened.rows.change(connection, row.relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE)
+
+    def _require_position(self) -> _Open:
+        if not self._open.has_position:
+            raise TargetError(
+                f'subscription "{self._open.name}" has no position in the target', hint="set_position comes before the first change"
+            )
+        return self._open
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply a batch and its end LSN, together. See :meth:`subscriber.abc.Sink.apply`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable, SubscriptionInUse
+        """
+        await self._require_position().applier.apply(batch)
+
+    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+        """See :meth:`subscriber.abc.Sink.skip`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        opened = self._require_position()
+        if isinstance(event, PreparedTransaction):
+            await opened.applier.skip(event.transaction)
+            nothing = PreparedTransaction(event.transaction.without_records(), event.gid)
+            await opened.two_phase.prepare(nothing, _nothing_applies, opened.rows.clear_skip)
+        else:
+            await opened.applier.skip(event)
+            await opened.applier.move(event.end_lsn, opened.rows.clear_skip)
+
+    async def clear_skip(self) -> None:
+        """Forget the transaction to be skipped."""
+        await self._update(subskiplsn=INVALID_LSN)
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Keep a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        await self._require_position().two_phase.prepare(prepared, gate)
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """Apply a prepared transaction. See :meth:`subscriber.abc.Sink.commit_prepared`.
+
+        Raises:
+            DataLossError: it was not kept, and not applied.
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        await self._require_position().two_phase.commit(message)
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """Forget a prepared transaction. See :meth:`subscriber.abc.Sink.rollback_prepared`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        await self._require_position().two_phase.rollback(message)
+
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Not a capability of this sink: one transaction at a time writes.
+
+        Raises:
+            TargetError: always.
+        """
+        raise TargetError("this kind of target applies a streamed transaction at its end", hint="use streaming = on")
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Nobody: there are no others."""
+        return ()
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """See :meth:`subscriber.abc.Sink.report`.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        if self._opened is not None:
+            await self._opened.reporter.report(workers, last_error)
+
+    async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
+        """Everything that would go wrong with these tables. See :meth:`subscriber.abc.Sink.check`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        database = Database(self._target, create=False)
+        try:
+            creating = self._settings.create_tables
+            if creating is None:
+                creating = database.path is not None and (not database.path.exists() or await self._would_create(database, tables))
+            return await check_target(database, tables, self._options, self._settings, creating=creating)
+        finally:
+            await database.close()
+
+    async def _would_create(self, database: Database, tables: Sequence[PublishedTable]) -> bool:
+        async with database.reading() as connection:
+            found = await connection.run_sync(_table_names)
+            if database.tables.pg_subscription_rel.name not in found:
+                return not found
+            return await self._creates(connection, tables)
+
+    def open_table(self, table: TableName) -> SqlAlchemyTableSink:
+        """The table's synchronization, in a session of its own."""
+        if self._fence is None:
+            raise TargetUnavailable("the sink is not open", hint="open it first")
+        rows = SubscriptionRows(self._database.tables, self._fence.oid)
+        return SqlAlchemyTableSink(
+            self._database, self._fence, rows, table, published=self._published, settings=self._settings, tally=self._tally
+        )
+
+    async def close(self) -> None:
+        """Release the lock, disconnect. Idempotent; also after errors."""
+        opened, self._opened = self._opened, None
+        self._tally.close()
+        if opened is not None:
+            await _leave(opened.locks, opened.session)
+        await self._database.close()
+
+
+async def _leave(locks: Locks, session: Session) -> None:
+    try:
+        # a session that is lost has released it
+        with contextlib.suppress(TargetError):
+            await locks.close()
+    finally:
+        await session.close()
+
+
+def _table_names(connection: Connection) -> list[str]:
+    return inspect(connection).get_table_names()
+
+
+def _nothing_applies(_relation: Relation, _final_lsn: Lsn) -> bool:
+    return False

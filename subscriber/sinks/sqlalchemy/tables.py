@@ -1,0 +1,267 @@
+"""The catalog that this sink keeps in the target database, as SQLAlchemy's ``Table`` objects.
+
+Its tables and columns bear the names that the PostgreSQL sink's catalog has, and PostgreSQL's own where they hold the same thing. Where
+the database has schemas they lie in schema ``subscriber_sqlalchemy``; elsewhere in the URL's database, each name led by ``subscriber_``.
+
+``version``
+    one row: the catalog's version, what tells this target from all others, and the counter that oids are drawn from.
+``pg_subscription``
+    one row a subscription of ours. Its oid, and those of tables, are drawn from ``version.next_oid`` and never given twice.
+``fence``
+    one row a subscription: a number that grows with every writer that opens it. Whoever writes anything of the subscription locks that
+    row first, shared with others of its own writer, and compares the number
+    (:mod:`subscriber.sinks.sqlalchemy.session` says why nothing of an earlier writer comes through).
+``pg_subscription_rel``
+    state of each table. ``srrelid`` is drawn when the table is added; ``srnspname`` and ``srrelname`` are its name at the publisher.
+    ``srcopy`` says how an unfinished copy is undone: ``d`` its rows went straight into the table, which was empty; ``s`` into
+    the staging table.
+``position``
+    up to where the target has everything (``srrelid`` 0), or a table's own position while it catches up.
+``prepared_transaction``, ``prepared_transaction_chunk``
+    the publisher's prepared transactions, which wait here for their COMMIT PREPARED. One counts only if ``complete``.
+``worker``
+    what the workers of a process tell of themselves, each about once a second; of worth only while the writer's lock is held.
+``subscription_stats``
+    counters, and the last error.
+
+LSNs are kept as PostgreSQL writes them (``16/B374D848``): the database compares nothing here but for equality. Times are seconds since
+1970. No foreign keys: rows of one subscription are removed together, by us.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, String, Table, Text, TypeDecorator
+from sqlalchemy.dialects import mysql
+
+from subscriber.protocol.lsn import Lsn
+
+if TYPE_CHECKING:
+    from sqlalchemy import Dialect
+
+__all__ = ["CATALOG_SCHEMA_NAME", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "LsnText", "Names", "catalog_tables"]
+
+VERSION: Final = 1
+"""Of the catalog. A later one is reached by the steps of :mod:`subscriber.sinks.sqlalchemy.migration`."""
+
+CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
+PREFIX: Final = "subscriber_"
+FIRST_OID: Final = 16384
+"""As PostgreSQL's FirstNormalObjectId."""
+
+_SCHEMAS: Final = frozenset({"postgresql"})
+# names are compared byte by byte, and rows are written in transactions
+_OPTIONS: Final[Mapping[str, Any]] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+    "mariadb_collate": "utf8mb4_bin",
+}
+_COUNTERS: Final = (
+    "apply_error_count",
+    "sync_error_count",
+    "confl_insert_exists",
+    "confl_update_origin_differs",
+    "confl_update_exists",
+    "confl_update_missing",
+    "confl_delete_origin_differs",
+    "confl_delete_missing",
+    "confl_multiple_unique_conflicts",
+)
+
+
+class LsnText(TypeDecorator[Lsn]):
+    """An LSN as PostgreSQL writes it."""
+
+    impl = String(17)
+    cache_ok = True
+
+    def process_bind_param(self, value: Lsn | None, dialect: Dialect) -> str | None:
+        """To the database."""
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Lsn | None:
+        """From the database."""
+        return None if value is None else Lsn.parse(value)
+
+
+class Names(TypeDecorator[tuple[str, ...]]):
+    """Several names, as a JSON array."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
+        """To the database."""
+        return None if value is None else json.dumps(list(value))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
+        """From the database."""
+        return None if value is None else tuple(json.loads(value))
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTables:
+    """The tables, for one way to name them.
+
+    Attributes:
+        metadata: all of them.
+        schema: where they are, or None.
+    """
+
+    metadata: MetaData
+    schema: str | None
+    version: Table
+    pg_subscription: Table
+    fence: Table
+    pg_subscription_rel: Table
+    position: Table
+    prepared_transaction: Table
+    prepared_transaction_chunk: Table
+    worker: Table
+    subscription_stats: Table
+
+    @property
+    def of_subscription(self) -> tuple[tuple[Table, str], ...]:
+        """All tables that hold rows of a subscription, each with the column of its oid; the subscription itself is the last."""
+        return (
+            (self.pg_subscription_rel, "srsubid"),
+            (self.position, "srsubid"),
+            (self.prepared_transaction_chunk, "srsubid"),
+            (self.prepared_transaction, "srsubid"),
+            (self.worker, "subid"),
+            (self.subscription_stats, "subid"),
+            (self.fence, "srsubid"),
+            (self.pg_subscription, "oid"),
+        )
+
+
+def catalog_tables(dialect_name: str) -> CatalogTables:
+    """Build the tables for a dialect.
+
+    Args:
+        dialect_name: SQLAlchemy's: ``sqlite``, ``mysql``, ``mariadb``, ``postgresql``, …
+    """
+    schema = CATALOG_SCHEMA_NAME if dialect_name in _SCHEMAS else None
+    prefix = "" if schema else PREFIX
+    metadata = MetaData(schema=schema)
+    blob = LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
+
+    def table(name: str, *columns: Column[Any]) -> Table:
+        made: Table = Table(prefix + name, metadata, *columns, **_OPTIONS)
+        return made
+
+    return CatalogTables(
+        metadata=metadata,
+        schema=schema,
+        version=table(
+            "version",
+            Column("version", Integer, primary_key=True, autoincrement=False),
+            Column("target_identifier", String(20), nullable=False),
+            Column("next_oid", BigInteger, nullable=False),
+        ),
+        pg_subscription=table("pg_subscription", *_subscription_columns()),
+        fence=table("fence", *_key("srsubid"), Column("token", BigInteger, nullable=False)),
+        pg_subscription_rel=table(
+            "pg_subscription_rel",
+            *_key("srsubid", "srrelid"),
+            Column("srnspname", String(63), nullable=False),
+            Column("srrelname", String(63), nullable=False),
+            Column("srsubstate", String(1), nullable=False),
+            Column("srsublsn", LsnText),
+            Column("srcopy", String(1)),
+        ),
+        position=table(
+            "position",
+            *_key("srsubid", "srrelid"),
+            Column("slot_name", String(63), nullable=False),
+            Column("system_identifier", String(20), nullable=False),
+            Column("timeline", BigInteger, nullable=False),
+            Column("remote_lsn", LsnText, nullable=False),
+        ),
+        prepared_transaction=table(
+            "prepared_transaction",
+            *_key("srsubid", "xid"),
+            Column("gid", Text, nullable=False),
+            Column("prepare_lsn", LsnText, nullable=False),
+            Column("prepare_end_lsn", LsnText, nullable=False),
+            Column("prepare_time", BigInteger, nullable=False),
+            Column("origin_name", Text),
+            Column("origin_lsn", LsnText),
+            Column("prefixed", Boolean, nullable=False),
+            Column("changes", BigInteger, nullable=False),
+            Column("size", BigInteger, nullable=False),
+            Column("complete", Boolean, nullable=False),
+        ),
+        prepared_transaction_chunk=table(
+            "prepared_transaction_chunk",
+            *_key("srsubid", "xid", "number"),
+            Column("data", blob, nullable=False),
+        ),
+        worker=table("worker", *_worker_columns()),
+        subscription_stats=table(
+            "subscription_stats",
+            *_key("subid"),
+            *(Column(name, BigInteger, nullable=False, default=0) for name in _COUNTERS),
+            Column("stats_reset", Double),
+            Column("last_error", Text),
+            Column("last_error_time", Double),
+        ),
+    )
+
+
+def _key(*names: str) -> tuple[Column[Any], ...]:
+    return tuple(Column(name, BigInteger, primary_key=True, autoincrement=False) for name in names)
+
+
+def _subscription_columns() -> tuple[Column[Any], ...]:
+    return (
+        *_key("oid"),
+        Column("subname", String(63), nullable=False, unique=True),
+        Column("subenabled", Boolean, nullable=False, default=True),
+        Column("subslotname", String(63)),
+        Column("subpublications", Names, nullable=False, default=()),
+        Column("subtwophasestate", String(1), nullable=False, default="d"),
+        Column("subskiplsn", LsnText, nullable=False, default=Lsn(0)),
+        Column("subbinary", Boolean, nullable=False, default=False),
+        Column("substream", String(1), nullable=False, default="p"),
+        Column("subdisableonerr", Boolean, nullable=False, default=False),
+        Column("subpasswordrequired", Boolean, nullable=False, default=False),
+        Column("subrunasowner", Boolean, nullable=False, default=False),
+        Column("subfailover", Boolean, nullable=False, default=False),
+        Column("subconninfo", Text),
+        Column("subsynccommit", String(20), nullable=False, default="off"),
+        Column("suborigin", String(20), nullable=False, default="any"),
+        Column("submade", Boolean, nullable=False, default=True),
+        Column("subgeneration", BigInteger, nullable=False, default=0),
+        Column("subrefresh", Boolean),
+    )
+
+
+def _worker_columns() -> tuple[Column[Any], ...]:
+    return (
+        *_key("subid", "relid"),
+        Column("worker_type", String(40), nullable=False),
+        Column("pid", BigInteger),
+        Column("host", Text),
+        Column("reported", Double),
+        Column("received_lsn", LsnText),
+        Column("applied_lsn", LsnText),
+        Column("flushed_lsn", LsnText),
+        Column("last_msg_send_time", Double),
+        Column("last_msg_receipt_time", Double),
+        Column("latest_end_lsn", LsnText),
+        Column("latest_end_time", Double),
+        Column("transactions", BigInteger),
+        Column("changes", BigInteger),
+        Column("transactions_per_second", Double),
+        Column("changes_per_second", Double),
+        Column("copied_rows", BigInteger),
+        Column("estimated_rows", BigInteger),
+    )

@@ -1,0 +1,324 @@
+"""One table's synchronization.
+
+States and what a crash in them leaves (each arrow is one commit; ``i`` INIT, ``d`` DATASYNC, ``f`` FINISHEDCOPY, ``s`` SYNCDONE)::
+
+    i ──start_copy──▶ d ──copy, copy, …──▶ d ──finish_copy──▶ f ──apply, …──▶ f ──finish_sync──▶ s
+    ▲                 │
+    └──────begin──────┘
+
+``i → d``
+    If the target's table is empty, rows will go straight into it; that is noted with the state (``srcopy``). If it is not, they will go
+    into a staging table, which is made before the state is stored: a staging table without state ``d`` means nothing.
+``d``
+    Rows are committed in pieces of bounded size: a copy never holds SQLite's write lock for long, nor a transaction of gigabytes open.
+    After a crash :meth:`SqlAlchemyTableSink.begin` undoes them: it deletes all rows of the table, in one commit with state ``i``, or
+    drops the staging table. Whatever else was written into the empty table meanwhile goes with them: a table is not for others until it
+    is copied.
+``d → f``
+    The state, the table's own position and, from a staging table, all rows: one commit. That is the moment the copied rows count.
+``f``
+    Changes are applied, and the table's own position moved, as the apply worker does it: :mod:`subscriber.sinks.sqlalchemy.apply`.
+``f → s``
+    The state, and the position is forgotten.
+
+Each transaction holds the fence, so nothing of an earlier process comes after a later one's ``open``; and it locks the table's row first
+and looks at its state, so nothing of an earlier attempt of this process comes after :meth:`SqlAlchemyTableSink.begin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from sqlalchemy import delete, literal, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.config import Settings
+from subscriber.errors import RelationError, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.apply import Applier, Owner
+from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
+from subscriber.sinks.sqlalchemy.engine import Database, Session
+from subscriber.sinks.sqlalchemy.errors import passing_values, translated
+from subscriber.sinks.sqlalchemy.fencing import Fence
+from subscriber.sinks.sqlalchemy.reflection import reflect
+from subscriber.sinks.sqlalchemy.relation_map import RelationMap
+from subscriber.sinks.sqlalchemy.relation_plan import RowBinder
+from subscriber.sinks.sqlalchemy.staging import Staging
+from subscriber.sinks.sqlalchemy.state import SubscriptionRows, TableRow
+from subscriber.sinks.sqlalchemy.statements import Statement, insert_row
+from subscriber.sinks.tally import Tally
+from subscriber.types import copy_decoder
+
+__all__ = ["SqlAlchemyTableSink"]
+
+_DIRECT: Final = "d"
+_STAGED: Final = "s"
+_PIECE_ROWS: Final = 10_000
+_PIECE_BYTES: Final = 4 * 1024**2
+
+
+class SqlAlchemyTableSink:
+    """A :class:`subscriber.abc.TableSink`.
+
+    Args:
+        database: the target.
+        fence: of the sink.
+        rows: of the subscription.
+        table: which.
+        published: what the publisher's catalog said of tables last.
+        settings: ``schema_change``, ``insert_conflict``.
+        tally: counted into.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        fence: Fence,
+        rows: SubscriptionRows,
+        table: TableName,
+        *,
+        published: Mapping[TableName, PublishedTable],
+        settings: Settings,
+        tally: Tally,
+    ) -> None:
+        self._database = database
+        self._fence = fence
+        self._rows = rows
+        self._table = table
+        self._published = published
+        self._settings = settings
+        self._tally = tally
+        self._session: Session | None = None
+        self._relid: int | None = None
+        self._described: PublishedTable | None = None
+        self._applier: Applier | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def relation_id(self) -> int:
+        """The number that the target's catalog has for the table."""
+        if self._relid is None:
+            raise TargetError(f'the synchronization of table "{self._table}" was not begun', hint="begin it first")
+        return self._relid
+
+    async def begin(self) -> TableEntry:
+        """Return the entry as stored, after undoing what a copy that did not finish left.
+
+        Raises:
+            RelationError: the table is not of the subscription, or not there.
+            SubscriptionInUse, TargetUnavailable, TargetError
+        """
+        await self.close()
+        self._session = await self._database.connect()
+        self._applier = None
+        async with self._locked() as (connection, row):
+            self._relid = row.relid
+            entry = row.entry
+            if entry.state is TableState.DATASYNC:
+                await self._undo(connection, row)
+                entry = TableEntry(TableState.INIT)
+        if entry.state in {TableState.INIT, TableState.FINISHEDCOPY}:
+            async with self._locked() as (connection, _):
+                await self._staging.drop(connection)
+        return entry
+
+    async def _undo(self, connection: AsyncConnection, row: TableRow) -> None:
+        if row.copy == _DIRECT:
+            found = await reflect(connection, self._table)
+            if found is not None:
+                await connection.execute(delete(found.table))
+        await self._change(connection, TableEntry(TableState.INIT), TableState.DATASYNC)
+
+    @property
+    def _staging(self) -> Staging:
+        return Staging(self._database.tables, self.relation_id)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, state: TableState | None = None) -> AsyncIterator[tuple[AsyncConnection, TableRow]]:
+        """A transaction that holds the fence and the table's row. ``state``: that it must be in."""
+        if self._session is None:
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+        async with self._session.transaction() as connection:
+            await self._fence.hold(connection)
+            row = await self._rows.table(connection, self._table, lock=True)
+            if row is None:
+                raise RelationError(f'table "{self._table}" is not of the subscription any more', hint="refresh the subscription")
+            if state is not None and row.entry.state is not state:
+                raise TargetError(f'table "{self._table}" is not in state {state.name}', hint="begin its synchronization again")
+            yield connection, row
+
+    async def _change(self, connection: AsyncConnection, entry: TableEntry, only_from: TableState, copy: str | None = None) -> None:
+        if not await self._rows.change(connection, self.relation_id, entry, only_from=only_from, copy=copy):
+            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
+
+    async def start_copy(self) -> None:
+        """Store DATASYNC, and where the rows will go.
+
+        Raises:
+            RelationError: the target has no such table.
+            TargetError: the table is copied already.
+        """
+        async with self._locked(TableState.INIT) as (connection, _):
+            found = await reflect(connection, self._table)
+            if found is None:
+                raise RelationError(
+                    f'logical replication target relation "{self._table}" does not exist',
+                    sqlstate="55000",
+                    hint="create the table in the target, or run with --create-tables",
+                )
+            occupied = (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
+            if occupied:
+                # commits by itself on some databases, and the lock on the row is gone then; the state is looked at again
+                await self._staging.make(connection, found.table)
+            else:
+                await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
+        if occupied:
+            async with self._locked(TableState.INIT) as (connection, _):
+                await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _STAGED)
+
+    async def describe(self, table: PublishedTable) -> None:
+        """See :meth:`subscriber.abc.TableSink.describe`."""
+        self._described = table
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store the rows of one COPY stream, in pieces. See :meth:`subscriber.abc.TableSink.copy`.
+
+        Raises:
+            ApplyError: a row was refused; the error names the column where that is known.
+            RelationError: the target's table does not fit.
+            ProtocolError: it is no COPY data.
+            TargetError, TargetUnavailable
+        """
+        described = self._columns(columns)
+        async with self._turn:
+            try:
+                await self._copy(described, binary=copy_format is CopyFormat.BINARY, data=data)
+            except TargetError as error:
+                column = getattr(error, "column", None)
+                error.add_note(f'while copying table "{self._table}"' + (f' column "{column}"' if column else ""))
+                raise
+
+    def _columns(self, columns: Sequence[str]) -> PublishedTable:
+        """What is known of the table, with these columns."""
+        known = self._described or self._published.get(self._table)
+        if known is None or not set(columns) <= set(known.columns):
+            raise TargetError(f'nothing is known of the columns of table "{self._table}"', hint="describe it first")
+        if tuple(columns) == known.columns:
+            return known
+        places = [known.columns.index(column) for column in columns]
+        return replace(
+            known,
+            columns=tuple(columns),
+            column_types=tuple(known.column_types[place] for place in places),
+            column_modifiers=tuple(known.column_modifiers[place] for place in places) if known.column_modifiers else (),
+        )
+
+    async def _copy(self, described: PublishedTable, *, binary: bool, data: AsyncIterator[bytes]) -> None:
+        async with self._locked(TableState.DATASYNC) as (connection, row):
+            target = await self._target(connection, described)
+            into = self._staging.like(target) if row.copy == _STAGED else None
+            statement = insert_row(target, connection.dialect, into=into)
+        binder = RowBinder(target.columns)
+        decoder = copy_decoder(len(described.columns), binary=binary)
+        waiting: list[Any] = []
+        size = 0
+        async for chunk in data:
+            waiting += [statement.pick(binder.fields(fields, binary=binary)) for fields in decoder.feed(chunk)]
+            size += len(chunk)
+            if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
+                await self._store(statement, waiting)
+                waiting, size = [], 0
+        decoder.finish()
+        if waiting:
+            await self._store(statement, waiting)
+
+    async def _target(self, connection: AsyncConnection, described: PublishedTable) -> TargetTable:
+        target = await load_target_table(connection, described, described)
+        if self._settings.schema_change != "ignore":
+            target.require_complete()
+        return target
+
+    async def _store(self, statement: Statement, rows: list[Any]) -> None:
+        async with self._locked(TableState.DATASYNC) as (connection, _):
+            with translated(), passing_values():
+                await connection.exec_driver_sql(statement.sql, rows)
+
+    async def finish_copy(self, position: Position) -> None:
+        """Make the copied rows count. See :meth:`subscriber.abc.TableSink.finish_copy`.
+
+        Raises:
+            ApplyError: copied rows and those that were there before do not go together.
+            TargetError: no copy is under way.
+        """
+        async with self._locked(TableState.DATASYNC) as (connection, row):
+            if row.copy == _STAGED:
+                known = self._described or self._published[self._table]
+                await self._staging.move(connection, await self._target(connection, known))
+            await self._rows.save_position(connection, self.relation_id, position)
+            await self._change(connection, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+        if row.copy == _STAGED:
+            # what stays of it means nothing any more, and is dropped by the next begin
+            with contextlib.suppress(TargetError):
+                async with self._locked() as (connection, _):
+                    await self._staging.drop(connection)
+
+    async def position(self) -> Position:
+        """The table's own position.
+
+        Raises:
+            TargetError: it has none: the table is not in FINISHEDCOPY.
+        """
+        async with self._locked() as (connection, row):
+            found = await self._rows.position(connection, row.relid)
+        if found is None:
+            raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
+        return found
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply the table's share of a batch. See :meth:`subscriber.abc.TableSink.apply`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        if self._applier is None:
+            position = (await self.position()).lsn
+            if self._session is None:
+                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+            self._applier = Applier(
+                self._session,
+                self._rows,
+                self._fence,
+                RelationMap(self._published, self._settings),
+                Owner(self._rows.oid, self.relation_id),
+                position=position,
+                tally=self._tally,
+                committed=_durable_already,
+            )
+        await self._applier.apply(batch)
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` and forget the table's own position.
+
+        Raises:
+            TargetError: the table is not in FINISHEDCOPY.
+        """
+        async with self._locked(TableState.FINISHEDCOPY) as (connection, row):
+            await self._rows.forget_position(connection, row.relid)
+            await self._change(connection, TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
+        self._applier = None
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent; :meth:`begin` connects again."""
+        session, self._session = self._session, None
+        self._applier = None
+        if session is not None:
+            await session.close()
+
+
+def _durable_already(_lsn: Lsn) -> None:
+    """A table's commits are durable when they return, and nobody waits for them one by one."""

@@ -1,0 +1,359 @@
+"""Prepared transactions of the publisher, kept in the target until their end.
+
+No database but PostgreSQL has prepared transactions that outlive their session and block nobody who asks for something else. So this sink
+keeps the *records* of a prepared transaction, as they came, in ``prepared_transaction_chunk``, and applies them at COMMIT PREPARED. The
+publisher never sends a transaction again whose PREPARE was acknowledged: what is kept is as precious as applied data, and lies beside it,
+under the same commits.
+
+A kept transaction can be read on its own: only changes of relations that were wanted at PREPARE are kept, and before the first change of a
+relation stands its description, added here if the stream had given it earlier. (Its rows cannot have got another shape since: a
+prepared transaction at the publisher holds the locks that ALTER TABLE needs.)
+
+============================  =====================================  ==================================================================
+ killed                        the target has                         what comes after
+============================  =====================================  ==================================================================
+ while it is kept              chunks, but no complete row; the       PREPARE comes again, removes them and begins anew; or ROLLBACK
+                               position before PREPARE                PREPARED comes, and removes them
+ behind the last of them       a complete row, and the position       PREPARE does not come again, or is known to be done
+                               behind PREPARE, by one commit
+ while it is applied           the same: changes, removal and the     COMMIT PREPARED comes again and applies it
+                               position are one transaction
+ behind that                   neither row nor chunks; the position   COMMIT PREPARED, if it comes again, is passed over
+                               behind COMMIT PREPARED
+============================  =====================================  ==================================================================
+
+A PREPARE is not judged by its LSN. One from before the slot's two-phase start is sent late, right before its COMMIT PREPARED, with the LSN
+it had: long behind the position. If such a pair comes again although it was applied, PREPARE is kept once more, and its COMMIT PREPARED,
+which is not past the position, removes it.
+
+A change that the target refuses is known only at COMMIT PREPARED, an ApplyError then: the transaction stays as it is, and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from struct import Struct
+from typing import Any, Final
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import RelationGate
+from subscriber.errors import DataLossError, TargetError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.encoder import encode
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared, Tag, Truncate
+from subscriber.sinks.sqlalchemy.apply import Applier, Finish
+from subscriber.sinks.sqlalchemy.engine import Session
+from subscriber.sinks.sqlalchemy.fencing import Fence
+from subscriber.sinks.sqlalchemy.relation_map import RelationMap
+from subscriber.sinks.sqlalchemy.tables import CatalogTables
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["TwoPhase"]
+
+_LENGTH: Final = Struct(">I")
+_RELATION_ID: Final = Struct(">I").unpack_from
+_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
+_CHUNK: Final = 256 * 1024
+_PER_COMMIT: Final = 8 * 1024**2
+
+
+class TwoPhase:
+    """The two-phase messages of one subscription. Each call leaves the position behind its message, durably.
+
+    Args:
+        session: the apply worker's.
+        fence: of the sink.
+        tables: the catalog.
+        applier: of the subscription.
+        make_relations: makes an empty map of relations, for a kept transaction.
+    """
+
+    def __init__(
+        self, session: Session, fence: Fence, tables: CatalogTables, applier: Applier, make_relations: Callable[[], RelationMap]
+    ) -> None:
+        self._session = session
+        self._fence = fence
+        self._tables = tables
+        self._applier = applier
+        self._make_relations = make_relations
+        self._oid = applier.owner.oid
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate, finish: Finish | None = None) -> None:
+        """Keep a transaction, unless that is done; ``finish``: goes into the transaction that makes it count.
+
+        Raises:
+            TargetError, TargetUnavailable, ProtocolError, SpoolError
+        """
+        transaction, relations = prepared.transaction, self._applier.relations
+        async with self._session.snapshot() as connection:
+            header = await self._header(connection, transaction.xid)
+        if header is not None and (header.gid, header.prepare_end_lsn) == (prepared.gid, transaction.end_lsn):
+            await self._applier.move(transaction.end_lsn, finish)
+            await self._applier.skip(transaction)
+            return
+        remembered = relations.remembered()
+        done = False
+        try:
+            await self._keep(prepared, gate, finish)
+            done = True
+        finally:
+            if not done:
+                relations.restore(remembered)
+        await transaction.discard()
+
+    async def _keep(self, prepared: PreparedTransaction, gate: RelationGate, finish: Finish | None) -> None:
+        transaction = prepared.transaction
+        writing = _Chunks(self._oid, transaction.xid)
+        keeping = _Keeping(transaction, gate, self._applier.relations)
+        started = False
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                for kept in keeping.kept(record):
+                    writing.add(kept)
+            if writing.waiting >= _PER_COMMIT:
+                async with self._session.transaction() as connection:
+                    await self._fence.hold(connection)
+                    if not started:
+                        await self._remove(connection, transaction.xid)
+                    await self._write(connection, writing.take())
+                started = True
+
+        async def complete(connection: AsyncConnection) -> None:
+            if not started:
+                await self._remove(connection, transaction.xid)
+            await self._write(connection, writing.take(last=True))
+            await connection.execute(insert(self._tables.prepared_transaction).values(self._header_values(prepared, writing)))
+            if finish is not None:
+                await finish(connection)
+
+        await self._applier.move(transaction.end_lsn, complete)
+
+    def _header_values(self, prepared: PreparedTransaction, writing: _Chunks) -> dict[str, Any]:
+        transaction = prepared.transaction
+        origin = transaction.origin
+        return {
+            "srsubid": self._oid,
+            "xid": transaction.xid,
+            "gid": prepared.gid,
+            "prepare_lsn": transaction.final_lsn,
+            "prepare_end_lsn": transaction.end_lsn,
+            "prepare_time": transaction.commit_time,
+            "origin_name": None if origin is None else origin.name,
+            "origin_lsn": None if origin is None else origin.commit_lsn,
+            "prefixed": transaction.prefixed,
+            "changes": writing.records,
+            "size": writing.size,
+            "complete": True,
+        }
+
+    async def _write(self, connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
+        # one by one: a statement shall not be larger than a chunk
+        for row in rows:
+            await connection.execute(insert(self._tables.prepared_transaction_chunk).values(row))
+
+    async def _header(self, connection: AsyncConnection, xid: int) -> Any:
+        table = self._tables.prepared_transaction
+        query = select(table).where(table.c.srsubid == self._oid, table.c.xid == xid, table.c.complete)
+        return (await connection.execute(query)).one_or_none()
+
+    async def _remove(self, connection: AsyncConnection, xid: int) -> None:
+        for table in (self._tables.prepared_transaction_chunk, self._tables.prepared_transaction):
+            await connection.execute(delete(table).where(table.c.srsubid == self._oid, table.c.xid == xid))
+
+    async def commit(self, message: CommitPrepared) -> None:
+        """Apply what was kept, unless that is done.
+
+        Raises:
+            DataLossError: it is not there, and was not applied.
+            ApplyError, RelationError: the target refused a change; everything stays as it was.
+            TargetError, TargetUnavailable
+        """
+        async with self._session.snapshot() as connection:
+            header = await self._header(connection, message.xid)
+
+        async def remove(connection: AsyncConnection) -> None:
+            await self._remove(connection, message.xid)
+
+        if message.end_lsn <= self._applier.position:
+            if header is not None:
+                await self._applier.move(self._applier.position, remove)
+            else:
+                self._applier.settled()
+            return
+        if header is None or header.gid != message.gid:
+            raise DataLossError(
+                f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
+                hint="somebody removed it, or the target was restored: copy its tables again",
+            )
+        transaction = Transaction(
+            xid=message.xid,
+            final_lsn=message.commit_lsn,
+            end_lsn=message.end_lsn,
+            commit_time=message.commit_time,
+            prefixed=header.prefixed,
+            records=[],
+            spilled=header.changes,
+            size=header.size,
+        )
+        transaction.spool = _Kept(self._session, self._tables, self._oid, message.xid)
+        try:
+            await self._applier.apply_all([transaction], _everything, self._make_relations(), remove)
+        except TargetError as error:
+            error.add_note(f'at COMMIT PREPARED of "{message.gid}", which stays prepared')
+            raise
+
+    async def rollback(self, message: RollbackPrepared) -> None:
+        """Remove what was kept, if anything was: its PREPARE may be older than the slot's two-phase start.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        async with self._session.snapshot() as connection:
+            header = await self._header(connection, message.xid)
+
+        async def remove(connection: AsyncConnection) -> None:
+            # without a complete row these are the leftovers of a PREPARE that was interrupted
+            if header is None or header.gid == message.gid:
+                await self._remove(connection, message.xid)
+
+        await self._applier.move(message.rollback_end_lsn, remove)
+
+
+def _everything(_relation: Relation, _final_lsn: Lsn) -> bool:
+    """What is kept was wanted when it was prepared."""
+    return True
+
+
+class _Keeping:
+    """Chooses what is kept of a transaction, and describes what it did not describe itself."""
+
+    def __init__(self, transaction: Transaction, gate: RelationGate, relations: RelationMap) -> None:
+        self._transaction = transaction
+        self._gate = gate
+        self._relations = relations
+        self._offset = 5 if transaction.prefixed else 1
+        self._wanted: dict[int, bool] = {}
+
+    def kept(self, record: bytes) -> list[bytes]:
+        """The records to be kept for one that came.
+
+        Raises:
+            ProtocolError
+        """
+        tag = record[0] if record else 0
+        if tag in _ROWS and len(record) >= self._offset + 4:
+            relation_id = _RELATION_ID(record, self._offset)[0]
+            return [*self._description(relation_id), record] if self._is_wanted(relation_id) else []
+        if tag not in {Tag.RELATION, Tag.TRUNCATE}:
+            return []
+        message = decode(record, in_stream=self._transaction.prefixed)
+        if isinstance(message, Relation):
+            self._relations.define(message)
+            self._wanted.pop(message.relation_id, None)
+            return []
+        if not isinstance(message, Truncate):
+            return []
+        wanted = tuple(relation_id for relation_id in message.relation_ids if self._is_wanted(relation_id))
+        found = [description for relation_id in wanted for description in self._description(relation_id)]
+        return [*found, encode(_truncate(message, wanted))] if wanted else []
+
+    def _is_wanted(self, relation_id: int) -> bool:
+        return relation_id in self._wanted or self._gate(self._relations.remote(relation_id), self._transaction.final_lsn)
+
+    def _description(self, relation_id: int) -> list[bytes]:
+        if relation_id in self._wanted:
+            return []
+        self._wanted[relation_id] = True
+        relation = self._relations.remote(relation_id)
+        return [encode(replace(relation, xid=self._transaction.xid if self._transaction.prefixed else None))]
+
+
+def _truncate(message: Truncate, relation_ids: tuple[int, ...]) -> Truncate:
+    return replace(message, relation_ids=relation_ids)
+
+
+class _Chunks:
+    """Records to rows of ``prepared_transaction_chunk``: one stream of bytes, each record behind its length, cut into pieces."""
+
+    def __init__(self, oid: int, xid: int) -> None:
+        self._oid = oid
+        self._xid = xid
+        self._buffer = bytearray()
+        self._number = 0
+        self.records = 0
+        self.size = 0
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were not taken."""
+        return len(self._buffer)
+
+    def add(self, record: bytes) -> None:
+        """Add a record."""
+        self._buffer += _LENGTH.pack(len(record))
+        self._buffer += record
+        self.records += 1
+        self.size += len(record)
+
+    def take(self, *, last: bool = False) -> list[dict[str, Any]]:
+        """Rows of what has come: whole chunks; with ``last`` the rest too."""
+        rows: list[dict[str, Any]] = []
+        end = len(self._buffer) if last else len(self._buffer) // _CHUNK * _CHUNK
+        for start in range(0, end, _CHUNK):
+            data = bytes(self._buffer[start : min(start + _CHUNK, end)])
+            rows.append({"srsubid": self._oid, "xid": self._xid, "number": self._number, "data": data})
+            self._number += 1
+        del self._buffer[:end]
+        return rows
+
+
+class _Kept:
+    """Reads them back, within the transaction that is open in the session. A :class:`subscriber.transaction.model.SpooledRecords`."""
+
+    def __init__(self, session: Session, tables: CatalogTables, oid: int, xid: int) -> None:
+        self._session = session
+        self._chunk = tables.prepared_transaction_chunk
+        self._row = (self._chunk.c.srsubid == oid, self._chunk.c.xid == xid)
+
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        """See :meth:`subscriber.transaction.model.SpooledRecords.chunks`."""
+        waiting = bytearray()
+        number = 0
+        skipped = 0
+        while True:
+            query = select(self._chunk.c.data).where(*self._row, self._chunk.c.number == number)
+            data = (await self._session.connection.execute(query)).scalar()
+            if data is None:
+                break
+            number += 1
+            waiting += data
+            records = _taken(waiting)
+            dropped = min(max(start - skipped, 0), len(records))
+            skipped += dropped
+            if records[dropped:]:
+                yield records[dropped:]
+        if waiting:
+            raise DataLossError(
+                "a prepared transaction that was kept in the target is damaged", hint="restore the target, or copy its tables again"
+            )
+
+    async def discard(self) -> None:
+        """Nothing to do: it is removed in the transaction that applies it."""
+
+
+def _taken(waiting: bytearray) -> list[bytes]:
+    """Take the whole records at the beginning."""
+    found = []
+    position = 0
+    while position + _LENGTH.size <= len(waiting):
+        end = position + _LENGTH.size + _LENGTH.unpack_from(waiting, position)[0]
+        if end > len(waiting):
+            break
+        found.append(bytes(waiting[position + _LENGTH.size : end]))
+        position = end
+    del waiting[:position]
+    return found

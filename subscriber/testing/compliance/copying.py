@@ -1,0 +1,274 @@
+"""One table's synchronization: copied once, caught up, handed over; and what a crash leaves of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from subscriber.abc import CopyFormat, Position, TableEntry, TableSink, TableState
+from subscriber.errors import ApplyError, ProtocolError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.feed import START, SYSTEM, Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import Table
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("copying")
+
+_TABLE = Table("t", "*id int4", "v")
+_AT = Position("a_sync_slot", SYSTEM, 1, Lsn(START + 0x10))
+_SECRET = "53CRET"
+
+
+async def _lines(*rows: Sequence[object]) -> AsyncIterator[bytes]:
+    """Rows in COPY's text format, a line a chunk."""
+    for row in rows:
+        yield "\t".join("\\N" if value is None else str(value) for value in row).encode() + b"\n"
+
+
+async def _torn(data: bytes, size: int) -> AsyncIterator[bytes]:
+    """The same bytes in chunks that end anywhere."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def _copying(feed: Feed, table: Table = _TABLE) -> TableSink:
+    """A table's synchronization, about to copy."""
+    await feed.begin(TableState.INIT, table)
+    return await _again(feed, table)
+
+
+async def _again(feed: Feed, table: Table = _TABLE) -> TableSink:
+    sink = feed.sink.open_table(table.name)
+    equal(await sink.begin(), TableEntry(TableState.INIT), "the state before a copy")
+    await sink.start_copy()
+    await sink.describe(table.published)
+    return sink
+
+
+def _names(table: Table) -> list[str]:
+    return [column.name for column in table.sent]
+
+
+@scenarios
+async def whole_life(feed: Feed) -> None:
+    """Copied, caught up from its snapshot on, synchronized, and ready in the apply worker's hands."""
+    t = _TABLE
+    sink = await _copying(feed)
+    equal((await feed.sink.tables())[t.name], TableEntry(TableState.DATASYNC), "the state during the copy")
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, None)))
+    await sink.finish_copy(_AT)
+    equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after the copy")
+    equal(await sink.position(), _AT, "the table's own position")
+    demand(_AT.slot_name in await feed.sink.slot_names(), "the table's slot is not among the slots")
+    await feed.expect(t, (1, "a"), (2, None))
+
+    feed.closed.add(t.name)
+    beside = await feed.apply(t.relation, t.insert(99, "the gate is closed"))
+    feed.closed.clear()
+    caught_up = feed.transaction(t.relation, t.insert(3, "b"), t.update(1, "c"), t.delete(2, None))
+    await sink.apply(feed.batch(caught_up))
+    await sink.apply(feed.batch(caught_up))
+    await feed.expect(t, (1, "c"), (3, "b"))
+    equal((await sink.position()).lsn, caught_up.end_lsn, "the table's own position after catching up")
+
+    await sink.finish_sync(caught_up.end_lsn)
+    await sink.close()
+    entry = (await feed.sink.tables())[t.name]
+    equal(entry, TableEntry(TableState.SYNCDONE, caught_up.end_lsn), "the state of a synchronized table")
+    equal(await feed.position(), beside.end_lsn, "the subscription's position")
+    demand(_AT.slot_name not in await feed.sink.slot_names(), "the slot of a synchronized table is still among the slots")
+    await feed.sink.set_ready(t.name, caught_up.end_lsn)
+    await feed.apply(t.relation, t.insert(4, "d"))
+    await feed.expect(t, (1, "c"), (3, "b"), (4, "d"))
+
+
+@scenarios
+async def escapes(feed: Feed) -> None:
+    """COPY's text format: escapes, NULLs, empty strings; chunks may end anywhere."""
+    t = _TABLE
+    values = ["tab\there", "new\nline", "back\\slash", "", None, "\\N", "\r\b\f\v", "ä€😀", "'\"%:", "x" * 3000]
+    escaped = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v"}
+    data = "".join(
+        f"{number}\t" + ("\\N" if value is None else "".join(escaped.get(letter, letter) for letter in value)) + "\n"
+        for number, value in enumerate(values)
+    ).encode()
+    sink = await _copying(feed)
+    await sink.copy(_names(t), CopyFormat.TEXT, _torn(data, 7))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, *enumerate(values))
+
+
+@scenarios
+async def binary(feed: Feed) -> None:
+    """COPY's binary format, in chunks that end anywhere."""
+    t = _TABLE
+    rows: list[tuple[int, bytes | None]] = [(1, "ä€".encode()), (2, None), (-3, b"")]
+    data = bytearray(b"PGCOPY\n\xff\r\n\0" + bytes(8))
+    for key, value in rows:
+        data += (2).to_bytes(2, "big") + (4).to_bytes(4, "big") + key.to_bytes(4, "big", signed=True)
+        data += b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "big") + value
+    data += b"\xff\xff"
+    sink = await _copying(feed)
+    await sink.copy(_names(t), CopyFormat.BINARY, _torn(bytes(data), 5))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (1, "ä€"), (2, None), (-3, ""))
+
+
+@scenarios
+async def columns_in_any_order(feed: Feed) -> None:
+    """The columns named are copied in the order given; others of the target take their defaults."""
+    t = Table("t", "+extra int4=7", "*id int4", "v")
+    sink = await _copying(feed, t)
+    await sink.copy(["v", "id"], CopyFormat.TEXT, _lines(("a", 1), (None, 2)))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (7, 1, "a"), (7, 2, None))
+
+
+@scenarios
+async def in_pieces(feed: Feed) -> None:
+    """Several copies after another, and many rows."""
+    t = _TABLE
+    sink = await _copying(feed)
+    for piece in range(3):
+        await sink.copy(_names(t), CopyFormat.TEXT, _lines(*((piece * 2000 + number, f"row {number}") for number in range(2000))))
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines())
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, *((piece * 2000 + number, f"row {number}") for piece in range(3) for number in range(2000)))
+
+
+@scenarios.needing("parallel_copy")
+async def side_by_side(feed: Feed) -> None:
+    """Several copies of one table at the same time."""
+    t = _TABLE
+    sink = await _copying(feed)
+
+    async def rows(piece: int) -> AsyncIterator[bytes]:
+        for number in range(20):
+            yield f"{piece * 100 + number}\tx\n".encode()
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(sink.copy(_names(t), CopyFormat.TEXT, rows(piece)) for piece in range(4)))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, *((piece * 100 + number, "x") for piece in range(4) for number in range(20)))
+
+
+@scenarios
+async def unfinished(feed: Feed) -> None:
+    """What a copy that did not finish left is undone; rows that were there before stay, and the copy begins anew."""
+    t = _TABLE
+    await feed.target.create_table(t)
+    await feed.target.insert(t, [("1000", "was there before")])
+    await feed.describe(t)
+    await feed.sink.add_table(t.name, TableEntry(TableState.INIT))
+    sink = await _again(feed)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
+    await sink.close()
+    await feed.reopen()
+    sink = await _again(feed)
+    await feed.expect(t, (1000, "was there before"))
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "b")))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (1, "b"), (1000, "was there before"))
+
+
+@scenarios
+async def unfinished_into_empty(feed: Feed) -> None:
+    """As before, into a table that was empty."""
+    t = _TABLE
+    sink = await _copying(feed)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
+    await sink.close()
+    sink = await _again(feed)
+    await feed.expect(t)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((2, "b")))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (2, "b"))
+
+
+@scenarios
+async def finished_is_never_undone(feed: Feed) -> None:
+    """A copy that finished is never begun again, and the table goes on from its own position in the next process."""
+    t = _TABLE
+    sink = await _copying(feed)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
+    await sink.finish_copy(_AT)
+    caught_up = feed.transaction(t.relation, t.insert(2, "b"))
+    await sink.apply(feed.batch(caught_up))
+    await sink.close()
+    await feed.reopen()
+    sink = feed.sink.open_table(t.name)
+    equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after the copy")
+    with refused(TargetError, "a second copy"):
+        await sink.start_copy()
+    equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after a refused copy")
+    equal((await sink.position()).lsn, caught_up.end_lsn, "the table's own position")
+    await sink.apply(feed.batch(caught_up, feed.transaction(t.insert(3, "c"))))
+    await sink.close()
+    await feed.expect(t, (1, "a"), (2, "b"), (3, "c"))
+
+
+@scenarios
+async def refused_rows(feed: Feed) -> None:
+    """Rows that the target refuses: the error names the table, shows no value, and nothing of them stays once it begins again."""
+    t = _TABLE
+    sink = await _copying(feed)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
+    for rows in ([(2, "b"), (2, _SECRET)], [(3, "b"), (_SECRET, "c")]):
+        with refused(ApplyError, "rows that the target refuses") as caught:
+            await sink.copy(_names(t), CopyFormat.TEXT, _lines(*rows))
+        text = caught.error.one_line()
+        demand("public.t" in text and _SECRET not in text, f"the error is not as it should be: {text}")
+    equal(await sink.begin(), TableEntry(TableState.INIT), "the state after refused rows")
+    await feed.expect(t)
+    await sink.close()
+
+
+@scenarios
+async def broken_source(feed: Feed) -> None:
+    """An error of whoever gives the rows passes through, and the copy can begin anew."""
+    t = _TABLE
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"1\tx\n"
+        raise ProtocolError("the publisher's end")
+
+    sink = await _copying(feed)
+    with refused(ProtocolError, "rows whose source breaks") as caught:
+        await sink.copy(_names(t), CopyFormat.TEXT, broken())
+    equal(str(caught.error), "the publisher's end", "the error")
+    equal(await sink.begin(), TableEntry(TableState.INIT), "the state after it")
+    await feed.expect(t)
+    await sink.start_copy()
+    await sink.describe(t.published)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (1, "a"))
+
+
+@scenarios
+async def beside_the_stream(feed: Feed) -> None:
+    """A table is copied while changes of another are applied; that the sink is closed, and opened again, does not end the copy."""
+    t, u = _TABLE, Table("u", "*id int4", relation_id=2)
+    await feed.create(u)
+    sink = await _copying(feed)
+    await feed.apply(u.relation, u.insert(1))
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
+    await feed.apply(u.insert(2))
+    await feed.sink.close()
+    await feed.open()
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((2, "b")))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (1, "a"), (2, "b"))
+    await feed.expect(u, (1,), (2,))

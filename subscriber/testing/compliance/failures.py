@@ -1,0 +1,139 @@
+"""What the target refuses: nothing of the transaction stays, what was before it may, and after the remedy it goes on."""
+
+from __future__ import annotations
+
+from subscriber.abc import TableEntry, TableState
+from subscriber.errors import ApplyError, RelationError
+from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import Table
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("failures")
+
+_SECRET = "53CRET"
+
+
+@scenarios
+async def duplicate_key(feed: Feed) -> None:
+    """An INSERT of a key that is there: the transactions before it stay, it and those behind it do not, until the row is gone."""
+    t = Table("t", "*id int4", "v")
+    await feed.create(t)
+    await feed.target.insert(t, [("2", _SECRET)])
+    made = [
+        feed.transaction(t.relation, t.insert(1, "a")),
+        feed.transaction(t.insert(3, "b"), t.update(1, "c"), t.insert(2, _SECRET), t.insert(4, "d")),
+        feed.transaction(t.insert(5, "e")),
+    ]
+    with refused(ApplyError, "the insert of a key that is there", sqlstate="23505") as caught:
+        await feed.give(*made)
+    text = caught.error.one_line()
+    demand("public.t" in text, f"the error does not name the relation: {text}")
+    demand(str(made[1].xid) in text and str(made[1].final_lsn) in text, f"the error names neither transaction nor LSN: {text}")
+    demand(_SECRET not in text, "the error shows a row's value")
+    equal(feed.sink.statistics.confl_insert_exists, 1, "insert_exists counted")
+    await feed.expect(t, (1, "a"), (2, _SECRET))
+    feed.given = made[0].end_lsn
+    equal(await feed.position(), made[0].end_lsn, "the stored position")
+    await feed.target.clear(t)
+    await feed.target.insert(t, [("1", "a")])
+    await feed.give(*made)
+    await feed.expect(t, (1, "c"), (2, _SECRET), (3, "b"), (4, "d"), (5, "e"))
+
+
+@scenarios
+async def key_moves_onto_another(feed: Feed) -> None:
+    """An UPDATE gives a row a key that another has."""
+    t = Table("t", "*id int4", "v")
+    await feed.create(t)
+    done = await feed.apply(t.relation, t.insert(1, "a"), t.insert(2, "b"))
+    with refused(ApplyError, "an update to a key that is there", sqlstate="23505"):
+        await feed.apply(t.insert(3, "c"), t.update(2, "a", old=(1, None)))
+    await feed.expect(t, (1, "a"), (2, "b"))
+    equal(await feed.position(), done.end_lsn, "the stored position")
+
+
+@scenarios
+async def not_null(feed: Feed) -> None:
+    """NULL where the target does not take it, by INSERT and by UPDATE."""
+    t = Table("t", "*id int4", "!v")
+    await feed.create(t)
+    done = await feed.apply(t.relation, t.insert(1, "a"))
+    for change in (t.insert(2, None), t.update(1, None)):
+        with refused(ApplyError, "NULL in a column that is NOT NULL", sqlstate="23502") as caught:
+            await feed.apply(t.insert(7, "x"), change)
+        text = caught.error.one_line()
+        demand("public.t" in text and '"v"' in text, f"the error names neither relation nor column: {text}")
+    await feed.expect(t, (1, "a"))
+    equal(await feed.position(), done.end_lsn, "the stored position")
+
+
+@scenarios
+async def goes_on_after_an_error(feed: Feed) -> None:
+    """The same sink, without being opened anew, applies the transaction once the reason is gone."""
+    t = Table("t", "*id int4", "v")
+    await feed.create(t)
+    await feed.target.insert(t, [("1", "in the way")])
+    made = feed.transaction(t.relation, t.insert(1, "a"))
+    for _ in range(2):
+        with refused(ApplyError, "the insert of a key that is there", sqlstate="23505"):
+            await feed.give(made)
+    await feed.target.clear(t)
+    await feed.give(made, feed.transaction(t.insert(2, "b")))
+    await feed.expect(t, (1, "a"), (2, "b"))
+
+
+@scenarios
+async def missing_table(feed: Feed) -> None:
+    """A table that the target does not have cannot be of the subscription."""
+    t = Table("nowhere", "*id int4")
+    with refused(RelationError, "adding a table that does not exist") as caught:
+        await feed.sink.add_table(t.name, TableEntry(TableState.INIT))
+    demand("public.nowhere" in caught.error.one_line(), f"the error does not name it: {caught.error.one_line()}")
+    equal(await feed.sink.tables(), {}, "the subscription's tables")
+
+
+@scenarios
+async def missing_column(feed: Feed) -> None:
+    """A column that the target's table has not is named; without changes of the table nobody cares."""
+    t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
+    wider = Table("t", "*id int4", "more", relation_id=1)
+    await feed.create(t, u)
+    done = await feed.apply(u.relation, u.insert(1), wider.relation)
+    with refused(RelationError, "a row with a column that the target has not") as caught:
+        await feed.apply(u.insert(2), wider.insert(1, _SECRET))
+    text = caught.error.one_line()
+    demand("public.t" in text and '"more"' in text and _SECRET not in text, f"the error is not as it should be: {text}")
+    await feed.expect(t)
+    await feed.expect(u, (1,))
+    equal(await feed.position(), done.end_lsn, "the stored position")
+
+
+@scenarios
+async def no_identity(feed: Feed) -> None:
+    """Rows without identity can be inserted, and neither updated nor deleted."""
+    t = Table("t", "*id int4", "code")
+    anonymous = Table("t", "id int4", "code")
+    await feed.create(t)
+    await feed.apply(anonymous.relation, anonymous.insert(1, "a"))
+    for change in (anonymous.update(1, "b"), anonymous.delete(None, None)):
+        with refused(RelationError, "an update or delete of a row without identity") as caught:
+            await feed.apply(change)
+        demand("public.t" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
+    await feed.expect(t, (1, "a"))
+
+
+@scenarios
+async def a_value_that_is_none(feed: Feed) -> None:
+    """A text that is not of the column's type."""
+    t = Table("t", "*id int4", "n int4")
+    await feed.create(t)
+    done = await feed.apply(t.relation, t.insert(1, 1))
+    with refused(ApplyError, "a text for an integer") as caught:
+        await feed.apply(t.insert(2, 2), t.insert(3, _SECRET))
+    text = caught.error.one_line()
+    demand("public.t" in text and '"n"' in text and _SECRET not in text, f"the error is not as it should be: {text}")
+    await feed.expect(t, (1, 1))
+    equal(await feed.position(), done.end_lsn, "the stored position")

@@ -1,0 +1,231 @@
+"""A sink, opened on a target, and the publisher's side of it: a clock of LSNs, transactions made of messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final
+
+from subscriber.abc import Batch, Position, SubscriptionState, TableEntry, TableName, TableState
+from subscriber.protocol.encoder import encode
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
+from subscriber.testing.compliance.checking import equal
+from subscriber.testing.compliance.target import ComplianceTarget, Row
+from subscriber.testing.compliance.values import SQL_NAMES, Table
+from subscriber.testing.values import normalizer
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["NAME", "START", "Feed", "Spooled"]
+
+NAME: Final = "compliance"
+START: Final = Lsn(0x1000)
+SLOT: Final = "compliance_slot"
+SYSTEM: Final = "7000000000000000001"
+
+
+class Spooled:
+    """A spooled part of a transaction."""
+
+    def __init__(self, chunks: Iterable[Sequence[bytes]]) -> None:
+        self._chunks = list(chunks)
+        self.discarded = 0
+
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        """All records from number ``start`` on."""
+        for chunk in self._chunks:
+            if start < len(chunk):
+                yield chunk[start:]
+            start = max(start - len(chunk), 0)
+
+    async def discard(self) -> None:
+        """Count that it is not needed any more."""
+        self.discarded += 1
+
+
+class Feed:
+    """What the apply room is to a sink.
+
+    Attributes:
+        target: looked at from the outside.
+        sink: the one that is open.
+        state: what opening it gave.
+        closed: tables whose changes the gate keeps out. See :meth:`shut`: the catalog has to say the same.
+        durable: what the sink reported.
+        given: end LSN of what it was given last.
+    """
+
+    def __init__(self, target: ComplianceTarget, name: str = NAME) -> None:
+        self.target = target
+        self.name = name
+        self.sink = target.new_sink()
+        self.state: SubscriptionState
+        self.closed: set[TableName] = set()
+        self.durable: list[Lsn] = []
+        self.given = START
+        self._lsn = int(START)
+        self._xid = 700
+        self._described: dict[TableName, Table] = {}
+
+    async def open(self) -> None:
+        """Open the sink, and give it a position if it is new."""
+        self.state = await self.sink.open(self.name, self.durable.append)
+        if self.state.position is None:
+            await self.sink.set_position(Position(SLOT, SYSTEM, 1, START))
+        if self._described:
+            await self.describe()
+
+    async def close(self) -> None:
+        """Close the sink: everything is durable then."""
+        await self.sink.close()
+
+    async def reopen(self) -> None:
+        """As a new process would: another sink reads what is stored."""
+        await self.close()
+        self.sink = self.target.new_sink()
+        await self.open()
+
+    async def position(self) -> Lsn:
+        """As a new process finds it."""
+        await self.reopen()
+        assert self.state.position is not None
+        return self.state.position.lsn
+
+    def assert_acknowledgements(self) -> None:
+        """To be called once the sink is closed: what it reported as durable never went back, and is what it was given."""
+        equal(self.durable, sorted(self.durable), "LSNs reported as durable go back")
+        if self.durable:
+            equal(self.durable[-1], self.given, "the last LSN reported as durable")
+        else:
+            equal(self.given, START, "nothing was reported as durable")
+
+    # --- tables
+
+    async def create(self, *tables: Table) -> None:
+        """Make tables in the target, ready to be applied to."""
+        await self.begin(TableState.READY, *tables)
+
+    async def begin(self, state: TableState, *tables: Table) -> None:
+        """Make tables in the target, and the subscription's, in this state."""
+        for table in tables:
+            await self.target.create_table(table)
+        await self.describe(*tables)
+        for table in tables:
+            await self.sink.add_table(table.name, TableEntry(state))
+
+    async def describe(self, *tables: Table) -> None:
+        """Say what the publisher's catalog says of them, if the sink wants to know it."""
+        self._described.update({table.name: table for table in tables})
+        if self.sink.capabilities.described:
+            await self.sink.describe_tables([table.published for table in self._described.values()])
+
+    async def expect(self, table: Table, *rows: Sequence[object]) -> None:
+        """The table holds these rows and no others; values as texts or what ``str`` makes of them, in the order of all columns."""
+        expected = [tuple(None if value is None else str(value) for value in row) for row in rows]
+        found = await self.target.rows(table)
+        equal(_comparable(table, found), _comparable(table, expected), f"rows of table {table.name}")
+
+    async def shut(self, *tables: Table) -> None:
+        """From here on changes of these tables are their own synchronization's work: the gate and the catalog say so."""
+        for table in tables:
+            self.closed.add(table.name)
+            await self.sink.remove_table(table.name)
+            await self.sink.add_table(table.name, TableEntry(TableState.INIT))
+
+    async def take_over(self, *tables: Table) -> None:
+        """The opposite of :meth:`shut`."""
+        for table in tables:
+            self.closed.discard(table.name)
+            await self.sink.remove_table(table.name)
+            await self.sink.add_table(table.name, TableEntry(TableState.READY))
+
+    # --- transactions
+
+    def gate(self, relation: Relation, _final_lsn: Lsn) -> bool:
+        """Open for all tables but those in :attr:`closed`."""
+        return TableName(relation.namespace, relation.name) not in self.closed
+
+    def next_lsn(self) -> Lsn:
+        """A commit record's; its end is 0x30 further."""
+        self._lsn += 0x100
+        return Lsn(self._lsn)
+
+    def transaction(self, *messages: Message, streamed: bool = False, spilled: int = 0) -> Transaction:
+        """A transaction that was committed after all others.
+
+        Args:
+            messages: what it consists of.
+            streamed: its records carry an xid.
+            spilled: so many of the first records are in a spool, in chunks of three.
+        """
+        final_lsn = self.next_lsn()
+        self._xid += 1
+        records = [encode(message) for message in messages]
+        if streamed:
+            records = [record[:1] + (90_000 + number // 2).to_bytes(4, "big") + record[1:] for number, record in enumerate(records)]
+        made = Transaction(
+            xid=self._xid,
+            final_lsn=final_lsn,
+            end_lsn=Lsn(final_lsn + 0x30),
+            commit_time=0,
+            prefixed=streamed,
+            records=records[spilled:],
+            spilled=spilled,
+            size=sum(map(len, records)),
+        )
+        if spilled:
+            made.spool = Spooled(records[start : min(start + 3, spilled)] for start in range(0, spilled, 3))
+        return made
+
+    def batch(self, *transactions: Transaction) -> Batch:
+        """Transactions to be applied together."""
+        return Batch(transactions, self.gate)
+
+    async def give(self, *transactions: Transaction) -> None:
+        """Apply them as one batch."""
+        await self.sink.apply(self.batch(*transactions))
+        self.given = max(self.given, transactions[-1].end_lsn)
+
+    async def apply(self, *messages: Message) -> Transaction:
+        """One transaction as a batch of its own."""
+        made = self.transaction(*messages)
+        await self.give(made)
+        return made
+
+    # --- two-phase
+
+    async def prepare(self, *messages: Message) -> Transaction:
+        """A transaction that is prepared."""
+        made = self.transaction(*messages)
+        await self.give_prepared(made)
+        return made
+
+    async def give_prepared(self, transaction: Transaction) -> None:
+        """Prepare it."""
+        await self.sink.prepare(PreparedTransaction(transaction, _gid(transaction)), self.gate)
+        self.given = max(self.given, transaction.end_lsn)
+
+    async def commit_prepared(self, transaction: Transaction) -> CommitPrepared:
+        """COMMIT PREPARED of it."""
+        lsn = self.next_lsn()
+        message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, transaction.xid, _gid(transaction))
+        await self.sink.commit_prepared(message)
+        self.given = message.end_lsn
+        return message
+
+    async def rollback_prepared(self, transaction: Transaction) -> RollbackPrepared:
+        """ROLLBACK PREPARED of it."""
+        lsn = self.next_lsn()
+        message = RollbackPrepared(0, transaction.end_lsn, Lsn(lsn + 0x30), 0, 0, transaction.xid, _gid(transaction))
+        await self.sink.rollback_prepared(message)
+        self.given = message.rollback_end_lsn
+        return message
+
+
+def _gid(transaction: Transaction) -> str:
+    return f"gid of {transaction.xid}"
+
+
+def _comparable(table: Table, rows: Iterable[Row]) -> list[tuple[str | None, ...]]:
+    normalizers = [normalizer(SQL_NAMES.get(column.type, column.type)) for column in table.columns]
+    normalized = [tuple(normalize(value) for normalize, value in zip(normalizers, row, strict=True)) for row in rows]
+    return sorted(normalized, key=lambda row: [(value is None, value or "") for value in row])

@@ -1,0 +1,85 @@
+"""Streamed transactions that are applied before their end."""
+
+from __future__ import annotations
+
+from subscriber.abc import ParallelTransaction
+from subscriber.protocol.messages import Message, Relation
+from subscriber.testing.compliance.checking import equal
+from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import Table
+from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("parallel")
+
+
+def _everything(_relation: Relation) -> bool:
+    return True
+
+
+async def _begun(feed: Feed, *messages: Message) -> tuple[ParallelTransaction, Transaction]:
+    made = feed.transaction(*messages, streamed=True)
+    attempt = await feed.sink.open_parallel(made.xid, _everything)
+    half = len(made.records) // 2
+    await attempt.apply(made.records[:half])
+    await attempt.apply(made.records[half:])
+    return attempt, made
+
+
+@scenarios.needing("parallel_apply")
+async def commit(feed: Feed) -> None:
+    """Invisible until its end; then it is there, with its position, and other transactions were applied meanwhile."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    attempt, made = await _begun(feed, t.relation, t.insert(1), t.insert(2))
+    await feed.expect(t)
+    equal(await attempt.commit(made), True, "whether it was committed")
+    feed.given = made.end_lsn
+    await feed.expect(t, (1,), (2,))
+    equal(await feed.position(), made.end_lsn, "the stored position")
+    await feed.give(made)
+    await feed.expect(t, (1,), (2,))
+
+
+@scenarios.needing("parallel_apply")
+async def roll_back(feed: Feed) -> None:
+    """Nothing stays of one that is given up, and it can be applied as a whole."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    attempt, made = await _begun(feed, t.relation, t.insert(1))
+    await attempt.roll_back()
+    await attempt.roll_back()
+    await feed.expect(t)
+    await feed.give(made)
+    await feed.expect(t, (1,))
+
+
+@scenarios.needing("parallel_apply")
+async def cut(feed: Feed) -> None:
+    """A subtransaction that was aborted takes its records along."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    attempt, whole = await _begun(feed, t.relation, t.insert(1), t.insert(2), t.insert(3))
+    # records 2 and 3 are of another subtransaction than 0 and 1
+    await attempt.cut(2)
+    kept = feed.transaction(t.relation, t.insert(1), streamed=True)
+    kept.xid = whole.xid
+    equal(await attempt.commit(kept), True, "whether it was committed")
+    feed.given = kept.end_lsn
+    await feed.expect(t, (1,))
+
+
+@scenarios.needing("parallel_apply", "two_phase")
+async def prepare(feed: Feed) -> None:
+    """It ends with PREPARE TRANSACTION."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    attempt, made = await _begun(feed, t.relation, t.insert(1))
+    equal(await attempt.prepare(PreparedTransaction(made, f"gid of {made.xid}")), True, "whether it was prepared")
+    feed.given = made.end_lsn
+    await feed.expect(t)
+    await feed.reopen()
+    await feed.commit_prepared(made)
+    await feed.expect(t, (1,))

@@ -1,0 +1,137 @@
+"""Exactly once: the position, and what comes a second time."""
+
+from __future__ import annotations
+
+from subscriber.abc import Position, TwoPhaseState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.feed import NAME, SLOT, START, SYSTEM, Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import Table
+from subscriber.transaction.model import PreparedTransaction
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("positions")
+
+
+@scenarios
+async def first_position(feed: Feed) -> None:
+    """A new subscription has neither slot nor position; both are there for the next process."""
+    equal(feed.state.position, None, "the position of a new subscription")
+    equal(feed.state.slot_name, None, "the slot of a new subscription")
+    equal(feed.state.two_phase, TwoPhaseState.DISABLED, "two-phase of a new subscription")
+    equal(feed.state.name, NAME, "its name")
+    first = feed.state
+    await feed.reopen()
+    equal(feed.state.position, Position(SLOT, SYSTEM, 1, START), "the stored position")
+    equal((feed.state.oid, feed.state.target_identifier), (first.oid, first.target_identifier), "what identifies it")
+
+
+@scenarios
+async def existence(feed: Feed) -> None:
+    """A sink tells of a subscription without opening it, and asking makes nothing."""
+    other = feed.target.new_sink()
+    equal(await other.exists(NAME), True, "whether it exists")
+    equal(await other.exists("another"), False, "whether another exists")
+    equal(await other.exists("another"), False, "whether another exists, asked again")
+
+
+@scenarios
+async def setup(feed: Feed) -> None:
+    """What is noted while a subscription is made."""
+    await feed.sink.begin_slot("a_slot", ["pub", "Publikation, zweite"], TwoPhaseState.PENDING)
+    await feed.reopen()
+    found = feed.state
+    equal((found.slot_name, found.publications, found.two_phase), ("a_slot", ("pub", "Publikation, zweite"), TwoPhaseState.PENDING), "it")
+    await feed.sink.set_two_phase(TwoPhaseState.ENABLED)
+    await feed.sink.set_publications(["one"])
+    await feed.sink.refreshed()
+    await feed.reopen()
+    found = feed.state
+    equal((found.slot_name, found.publications, found.two_phase), ("a_slot", ("one",), TwoPhaseState.ENABLED), "what was changed")
+    demand(SLOT in await feed.sink.slot_names(), "the slot of the position is not among the slots")
+    await feed.sink.begin_slot(None, ["one"], TwoPhaseState.DISABLED)
+    await feed.reopen()
+    equal(feed.state.slot_name, None, "a slot that was taken back")
+
+
+@scenarios
+async def another_timeline(feed: Feed) -> None:
+    """The publisher was promoted: the position moves to another timeline."""
+    moved = Position("another_slot", "7000000000000000002", 2, Lsn(0x2000))
+    await feed.sink.set_position(moved)
+    await feed.reopen()
+    equal(feed.state.position, moved, "the stored position")
+
+
+@scenarios
+async def change_before_position(feed: Feed) -> None:
+    """A subscription without position cannot take anything: after a crash nobody could tell that it was applied."""
+    other = Feed(feed.target, "without_position")
+    other.state = await other.sink.open(other.name, other.durable.append)
+    with refused(TargetError, "a change before the first position"):
+        await other.apply()
+    await other.sink.close()
+
+
+@scenarios
+async def again(feed: Feed) -> None:
+    """A batch that comes a second time does nothing, and what it describes counts; one that overlaps does its new part."""
+    t = Table("t", "*id int4", "v")
+    await feed.create(t)
+    first = [feed.transaction(t.relation, t.insert(1, "a")), feed.transaction(t.insert(2, "a")), feed.transaction(t.update(1, "b"))]
+    await feed.give(*first)
+    await feed.give(*first)
+    await feed.expect(t, (1, "b"), (2, "a"))
+    await feed.reopen()
+    await feed.give(*first, feed.transaction(t.insert(3, "c")))
+    await feed.expect(t, (1, "b"), (2, "a"), (3, "c"))
+    last = await feed.apply(t.delete(2, None))
+    await feed.expect(t, (1, "b"), (3, "c"))
+    equal(await feed.position(), last.end_lsn, "the stored position")
+
+
+@scenarios
+async def idle(feed: Feed) -> None:
+    """The position moves without data, and never back; what ends before it then is known."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    before = feed.transaction(t.relation, t.insert(1))
+    idle = feed.next_lsn()
+    await feed.sink.advance(idle)
+    equal(await feed.position(), idle, "the stored position")
+    await feed.sink.advance(Lsn(idle - 0x10))
+    equal(await feed.position(), idle, "the stored position after advancing to an earlier one")
+    await feed.sink.apply(feed.batch(before))
+    await feed.expect(t)
+    await feed.apply(t.insert(2))
+    await feed.expect(t, (2,))
+
+
+@scenarios
+async def skipping(feed: Feed) -> None:
+    """A transaction is passed over: nothing of it is applied, what it describes counts, and the position moves."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    skipped = feed.transaction(t.relation, t.insert(1))
+    await feed.sink.skip(skipped)
+    feed.given = skipped.end_lsn
+    await feed.apply(t.insert(2))
+    await feed.expect(t, (2,))
+    await feed.sink.clear_skip()
+    await feed.give(skipped)
+    await feed.expect(t, (2,))
+
+
+@scenarios.needing("two_phase")
+async def skipping_prepared(feed: Feed) -> None:
+    """A prepared transaction is passed over; its COMMIT PREPARED comes nevertheless."""
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    skipped = feed.transaction(t.relation, t.insert(1))
+    await feed.sink.skip(PreparedTransaction(skipped, f"gid of {skipped.xid}"))
+    await feed.apply(t.insert(2))
+    await feed.commit_prepared(skipped)
+    await feed.expect(t, (2,))

@@ -1,0 +1,58 @@
+"""The subscription's tables and their states."""
+
+from __future__ import annotations
+
+from subscriber.abc import TableEntry, TableState
+from subscriber.protocol.lsn import Lsn
+from subscriber.testing.compliance.checking import equal
+from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import Table
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("tables")
+
+
+@scenarios
+async def come_and_go(feed: Feed) -> None:
+    """Tables are added with their state, are there for the next process, and are forgotten; their rows stay."""
+    t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
+    equal(await feed.sink.tables(), {}, "tables of a new subscription")
+    await feed.begin(TableState.INIT, t)
+    await feed.begin(TableState.READY, u)
+    await feed.reopen()
+    equal(await feed.sink.tables(), {t.name: TableEntry(TableState.INIT), u.name: TableEntry(TableState.READY)}, "its tables")
+    await feed.apply(u.relation, u.insert(1))
+    await feed.sink.remove_table(u.name)
+    equal(await feed.sink.tables(), {t.name: TableEntry(TableState.INIT)}, "what is left")
+    await feed.expect(u, (1,))
+    await feed.sink.add_table(u.name, TableEntry(TableState.READY))
+    await feed.apply(u.insert(2))
+    await feed.expect(u, (1,), (2,))
+
+
+@scenarios
+async def names(feed: Feed) -> None:
+    """Names with blanks, quotes, capitals and letters of any alphabet, of tables, columns and schemas."""
+    quoted = Table('Größe "of" it', "*Der Schlüssel int4", 'a "quoted" name', "%s :p", relation_id=1)
+    capital = Table("T", "*ID int4", "select", relation_id=2)
+    await feed.create(quoted, capital)
+    await feed.apply(quoted.relation, capital.relation, quoted.insert(1, "a", "b"), capital.insert(1, "x"), capital.insert(2, "y"))
+    await feed.apply(quoted.update(2, "c", None, old=(1, None, None)), capital.update(1, "z"), capital.delete(2, None))
+    await feed.expect(quoted, (2, "c", None))
+    await feed.expect(capital, (1, "z"))
+
+
+@scenarios
+async def ready_after_synchronized(feed: Feed) -> None:
+    """A table becomes ready when the apply worker passed its LSN; one in any other state does not."""
+    t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
+    await feed.begin(TableState.INIT, t)
+    await feed.begin(TableState.SYNCDONE, u)
+    await feed.sink.set_ready(t.name, Lsn(0x1500))
+    await feed.sink.set_ready(u.name, Lsn(0x1500))
+    await feed.reopen()
+    found = await feed.sink.tables()
+    equal(found[t.name].state, TableState.INIT, "a table that was not synchronized")
+    equal(found[u.name], TableEntry(TableState.READY, Lsn(0x1500)), "a table that was")

@@ -1,0 +1,96 @@
+"""The target of a demonstration that SQLAlchemy serves: SQLite, MariaDB and others."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.config import Settings
+from subscriber.errors import ConfigurationError
+from subscriber.sinks.sqlalchemy.inspection import TargetInspection
+from subscriber.testing.compare import PreparedComparison, TableComparison, compare, prepared_transactions
+from subscriber.testing.compare_rows import compare_rows
+from subscriber.testing.demo_target import DatabaseFacts
+from subscriber.testing.tables import SPECIMEN_NAMES, table_names
+
+__all__ = ["SqlAlchemyTarget"]
+
+_LESS: Final = frozenset({"mysql", "mariadb"})
+_FILES: Final = ("", "-wal", "-shm", "-journal")
+"""What a SQLite database consists of, by the ends of the files' names; beside them is the directory of our locks."""
+
+
+class SqlAlchemyTarget:
+    """See :class:`subscriber.testing.demo_target.DemoTarget`. A SQLite file that was not there is removed in the end.
+
+    Args:
+        url: of SQLAlchemy's.
+
+    Raises:
+        ConfigurationError: it is no such URL, or its driver is not installed.
+    """
+
+    settings: Final = Settings(create_tables=True)
+    makes_tables: Final = True
+
+    def __init__(self, url: str) -> None:
+        self.url: Final = url
+        self._target = TargetInspection(url, "subscriber demo")
+        path = self._target.database.path
+        self._new_file = path if path is not None and not path.exists() else None
+        self._had_catalog = False
+
+    async def inspect(self) -> DatabaseFacts:
+        """Look at it."""
+        description = await self._target.describe()
+        self._had_catalog = await self._target.has_catalog()
+        return DatabaseFacts(description, two_phase=True, had_catalog=self._had_catalog)
+
+    async def make_tables(self, schema: str) -> None:
+        """See that there are none of these names: the subscription makes them.
+
+        But where the target's own dates and floats are less than PostgreSQL's (no infinity, no NaN, nothing before Christ), the table
+        that has such values is made beforehand, of text: as anybody has to who has such values.
+        """
+        found = await self._target.existing(table_names(schema))
+        if found:
+            raise ConfigurationError(
+                f'table "{found[0]}" exists already in the target', hint="it may be somebody's: drop or rename it, or take another database"
+            )
+        if self._target.database.dialect_name in _LESS:
+            await self._target.make_text_table(TableName(schema, "specimens"), "id", SPECIMEN_NAMES.split(", "))
+
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+        """Compare tables, value by value; of a PostgreSQL as PostgreSQL itself compares."""
+        dsn = self._target.postgres_dsn
+        if dsn is not None:
+            return await compare(publisher_dsn, dsn, tables)
+        return await compare_rows(publisher_dsn, self._target, tables)
+
+    async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
+        """Compare what is prepared on the publisher with what waits in the target."""
+        return PreparedComparison(await prepared_transactions(publisher_dsn), await self._target.prepared_transactions())
+
+    async def forget(self, name: str) -> None:
+        """Remove the subscription's rows, and the catalog if it was not there before."""
+        await self._target.forget(name, had_catalog=self._had_catalog)
+
+    async def remove_tables(self, schema: str) -> None:
+        """Drop the tables."""
+        await self._target.drop_tables(table_names(schema))
+
+    async def close(self) -> None:
+        """Disconnect; remove a file that was made for this."""
+        await self._target.close()
+        if self._new_file is not None:
+            await asyncio.to_thread(_remove_database, self._new_file)
+
+
+def _remove_database(path: Path) -> None:
+    for suffix in _FILES:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    shutil.rmtree(f"{path}-locks", ignore_errors=True)

@@ -1,0 +1,117 @@
+"""Where MariaDB's server programs are, and how they come: ``python -m subscriber.testing.mariadb_binaries``.
+
+No Python wheel has them. As root on a system with apt, the packages of the programs alone are installed (``mariadb-server-core``: no
+service, no system user, no database). Whoever may not install says so, or is told what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from subscriber.errors import ConfigurationError
+
+__all__ = ["BINDIR_VARIABLE", "WITHOUT_VARIABLE", "MariaDBPrograms", "find_mariadb", "install_mariadb", "is_done_without"]
+
+BINDIR_VARIABLE: Final = "SUBSCRIBER_MARIADB_BINDIR"
+"""Names the directory of ``mariadbd``, ``mariadb-install-db`` and ``mariadb`` where they are in none of the usual ones."""
+WITHOUT_VARIABLE: Final = "SUBSCRIBER_TEST_WITHOUT_MARIADB"
+"""``1``: the tests that need MariaDB are left out, knowingly."""
+
+_PACKAGES: Final = ("mariadb-server-core", "mariadb-client-core")
+_DIRECTORIES: Final = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/libexec", "/usr/local/mysql/bin")
+_VERSION: Final = re.compile(r"Ver (\d+)\.(\d+)\.\d+-MariaDB", re.ASCII)
+_REMEDY: Final = (
+    f"apt-get install {' '.join(_PACKAGES)}, or name the directory of mariadbd in {BINDIR_VARIABLE}, "
+    f"or say {WITHOUT_VARIABLE}=1 to do without the tests that need it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MariaDBPrograms:
+    """The programs, and their version as (major, minor)."""
+
+    server: Path
+    install_db: Path
+    client: Path
+    version: tuple[int, int]
+
+
+def is_done_without() -> bool:
+    """Whether whoever runs the tests has said that they do without MariaDB."""
+    return os.environ.get(WITHOUT_VARIABLE, "") not in {"", "0"}
+
+
+def find_mariadb() -> MariaDBPrograms:
+    """Look for the programs: in the directory that :data:`BINDIR_VARIABLE` names, on the PATH, in the usual directories.
+
+    Raises:
+        ConfigurationError: they are in none of them.
+    """
+    named = os.environ.get(BINDIR_VARIABLE)
+    path = os.pathsep.join([*([named] if named else []), os.environ.get("PATH", os.defpath), *_DIRECTORIES])
+    server, install_db, client = (shutil.which(name, path=path) for name in ("mariadbd", "mariadb-install-db", "mariadb"))
+    if server is None or install_db is None or client is None:
+        raise ConfigurationError("no MariaDB server programs were found", hint=_REMEDY)
+    try:
+        shown = subprocess.run([server, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(f"{server} does not run", hint=_REMEDY) from error
+    match = _VERSION.search(shown)
+    if match is None:
+        raise ConfigurationError(f"{server} is no MariaDB server", hint=_REMEDY)
+    return MariaDBPrograms(Path(server), Path(install_db), Path(client), (int(match[1]), int(match[2])))
+
+
+def install_mariadb() -> MariaDBPrograms:
+    """Find the programs; where they are missing, and we may, install them by apt.
+
+    Raises:
+        ConfigurationError: they are missing, and we are not root, or there is no apt, or it failed.
+    """
+    try:
+        return find_mariadb()
+    except ConfigurationError:
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise
+    install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", *_PACKAGES]
+    done = _apt(install)
+    if done.returncode != 0:  # lists that are missing or old
+        _apt(["apt-get", "-o", "DPkg::Lock::Timeout=300", "update"])
+        done = _apt(install)
+    if done.returncode != 0:
+        error = ConfigurationError(f"apt-get could not install {' '.join(_PACKAGES)}", hint=_REMEDY)
+        error.add_note(" ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]))
+        raise error
+    return find_mariadb()
+
+
+def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False, timeout=900
+    )
+
+
+def main() -> int:
+    """Bring MariaDB, or say why not; for ``make test``."""
+    if is_done_without():
+        sys.stdout.write(f"{WITHOUT_VARIABLE} is set: the tests that need MariaDB are left out\n")
+        return 0
+    try:
+        found = install_mariadb()
+    except ConfigurationError as error:
+        sys.stderr.write(error.one_line() + "\n")
+        return 1
+    sys.stdout.write(f"MariaDB {'.'.join(map(str, found.version))}: {found.server}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

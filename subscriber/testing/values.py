@@ -1,0 +1,145 @@
+"""PostgreSQL's text of a value that another kind of database gave back: how two databases of different kinds are compared.
+
+The publisher writes every value as text (DateStyle ISO, time zone UTC, extra_float_digits 3). A target keeps it as that text, or in a
+type of its own that holds it exactly (docs/types.md); what its driver gives for such a type is written here as PostgreSQL would write it.
+This module knows nothing of how values got there: a value that was bent on its way differs.
+
+What the text alone does not settle is settled for both sides: a float is compared by its bits, and so is a real, of which PostgreSQL
+writes the shortest text that gives these bits, and a target its double. Nothing else is treated as equal that is not.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import struct
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Final
+
+from subscriber.errors import TargetError
+
+__all__ = ["normalizer"]
+
+Normalizer = Callable[[object], str | None]
+
+_MICROSECONDS: Final = datetime.timedelta(microseconds=1)
+
+
+def normalizer(type_name: str) -> Normalizer:
+    """What makes texts of one column comparable, on both sides.
+
+    Args:
+        type_name: PostgreSQL's name of the column's type at the publisher, without modifier; of a domain, that of its base.
+
+    Returns:
+        A function: a value as the driver gives it, or PostgreSQL's text → text; None stays None. It raises TargetError on a value of a
+        class that no such column can give.
+    """
+    special = _SPECIAL.get(type_name)
+
+    def normalized(value: object) -> str | None:
+        if value is None:
+            return None
+        return special(value) if special is not None else _plain(value)
+
+    return normalized
+
+
+def _plain(value: object) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "t" if value else "f"
+        case int() | float():
+            return str(value)
+        case Decimal():
+            return "NaN" if value.is_nan() else f"{value:f}"
+        case bytes() | bytearray() | memoryview():
+            return f"\\x{bytes(value).hex()}"
+        case datetime.datetime():
+            return _datetime(value)
+        case datetime.date():
+            return value.isoformat()
+        case datetime.time():
+            return _time(value)
+        case datetime.timedelta():  # what MySQL's drivers give for TIME
+            return _clock(value // _MICROSECONDS)
+        case uuid.UUID():
+            return str(value)
+        case _:
+            raise TargetError(f"a value of class {type(value).__name__} cannot be compared", hint="report this: the type is missing here")
+
+
+def _boolean(value: object) -> str:
+    if value in {"t", "f"}:
+        return str(value)
+    return "t" if value else "f"
+
+
+def _double(value: object) -> str:
+    return struct.pack(">d", _number(value)).hex()
+
+
+def _real(value: object) -> str:
+    number = _number(value)
+    try:
+        bits = struct.pack(">f", number)
+    except OverflowError:
+        return f"not a real: {number!r}"
+    # PostgreSQL's own text is not exactly the real; any other value must be, else it would be another real that was rounded here
+    exact = isinstance(value, str) or math.isnan(number) or struct.unpack(">f", bits)[0] == number
+    return bits.hex() if exact else f"not a real: {number!r}"
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str | int | float | Decimal):
+        number = float(value)
+        # one NaN for all
+        return math.nan if math.isnan(number) else number
+    return float(_plain(value))
+
+
+def _datetime(value: datetime.datetime) -> str:
+    zone = ""
+    if value.tzinfo is not None:
+        value, zone = value.astimezone(datetime.UTC), "+00"
+    return f"{value.date().isoformat()} {_time(value.time().replace(tzinfo=None))}{zone}"
+
+
+def _instant(value: object) -> str:
+    if isinstance(value, datetime.datetime) and value.tzinfo is None:
+        # a target without zones keeps UTC
+        value = value.replace(tzinfo=datetime.UTC)
+    return _plain(value)
+
+
+def _time(value: datetime.time) -> str:
+    if value.tzinfo is not None:
+        raise TargetError("a time with a zone has no one text", hint="report this: the target should keep it as text")
+    return _clock(((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond)
+
+
+def _clock(microseconds: int) -> str:
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02}:{minute:02}:{second:02}" + (f".{fraction:06}".rstrip("0") if fraction else "")
+
+
+def _bits(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise TargetError("a bit string as a number has lost its length", hint="report this: the target should keep it as text")
+    return _plain(value)
+
+
+_SPECIAL: Final[dict[str, Callable[[object], str]]] = {
+    "boolean": _boolean,
+    "real": _real,
+    "double precision": _double,
+    "timestamp with time zone": _instant,
+    "bit": _bits,
+    "bit varying": _bits,
+}

@@ -1,0 +1,175 @@
+"""COPY data to fields: rows of ``bytes`` or None, from pieces of any size, in the text and the binary format.
+
+What a field's bytes mean is :mod:`subscriber.types.codec`'s: they are what the stream would have sent. Source: PostgreSQL manual, COPY,
+File Formats.
+"""
+
+from __future__ import annotations
+
+import re
+from struct import Struct
+from typing import Final, Protocol
+
+from subscriber.errors import ProtocolError
+
+__all__ = ["CopyDecoder", "copy_decoder"]
+
+Fields = tuple[bytes | None, ...]
+
+_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\x00"
+_INT16: Final = Struct(">h").unpack_from
+_INT32: Final = Struct(">i").unpack_from
+_HEADER_SIZE: Final = len(_SIGNATURE) + 8
+_CRITICAL_FLAGS: Final = 0xFFFF0000
+
+_ESCAPE: Final = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+_CONTROL: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+_NULL: Final = rb"\N"
+
+
+class CopyDecoder(Protocol):
+    """Decodes one COPY stream."""
+
+    def feed(self, data: bytes) -> list[Fields]:
+        """Take the next piece; return the rows that are complete with it.
+
+        Raises:
+            ProtocolError: it is no COPY data, or has another number of columns.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Say that nothing comes any more.
+
+        Raises:
+            ProtocolError: a row is not complete.
+        """
+        ...
+
+
+def copy_decoder(columns: int, *, binary: bool) -> CopyDecoder:
+    """What decodes a COPY of this many columns."""
+    return _BinaryDecoder(columns) if binary else _TextDecoder(columns)
+
+
+class _TextDecoder:
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._rest = b""
+        self._row = 0
+
+    def feed(self, data: bytes) -> list[Fields]:
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        return [self._fields(line) for line in lines]
+
+    def finish(self) -> None:
+        if self._rest:
+            raise ProtocolError(f"COPY data ends within row {self._row + 1}")
+
+    def _fields(self, line: bytes) -> Fields:
+        self._row += 1
+        if self._columns == 0:
+            if line:
+                raise ProtocolError(f"row {self._row} of COPY data has columns, and none is expected")
+            return ()
+        fields = line.split(b"\t")
+        if len(fields) != self._columns:
+            raise ProtocolError(f"row {self._row} of COPY data has {len(fields)} columns, not {self._columns}")
+        if b"\\" not in line:
+            return tuple(fields)
+        return tuple([_unescaped(field) if b"\\" in field else field for field in fields])
+
+
+def _unescaped(field: bytes) -> bytes | None:
+    return None if field == _NULL else _ESCAPE.sub(_character, field)
+
+
+def _character(match: re.Match[bytes]) -> bytes:
+    escape = match[1]
+    if escape in _CONTROL:
+        return _CONTROL[escape]
+    if escape[:1] == b"x" and len(escape) > 1:
+        return bytes([int(escape[1:], 16)])
+    if escape[:1].isdigit() and escape < b"8":
+        return bytes([int(escape, 8) & 0xFF])
+    return escape
+
+
+class _BinaryDecoder:
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._rest = b""
+        self._row = 0
+        self._begun = False
+        self._ended = False
+
+    def feed(self, data: bytes) -> list[Fields]:
+        data = self._rest + data
+        position = 0
+        if not self._begun:
+            found = _header_end(data)
+            if found is None:
+                self._rest = data
+                return []
+            position = found
+            self._begun = True
+        rows: list[Fields] = []
+        while not self._ended:
+            row = self._fields(data, position)
+            if row is None:
+                break
+            fields, position = row
+            if not self._ended:
+                rows.append(fields)
+        if self._ended and position < len(data):
+            raise ProtocolError("COPY data goes on behind its end")
+        self._rest = data[position:]
+        return rows
+
+    def finish(self) -> None:
+        if not self._ended:
+            raise ProtocolError(f"COPY data ends before its trailer, after {self._row} rows")
+
+    def _fields(self, data: bytes, position: int) -> tuple[Fields, int] | None:
+        size = len(data)
+        if position + 2 > size:
+            return None
+        (count,) = _INT16(data, position)
+        position += 2
+        if count == -1:
+            self._ended = True
+            return (), position
+        if count != self._columns:
+            raise ProtocolError(f"row {self._row + 1} of COPY data has {count} columns, not {self._columns}")
+        fields: list[bytes | None] = []
+        for _ in range(count):
+            if position + 4 > size:
+                return None
+            (length,) = _INT32(data, position)
+            position += 4
+            if length < 0:
+                if length != -1:
+                    raise ProtocolError(f"row {self._row + 1} of COPY data has a field of negative length")
+                fields.append(None)
+                continue
+            end = position + length
+            if end > size:
+                return None
+            fields.append(data[position:end])
+            position = end
+        self._row += 1
+        return tuple(fields), position
+
+
+def _header_end(data: bytes) -> int | None:
+    """Where the rows begin; None if the header is not complete."""
+    if not data.startswith(_SIGNATURE[: len(data)]):
+        raise ProtocolError("COPY data does not begin as the binary format does")
+    if len(data) < _HEADER_SIZE:
+        return None
+    flags, extension = (_INT32(data, len(_SIGNATURE) + start)[0] for start in (0, 4))
+    if flags & _CRITICAL_FLAGS or extension < 0:
+        raise ProtocolError("COPY data in the binary format has flags that are unknown here")
+    end: int = _HEADER_SIZE + extension
+    return end if len(data) >= end else None

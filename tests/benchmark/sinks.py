@@ -1,0 +1,224 @@
+"""How fast a target of SQLAlchemy catches up, beside the publisher's own limit and beside a plain script.
+
+``python -m tests.benchmark.sinks sqlite|mariadb [ROWS]`` (``make bench SINK=…``) writes so many inserts and then updates of the same rows,
+in transactions of 10 rows, each three times. Then three read what was written, each by a slot of its own that was created before:
+
+* ``pg_recvlogical`` into ``/dev/null``: what the publisher needs to decode and send;
+* :mod:`tests.benchmark.plain_script`: psycopg2's replication cursor, every change executed by itself;
+* this program, from the start of its run to the durability of the last row.
+
+They take turns, in another order each time: other work on the machine meets all of them. Given are medians. All commits are synchronous,
+of the script and of ours, and rows are compared at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from subscriber import Settings, Subscription, SubscriptionOptions, Until
+from subscriber.protocol.lsn import Lsn
+from subscriber.testing.binaries import find_binaries
+from subscriber.testing.mariadb import EmbeddedMariaDB
+from subscriber.testing.server import EmbeddedServer
+from tests.database import Database, ServerAddress
+from tests.mariadb_database import MariaDatabase
+
+ROUNDS: Final = 3
+TRANSACTION: Final = 10
+VERSION: Final = 18
+WAIT: Final = 600.0
+Kind = Literal["inserts", "updates"]
+KINDS: Final[tuple[Kind, ...]] = ("inserts", "updates")
+LIMIT: Final = "pg_recvlogical"
+SCRIPT: Final = "plain script"
+OURS: Final = "subscriber"
+GOALS: Final[dict[Kind, float]] = {"inserts": 5.0, "updates": 3.0}
+"""How many times as fast as the script it has to be."""
+SQLITE_GOAL: Final = 1.5
+"""How many times the publisher's own time it may take on inserts into SQLite."""
+
+_COLUMNS: Final = "id BIGINT NOT NULL PRIMARY KEY, a INTEGER NOT NULL, b INTEGER, c TEXT"
+_SUMS: Final = "SELECT count(*), sum(id), sum(a), sum(b), sum(length(c)) FROM t"
+_WRITE: Final[dict[Kind, str]] = {
+    "inserts": "INSERT INTO t SELECT g, g % 1000, g / 7, md5(g::text) FROM generate_series(first + 1, first + {size}) AS g",
+    # in an order that is not that of the keys
+    "updates": "UPDATE t SET a = a + 1, c = md5(c) WHERE id IN (SELECT {start} + 1 + (first - {start} + g * 7919::bigint) % {rows} "
+    "FROM generate_series(0, {size} - 1) AS g)",
+}
+
+
+class Targets:
+    """One for the script and one for us, of the same kind."""
+
+    def __init__(self, script: str, ours: str) -> None:
+        self.script = script
+        self.ours = ours
+
+    def sums(self, url: str) -> tuple[Any, ...]:
+        """What the rows of a target amount to."""
+        raise NotImplementedError
+
+
+class _Sqlite(Targets):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"sqlite:///{directory / 'script.db'}", f"sqlite:///{directory / 'ours.db'}")
+        for url in (self.script, self.ours):
+            with contextlib.closing(self._connect(url)) as connection:
+                connection.execute(f"CREATE TABLE t ({_COLUMNS})")
+
+    def _connect(self, url: str) -> sqlite3.Connection:
+        return sqlite3.connect(url.removeprefix("sqlite:///"))
+
+    def sums(self, url: str) -> tuple[Any, ...]:
+        with contextlib.closing(self._connect(url)) as connection:
+            return tuple(connection.execute(_SUMS).fetchone())
+
+
+class _MariaDB(Targets):
+    def __init__(self, server: EmbeddedMariaDB) -> None:
+        self._databases = {server.create_database(name): MariaDatabase(server, name) for name in ("script", "ours")}
+        super().__init__(*self._databases)
+        for database in self._databases.values():
+            database.execute(f"CREATE TABLE t ({_COLUMNS}) ENGINE=InnoDB")
+
+    def sums(self, url: str) -> tuple[Any, ...]:
+        return tuple(None if value is None else int(value) for value in self._databases[url].fetch(_SUMS)[0])
+
+
+@contextlib.contextmanager
+def _targets(sink: str, directory: Path) -> Iterator[Targets]:
+    if sink == "sqlite":
+        yield _Sqlite(directory)
+    elif sink == "mariadb":
+        # tests spare the disk; what is measured does not
+        with EmbeddedMariaDB.create(settings={"debug-no-sync": "0", "innodb-buffer-pool-size": "256M"}) as server:
+            yield _MariaDB(server)
+    else:
+        raise SystemExit(f"no such sink: {sink}: sqlite or mariadb")
+
+
+def _write(publisher: Database, kind: Kind, start: int, rows: int) -> Lsn:
+    """Write the WAL; where it ends."""
+    statement = _WRITE[kind].format(size=TRANSACTION, start=start, rows=rows)
+    step = TRANSACTION if kind == "inserts" else TRANSACTION * 7919
+    publisher.execute(
+        f"DO $$ DECLARE first bigint; BEGIN FOR number IN 0..{rows // TRANSACTION - 1} LOOP "
+        f"first := {start} + number * {step}::bigint; {statement}; COMMIT; END LOOP; END $$"
+    )
+    # the last row is not the end of what a walsender reads
+    publisher.execute("SELECT pg_switch_wal()")
+    return publisher.current_lsn()
+
+
+def _limit(publisher: Database, lsn: Lsn) -> float:
+    program = find_binaries(VERSION) / "pg_recvlogical"
+    command = [str(program), "--start", f"--dbname={publisher.conninfo()}", "--slot=bench_limit", "--file=/dev/null", f"--endpos={lsn}"]
+    command += ["--no-loop", "--option=proto_version=1", "--option=publication_names=pub"]
+    began = time.monotonic()
+    subprocess.run(command, check=True, timeout=WAIT, capture_output=True)
+    return time.monotonic() - began
+
+
+def _script(publisher: Database, lsn: Lsn, url: str) -> float:
+    command = [sys.executable, "-m", "tests.benchmark.plain_script", publisher.conninfo(), "bench_script", str(lsn), url]
+    return float(subprocess.run(command, check=True, timeout=WAIT, capture_output=True, text=True).stdout)
+
+
+async def _ours(publisher: Database, lsn: Lsn | None, url: str) -> float:
+    subscription = Subscription(
+        "bench",
+        connection=publisher.conninfo(),
+        publications=["pub"],
+        target=url,
+        options=SubscriptionOptions(copy_data=False),
+        settings=Settings(),
+    )
+    began = time.monotonic()
+    await asyncio.wait_for(subscription.run(Until(lsn)), WAIT)
+    return time.monotonic() - began
+
+
+async def _measure(name: str, publisher: Database, lsn: Lsn, targets: Targets) -> float:
+    if name == LIMIT:
+        return await asyncio.to_thread(_limit, publisher, lsn)
+    if name == SCRIPT:
+        return await asyncio.to_thread(_script, publisher, lsn, targets.script)
+    return await _ours(publisher, lsn, targets.ours)
+
+
+async def _compare(publisher: Database, sink: str, targets: Targets, rows: int) -> None:
+    publisher.execute(f"CREATE TABLE t ({_COLUMNS})")
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    for slot in ("bench_limit", "bench_script"):
+        publisher.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    await _ours(publisher, None, targets.ours)  # makes its slot
+    names = [LIMIT, SCRIPT, OURS]
+    seconds: dict[Kind, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in KINDS}
+    for number in range(ROUNDS):
+        for kind in KINDS:
+            lsn = await asyncio.to_thread(_write, publisher, kind, number * rows, rows)
+            for name in names:
+                seconds[kind][name].append(await _measure(name, publisher, lsn, targets))
+            names.append(names.pop(0))
+        _tell(
+            f"round {number + 1}: " + "; ".join(_line(kind, {name: found[-1] for name, found in seconds[kind].items()}) for kind in KINDS)
+        )
+    expected = tuple(None if value is None else int(value) for value in publisher.fetch(_SUMS)[0])
+    for url in (targets.script, targets.ours):
+        assert targets.sums(url) == expected, (targets.sums(url), expected)
+    _tell(f"{sink}, {rows} rows in transactions of {TRANSACTION}, median of {ROUNDS}:")
+    for kind in KINDS:
+        medians = {name: statistics.median(found) for name, found in seconds[kind].items()}
+        _tell("  " + _line(kind, medians))
+        _tell("    " + _verdict(sink, kind, medians))
+
+
+def _line(kind: Kind, seconds: dict[str, float]) -> str:
+    return f"{kind}: " + ", ".join(f"{name} {found:.2f} s" for name, found in seconds.items())
+
+
+def _verdict(sink: str, kind: Kind, medians: dict[str, float]) -> str:
+    times, goal = medians[SCRIPT] / medians[OURS], GOALS[kind]
+    texts = [f"{times:.1f} times as fast as the script (to reach: {goal:g}: {'reached' if times >= goal else 'missed'})"]
+    share = medians[OURS] / medians[LIMIT]
+    if sink == "sqlite" and kind == "inserts":
+        texts.append(
+            f"{share:.2f} times the publisher's own time (at most {SQLITE_GOAL:g}: {'reached' if share <= SQLITE_GOAL else 'missed'})"
+        )
+    else:
+        texts.append(f"{share:.2f} times the publisher's own time")
+    return "; ".join(texts)
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Run it."""
+    sink = sys.argv[1] if len(sys.argv) > 1 else "sqlite"
+    rows = int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
+    server = EmbeddedServer.create(VERSION, settings={"logical_decoding_work_mem": "64MB", "max_wal_size": "8GB"})
+    try:
+        server.createdb("pub")
+        publisher = Database(ServerAddress(server.dsn(), server.version), "pub")
+        with tempfile.TemporaryDirectory(prefix="bench-") as directory, _targets(sink, Path(directory)) as targets:
+            asyncio.run(_compare(publisher, sink, targets, rows))
+        publisher.close()
+    finally:
+        server.remove()
+
+
+if __name__ == "__main__":
+    main()

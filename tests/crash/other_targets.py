@@ -1,0 +1,152 @@
+"""What the crash tests of targets that are no PostgreSQL share: a look into the catalog there, and the proof at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pymysql
+
+from subscriber.abc import TableName
+from subscriber.sinks.sqlalchemy.inspection import TargetInspection
+from subscriber.testing.compare import published_tables
+from subscriber.testing.compare_rows import compare_rows
+from subscriber.testing.load import MixedLoad
+from subscriber.testing.tables import SPECIMEN_NAMES, create_tables
+from tests.crash.process import QUICK, RunProcess
+from tests.crash.scenario import ROWS
+from tests.database import Database
+from tests.mariadb_database import MariaDatabase
+
+SMALL = ("logical_decoding_work_mem=128kB", "batch_rows=500", "copy_range_size=512kB", "max_sync_workers_per_subscription=4")
+"""Streams spill, batches split, and tables are copied in parts; workers mostly wait for their slots."""
+
+
+class Look(Protocol):
+    """Looks into a target from the outside."""
+
+    url: str
+
+    def value(self, query: str) -> Any:
+        """The first column of the first row; None where there is no row, no table, or nobody to ask just now."""
+        ...
+
+
+class SqliteLook:
+    """A file."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"sqlite:///{path}"
+        self._path = path
+
+    def value(self, query: str) -> Any:
+        if not self._path.exists():
+            return None
+        connection = sqlite3.connect(self._path, timeout=30)
+        try:
+            row = connection.execute(query).fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            return None
+        finally:
+            connection.close()
+        return None if row is None else row[0]
+
+
+class MariaDBLook:
+    """A database of MariaDB, whose server may be away."""
+
+    def __init__(self, database: MariaDatabase) -> None:
+        self.url = database.url
+        self._database = database
+
+    def value(self, query: str) -> Any:
+        try:
+            rows = self._database.fetch(query)
+        except (pymysql.err.OperationalError, pymysql.err.InterfaceError):
+            self._database.close()
+            return None
+        except pymysql.err.ProgrammingError as error:
+            if error.args[0] != pymysql.constants.ER.NO_SUCH_TABLE:
+                raise
+            return None
+        return rows[0][0] if rows else None
+
+
+class OtherProcess(RunProcess):
+    """One whose target is no PostgreSQL, and made by it: tables are created from the publication."""
+
+    def __init__(self, publisher: Database, look: Look, directory: Path, settings: Sequence[str] = SMALL) -> None:
+        super().__init__(publisher, look.url, directory, ("two_phase=true",), (*QUICK, *settings, "create_tables=on"))
+        self.look = look
+
+    def states(self) -> str:
+        """Of the tables, one letter each."""
+        found = self.look.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel")
+        return found or ""
+
+    def is_ready(self) -> bool:
+        """All tables are ready, and prepared transactions come when they are prepared."""
+        states = self.states()
+        return (
+            bool(states) and set(states) <= {"r", ","} and self.look.value("SELECT subtwophasestate FROM subscriber_pg_subscription") == "e"
+        )
+
+    def acknowledged(self) -> str:
+        """What the publisher knows to be durable."""
+        found = self.publisher.fetch(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{self.name}'")
+        return found[0][0] if found else ""
+
+
+async def make_publisher_tables(publisher: Database) -> None:
+    """The load's tables, ``history`` and ``tags`` among them, which have no key and would show a row that came twice."""
+    await create_tables(publisher.dsn, rows=ROWS)
+    publisher.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA load")
+
+
+async def make_specimens_of_text(target_url: str) -> None:
+    """``specimens`` has infinities, for which MariaDB's own types have no place: text columns are the documented remedy."""
+    inspection = TargetInspection(target_url, "test")
+    try:
+        await inspection.make_text_table(TableName("load", "specimens"), "id", SPECIMEN_NAMES.split(", "))
+    finally:
+        await inspection.close()
+
+
+async def assert_same(process: OtherProcess) -> None:
+    """The rows of all tables value by value, what is prepared, and nothing left behind on the way."""
+    publisher = process.publisher
+    tables = await published_tables(publisher.dsn, ["pub"])
+    inspection = TargetInspection(process.target_url, "proof")
+    try:
+        found = await compare_rows(publisher.dsn, inspection, tables)
+        prepared = await inspection.prepared_transactions()
+    finally:
+        await inspection.close()
+    assert [table for table in found if not table.equal] == [], process.log()
+    assert min(table.publisher.rows for table in found if table.publisher and table.table.name in {"accounts", "history"}) > 0
+    expected = publisher.fetch("SELECT transaction::text::int8 FROM pg_prepared_xacts WHERE database = current_database()")
+    assert prepared == {xid for (xid,) in expected}
+    assert publisher.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [(process.name,)]
+    assert process.look.value("SELECT count(*) FROM subscriber_position WHERE srrelid <> 0") == 0
+    if not expected:
+        assert process.look.value("SELECT count(*) FROM subscriber_prepared_transaction_chunk") == 0
+    assert list(process.spool.iterdir()) == []
+
+
+async def assert_all_arrives(process: OtherProcess, load: MixedLoad, timeout: float) -> None:
+    """Catch up with transactions left prepared; then end them, and catch up again."""
+    await asyncio.to_thread(process.catch_up, timeout)
+    await assert_same(process)
+    left = process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+    assert left
+    await load.finish()
+    for number, (gid,) in enumerate(process.publisher.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")):
+        process.publisher.execute(f"{'ROLLBACK' if number else 'COMMIT'} PREPARED '{gid}'")
+    await asyncio.to_thread(process.catch_up, timeout)
+    await assert_same(process)
+    assert process.look.value("SELECT count(*) FROM subscriber_prepared_transaction") == 0

@@ -1,0 +1,158 @@
+"""The suite fails where a sink is wrong: faults of many kinds, built into the one in memory, and each is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from subscriber.abc import Batch, Capabilities, Position, RelationGate, Sink, SubscriptionState, TableEntry, TableName
+from subscriber.errors import SubscriberError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared
+from subscriber.sinks.memory import MemorySink
+from subscriber.sinks.memory.tablesync import MemoryTableSink
+from subscriber.testing.compliance import SCENARIOS
+from subscriber.transaction.model import PreparedTransaction
+from tests.sinks.targets import MemoryAdapter
+
+
+class _ForgetsPosition(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        before = self._position
+        await super().apply(batch)
+        self._open.position = before
+
+
+class _AppliesAgain(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        before = self._position
+        self._open.position = dataclasses.replace(before, lsn=Lsn(0))
+        await super().apply(batch)
+
+
+class _ReportsTooMuch(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        await super().apply(batch)
+        assert self._on_durable is not None
+        self._on_durable(Lsn(batch.end_lsn + 0x1000))
+
+
+class _ReportsNothing(MemorySink):
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        return await super().open(name, lambda _: None)
+
+
+class _IgnoresGate(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        await super().apply(Batch(batch.transactions, lambda _relation, _lsn: True))
+
+
+class _TwoWriters(MemorySink):
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        if name in self._target.subscriptions:
+            self._target.subscriptions[name].writer = None
+        return await super().open(name, on_durable)
+
+
+class _PreparesAtOnce(MemorySink):
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        await super().apply(Batch((prepared.transaction,), gate))
+        self._open.prepared[prepared.transaction.xid, prepared.gid] = []
+
+
+class _ForgetsPrepared(MemorySink):
+    async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
+        found = await super().open(name, on_durable)
+        self._open.prepared.clear()
+        return found
+
+
+class _CommitsTwice(MemorySink):
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        kept = dict(self._open.prepared)
+        await super().commit_prepared(message)
+        self._open.prepared.update(kept)
+        self._open.position = dataclasses.replace(self._position, lsn=Lsn(message.end_lsn - 1))
+
+
+class _KeepsUnfinishedCopies(MemorySink):
+    def open_table(self, table: TableName) -> MemoryTableSink:
+        found = super().open_table(table)
+        assert self._record is not None
+        self._record.tables[table].copied.clear()
+        return found
+
+
+class _AddsAnyTable(MemorySink):
+    async def add_table(self, table: TableName, entry: TableEntry) -> None:
+        if self._target.find(table) is None:
+            self._target.create_table(table, [])
+        await super().add_table(table, entry)
+
+
+class _GoesBack(MemorySink):
+    async def advance(self, lsn: Lsn) -> None:
+        self._open.position = dataclasses.replace(self._position, lsn=lsn)
+
+
+class _OnePosition(MemorySink):
+    async def set_position(self, position: Position) -> None:
+        await super().set_position(dataclasses.replace(position, timeline=1))
+
+
+class _DeclaresTooMuch(MemorySink):
+    @property
+    def capabilities(self) -> Capabilities:
+        return dataclasses.replace(super().capabilities, parallel_apply=True)
+
+
+_FAULTY: list[type[MemorySink]] = [
+    _ForgetsPosition,
+    _AppliesAgain,
+    _ReportsTooMuch,
+    _ReportsNothing,
+    _IgnoresGate,
+    _TwoWriters,
+    _PreparesAtOnce,
+    _ForgetsPrepared,
+    _CommitsTwice,
+    _KeepsUnfinishedCopies,
+    _AddsAnyTable,
+    _GoesBack,
+    _OnePosition,
+    _DeclaresTooMuch,
+]
+
+
+class _Adapter(MemoryAdapter):
+    def __init__(self, kind: type[MemorySink]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def new_sink(self) -> Sink:
+        return self._kind(self._target)
+
+
+async def _failing(kind: type[MemorySink]) -> set[str]:
+    """Names of the scenarios that fail."""
+    found = set()
+    for scenario in SCENARIOS:
+        target = _Adapter(kind)
+        if scenario.lacking(target.new_sink().capabilities):
+            continue
+        try:
+            await scenario.run(target)
+        except (AssertionError, SubscriberError, KeyError):
+            found.add(scenario.name)
+    return found
+
+
+@pytest.mark.parametrize("kind", _FAULTY, ids=lambda kind: kind.__name__.strip("_"))
+async def test_a_fault_is_found(kind: type[MemorySink]) -> None:
+    assert await _failing(kind)
+
+
+async def test_nothing_is_found_where_there_is_no_fault() -> None:
+    assert await _failing(MemorySink) == set()

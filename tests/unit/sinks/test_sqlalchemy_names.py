@@ -1,0 +1,50 @@
+"""What tables are called in targets without schemas."""
+
+from __future__ import annotations
+
+from sqlalchemy import make_url
+
+from subscriber.abc import TableName
+from subscriber.sinks.sqlalchemy.names import name_findings, target_name
+
+SQLITE, MYSQL, POSTGRESQL = (make_url(f"{driver}://").get_dialect()() for driver in ("sqlite", "mysql+asyncmy", "postgresql+asyncpg"))
+
+
+def tables(*names: str) -> list[TableName]:
+    return [TableName(*name.split(".")) for name in names]
+
+
+def test_names() -> None:
+    assert target_name(TableName("public", "t"), "sqlite") == (None, "t")
+    assert target_name(TableName("S x", 'T"'), "mysql") == (None, 'S x__T"')
+    assert target_name(TableName("public", "t"), "postgresql") == ("public", "t")
+    assert target_name(TableName("s", "t"), "postgresql") == ("s", "t")
+
+
+def test_names_that_fall_together() -> None:
+    (found,) = name_findings(tables("public.s__t", "s.t", "public.t"), SQLITE)
+    assert found.severity == "error"
+    assert found.message == 'tables "public.s__t" and "s.t" would both be table "s__t" in the target'
+    assert name_findings(tables("public.s__t", "s.t"), POSTGRESQL) == []
+
+
+def test_case_counts_where_the_target_tells_it_apart() -> None:
+    (found,) = name_findings(tables("public.t", "public.T"), SQLITE)
+    assert 'table "T"' in found.message
+    assert name_findings(tables("public.t", "public.T"), MYSQL) == []
+    assert len(name_findings(tables("public.t", "public.T"), MYSQL, caseless=True)) == 1
+    assert name_findings(tables("public.t", "public.T"), POSTGRESQL) == []
+
+
+def test_names_that_are_too_long() -> None:
+    fits, does_not = f"s.{'t' * 61}", f"s.{'t' * 62}"
+    (found,) = name_findings(tables(fits, does_not), MYSQL)
+    assert found.message.startswith(f'table "{does_not}" would be table "s__ttt')
+    assert found.message.endswith("where names have at most 64 characters")
+    assert name_findings(tables(does_not), SQLITE) == []
+
+
+def test_names_of_our_own_tables() -> None:
+    (found,) = name_findings(tables("public.subscriber_position", "public.subscriber_mine"), SQLITE)
+    assert '"public.subscriber_position"' in found.message
+    assert name_findings(tables("public.subscriber_position"), POSTGRESQL) == []
