@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from subscriber.abc import ApplyStatistics, RelationGate
-from subscriber.errors import ConfigurationError, ProtocolError
+from subscriber.errors import ConfigurationError, ProtocolError, RelationError
 from subscriber.protocol import messages
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, TupleData, Update
@@ -90,6 +90,7 @@ class TransactionEncoder:
         Raises:
             ProtocolError: they are none, or of a relation that was not described.
             ConfigurationError: values in binary format.
+            RelationError: an UPDATE or DELETE of a table without replica identity.
         """
         prefixed = self._transaction.prefixed
         for record in records:
@@ -100,19 +101,21 @@ class TransactionEncoder:
                         self._statistics.inserts += 1
                 case Update() as update:
                     if (buffer := self._buffer(update.relation_id)) is not None:
+                        _require_identity(buffer.schema)
                         self._update(buffer, update)
                         self._statistics.updates += 1
                 case Delete() as delete:
                     if (buffer := self._buffer(delete.relation_id)) is not None:
+                        _require_identity(buffer.schema)
                         old = delete.old or delete.key
                         assert old is not None
                         self._append(buffer, "d", old)
                         self._statistics.deletes += 1
                 case Truncate() as truncate:
-                    for relation_id in truncate.relation_ids:
-                        if (buffer := self._buffer(relation_id)) is not None:
-                            buffer.append("t", self._transaction, self._next(), [None] * len(buffer.schema.columns))
-                            self._statistics.truncates += 1
+                    buffers = [buffer for relation_id in truncate.relation_ids if (buffer := self._buffer(relation_id)) is not None]
+                    for buffer in buffers:
+                        buffer.append("t", self._transaction, self._next(), [None] * len(buffer.schema.columns))
+                    self._statistics.truncates += bool(buffers)
                 case Relation() as relation:
                     self._described.define(relation)
                     self._buffers.pop(relation.relation_id, None)
@@ -165,3 +168,11 @@ class TransactionEncoder:
             self._append(buffer, "u", new, moved=True)
         else:
             self._append(buffer, "u", new)
+
+
+def _require_identity(schema: TableSchema) -> None:
+    if not schema.keys:
+        raise RelationError(
+            f'publisher did not send a replica identity of table "{schema.table}": which row was changed cannot be known',
+            hint="give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+        )

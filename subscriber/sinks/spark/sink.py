@@ -67,6 +67,12 @@ class _Opened:
         self.on_durable = on_durable
         self.tasks: list[asyncio.Task[None]] = []
         self.failure: SubscriberError | None = None
+        self._reported = INVALID_LSN
+
+    def report(self, lsn: Lsn) -> None:
+        """Everything up to there is durable. What is told never goes back."""
+        self._reported = max(self._reported, lsn)
+        self.on_durable(self._reported)
 
 
 class SparkSink:
@@ -204,11 +210,11 @@ class SparkSink:
             task.cancel()
         await asyncio.gather(*opened.tasks, return_exceptions=True)
         try:
-            if opened.failure is None:
+            if opened.failure is not None:
+                opened.lander.forget()
+            elif opened.lander.gathered is not None:
                 async with self._calls:
                     await self._land(opened)
-            else:
-                opened.lander.forget()
         finally:
             self._lock.give_back()
 
@@ -301,6 +307,8 @@ class SparkSink:
     async def apply(self, batch: Batch) -> None:
         """Take a batch; it is landed now if there is enough, else soon."""
         opened = self._now
+        if self._known.position is None:
+            raise TargetError(f'subscription "{self._known.name}" has no position yet', hint="report this")
         async with self._calls, self._failing(opened):
             await opened.lander.take(batch)
             full = opened.lander.size >= self._location.batch_size or not self._location.batch_delay
@@ -316,7 +324,7 @@ class SparkSink:
         if self._location.confirm == "applied":
             while await self._applied(self._known) < lsn:  # noqa: ASYNC110 -- another process writes it
                 await asyncio.sleep(_LOOK_SECONDS)
-        opened.on_durable(lsn)
+        opened.report(lsn)
 
     async def _land(self, opened: _Opened) -> None:
         """Make durable what was taken, rows or none, and report it."""
@@ -338,7 +346,7 @@ class SparkSink:
 
     def _report(self, opened: _Opened, lsn: Lsn) -> None:
         if self._location.confirm == "landed" and self._known.position is not None:
-            opened.on_durable(lsn)
+            opened.report(lsn)
 
     @contextlib.asynccontextmanager
     async def _failing(self, opened: _Opened) -> AsyncIterator[None]:
@@ -380,7 +388,7 @@ class SparkSink:
                 return
             if applied > reported and self._known.position is not None:
                 reported = applied
-                opened.on_durable(min(applied, opened.lander.position))
+                opened.report(min(applied, opened.lander.position))
             await asyncio.sleep(_LOOK_SECONDS)
 
     # --- two-phase

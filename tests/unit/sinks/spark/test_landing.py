@@ -14,7 +14,15 @@ import pytest
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, DataLossError, ProtocolError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import (
+    ConfigurationError,
+    DataLossError,
+    ProtocolError,
+    RelationError,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import (
     Column,
@@ -166,6 +174,25 @@ async def test_a_commit_of_what_was_never_prepared_is_a_loss(tmp_path: Path) -> 
     with pytest.raises(DataLossError, match="no prepared transaction of xid 8"):
         await sink.commit_prepared(CommitPrepared(0, Lsn(295), Lsn(300), 0, 8, "gid"))
     await sink.close()
+
+
+async def test_an_update_of_a_table_without_identity_is_refused(tmp_path: Path) -> None:
+    keyless = Relation(5, "public", "t", "d", tuple(Column(column.name, column.type_oid, -1, False) for column in RELATION.columns))
+    sink = await begun(make(tmp_path))
+    with pytest.raises(RelationError, match=r'replica identity of table "public\.t"'):
+        await sink.apply(batch(transaction(200, keyless, Insert(5, row("1", None, None)), Update(5, None, None, row("1", "x", None)))))
+    await sink.close()
+    assert landed(tmp_path) == []
+
+
+async def test_what_is_reported_never_goes_back(tmp_path: Path) -> None:
+    durable: list[int] = []
+    sink = await begun(make(tmp_path), durable)
+    await sink.advance(Lsn(300))
+    await sink.advance(Lsn(250))
+    await sink.close()
+    assert durable == sorted(durable)
+    assert durable[-1] == 300
 
 
 # --- crashes
