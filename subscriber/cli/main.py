@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 
 import subscriber
-from subscriber.cli import alter, check, create, decode, demo, drop, run, status, tail
+from subscriber.cli import alter, check, create, decode, demo, drop, run, spark_apply, status, tail
 from subscriber.errors import SubscriberError
 
 __all__ = ["main"]
 
-_VERBS = (run, create, alter, drop, status, check, tail, decode, demo)
+_VERBS = (run, create, alter, drop, status, check, tail, decode, spark_apply, demo)
 
 
 async def _execute(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """Which sink and which catalog a target's text means.
 
-``postgresql://…``, ``postgres://…`` and libpq's keywords and values mean the PostgreSQL sink. Every other URL is one of SQLAlchemy's:
+``postgresql://…``, ``postgres://…`` and libpq's keywords and values mean the PostgreSQL sink. ``spark:///path`` and
+``spark+…://…`` mean a lake. Every other URL is one of SQLAlchemy's:
 ``sqlite:///file.db``, ``mariadb://…``, ``postgresql+asyncpg://…`` (PostgreSQL as one SQL database among others).
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from subscriber.abc import Sink
@@ -16,13 +19,32 @@ from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["observe_target", "open_catalog", "open_target", "uses_sqlalchemy"]
+__all__ = ["ApplyOptions", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
 _EXTRAS: Final = {"sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
 """Which extra brings what a kind of database needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """How a lake is applied.
+
+    Attributes:
+        engine: ``rewrite`` on Spark, ``local`` in threads.
+        master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session`.
+        target_rows: of a file.
+        once: end when nothing waits.
+    """
+
+    engine: str = "rewrite"
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    packages: str | None = None
+    target_rows: int = 250_000
+    once: bool = False
 
 
 def open_target(target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool = False) -> Sink:
@@ -38,6 +60,10 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
         ConfigurationError: no sink serves this kind of URL, its driver is not installed, the text is neither URL nor conninfo, or a
             setting means nothing for this kind of target.
     """
+    if _is_lake(target):
+        with _lake():
+            from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
+        return SparkSink(target, options=options, settings=settings)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink  # noqa: PLC0415 -- its drivers come with an extra
@@ -56,6 +82,7 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
+    _require_catalog(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
@@ -73,6 +100,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
+    _require_catalog(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.observing import observe as observe_other  # noqa: PLC0415 -- as above
@@ -83,10 +111,45 @@ async def observe_target(target: str) -> Sequence[Observation]:
     return await observe(target)
 
 
+def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:
+    """Apply a lake until ``stop`` is set. Blocks.
+
+    Raises:
+        ConfigurationError: a URL that is none, or what it needs is not installed.
+        SubscriptionInUse: the lake has an applier.
+        TargetError, DataLossError
+    """
+    with _lake():
+        from subscriber.sinks.spark.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
+    apply_lake(
+        lake,
+        stop,
+        engine=options.engine,
+        master=options.master,
+        conf=options.conf,
+        packages=options.packages,
+        target_rows=options.target_rows,
+        once=options.once,
+    )
+
+
+def _is_lake(target: str) -> bool:
+    scheme = _SCHEME.match(target)
+    return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
+
+
+def _require_catalog(target: str) -> None:
+    if _is_lake(target):
+        raise ConfigurationError(
+            "a lake has no catalog of subscriptions: each is one subscription's",
+            hint="use subscriber run --target spark:///path with the subscription's parameters",
+        )
+
+
 def uses_sqlalchemy(target: str) -> bool:
     """Whether a target's text is a URL for SQLAlchemy; else it means PostgreSQL's own sink."""
     scheme = _SCHEME.match(target)
-    return scheme is not None and scheme[1].lower() not in _POSTGRES
+    return scheme is not None and scheme[1].lower() not in _POSTGRES and not _is_lake(target)
 
 
 def _require_postgres_settings(settings: Settings) -> None:
@@ -123,4 +186,14 @@ def _postgres() -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"a PostgreSQL target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[postgres]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _lake() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a Spark target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[lake]'"
         ) from error

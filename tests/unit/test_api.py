@@ -38,6 +38,7 @@ def test_nothing_else_looks_public() -> None:
         "errors",
         "protocol",
         "sinks",
+        "spark",
         "subscription",
         "testing",
         "transaction",

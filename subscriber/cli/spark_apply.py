@@ -1,0 +1,51 @@
+"""``subscriber spark-apply``: apply what a subscription landed in a lake, on Spark or without it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+
+from subscriber.cli.options import Verbs
+from subscriber.cli.signals import clean_end
+from subscriber.config import parse_assignments
+from subscriber.subscription.targets import ApplyOptions, spark_apply
+
+__all__ = ["add_parser"]
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb's arguments."""
+    parser = verbs.add_parser(
+        "spark-apply",
+        help="apply what was landed in a lake",
+        description="Keeps the Delta tables of a lake that `subscriber run --target spark:///path` fills. One for a lake.",
+    )
+    parser.add_argument("lake", metavar="LAKE", help="the target of the subscription, spark:///path, or its directory")
+    parser.add_argument(
+        "--engine",
+        choices=["rewrite", "local"],
+        default="rewrite",
+        help="rewrite: jobs of Spark; local: threads, no Spark (default: rewrite)",
+    )
+    parser.add_argument("--master", help="as spark-submit takes it (default: what Spark's configuration says, else local[*])")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark; may be repeated")
+    parser.add_argument("--py-files", metavar="WHEEL", help="this program as a wheel or zip, for executors that have it not")
+    parser.add_argument("--target-rows", type=int, default=250_000, metavar="N", help="rows that a file should have (default: 250000)")
+    parser.add_argument("--once", action="store_true", help="end when nothing waits any more")
+    parser.set_defaults(execute=_execute)
+
+
+async def _execute(args: argparse.Namespace) -> int:
+    options = ApplyOptions(
+        engine=args.engine,
+        master=args.master,
+        conf=parse_assignments(args.conf) if args.conf else {},
+        packages=args.py_files,
+        target_rows=args.target_rows,
+        once=args.once,
+    )
+    stop = threading.Event()
+    with clean_end(stop.set) as ending:
+        await asyncio.to_thread(spark_apply, args.lake, options, stop)
+    return ending.status

@@ -1,0 +1,93 @@
+"""``applied.json``: one consistent cut of all tables, published by the applier in one rename.
+
+It says up to which LSN the tables hold everything, and which Delta version each has there: a reader that opens these versions sees the
+tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the cut, is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
+
+_NAME: Final = "applied.json"
+_HISTORY: Final = "cuts"
+
+
+@dataclass(frozen=True, slots=True)
+class CutTable:
+    """One table in a cut: where it is, relative to the lake, and the version of its current state."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """See the module. ``landed`` is the end of the last manifest that is in it: the next one follows that."""
+
+    lsn: Lsn
+    landed: Lsn
+    tables: Mapping[TableName, CutTable] = field(default_factory=dict)
+
+
+def read_cut(storage: Storage) -> Cut | None:
+    """The published cut; None before the first.
+
+    Raises:
+        TargetError: it is damaged, or cannot be read.
+    """
+    return _read(storage, _NAME)
+
+
+def _read(storage: Storage, name: str) -> Cut | None:
+    document = read_document(storage, name)
+    if document is None:
+        return None
+    try:
+        tables = {TableName(*item["name"]): CutTable(item["path"], item["version"]) for item in document["tables"]}
+        return Cut(Lsn.parse(document["lsn"]), Lsn.parse(document["landed"]), tables)
+    except (ValueError, KeyError, TypeError):
+        raise TargetError(f"{storage.what(name)} is damaged", hint="remove it: the applier publishes it again") from None
+
+
+def write_cut(storage: Storage, cut: Cut) -> None:
+    """Publish a cut.
+
+    Raises:
+        TargetError: it cannot be written; the one before it stays published.
+    """
+    tables = [{"name": [name.namespace, name.name], "path": table.path, "version": table.version} for name, table in cut.tables.items()]
+    document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables}
+    storage.make_directory(_HISTORY)
+    # for readers of the past; of no meaning for what is exact
+    write_document(storage, f"{_HISTORY}/{int(cut.lsn):020d}.json", document, durable=False)
+    write_document(storage, _NAME, document)
+
+
+def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
+    """The last cut at or before an LSN that is still remembered; None: there is none.
+
+    Raises:
+        TargetError: it is damaged, or cannot be read.
+    """
+    newest = read_cut(storage)
+    if newest is not None and newest.lsn <= lsn:
+        return newest
+    limit = f"{int(lsn):020d}.json"
+    names = [file.name for file in storage.files(_HISTORY) if file.name <= limit and file.name[0].isdigit()]
+    return _read(storage, f"{_HISTORY}/{names[-1]}") if names else None
+
+
+def forget_cuts(storage: Storage, keep: int) -> None:
+    """Remember only so many, the newest."""
+    names = [file.name for file in storage.files(_HISTORY) if file.name[0].isdigit()]
+    storage.delete(f"{_HISTORY}/{name}" for name in names[:-keep])

@@ -1,0 +1,302 @@
+"""The applier: what was landed becomes Delta tables, in rounds.
+
+A round takes the manifests that wait, divides the work of all tables into units (``plan.py``), has them done (``engines.py``), commits each
+table, and publishes one cut of all of them (``applied.py``). What makes it exact, whatever crashes when:
+
+* A table's commit says up to which LSN it is (``delta.py``). A table that was committed in a round that crashed takes only what is behind
+  that from the next one; what its units wrote and no commit names is nothing.
+* A round ends no earlier than any table is already, so that the cut it publishes is one.
+* A table that is still being synchronized has no part in it. Its first commit takes its copy, its own batches, and what the apply worker
+  landed since, together; until the cut has reached the LSN at which it was handed over it is not published.
+* Landed files go once the cut is published and the change log has them (``changelog.py``).
+
+One applier a lake: a lock of its own, beside the subscriber's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa
+
+from subscriber.abc import TableName, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
+from subscriber.sinks.spark.changelog import ChangeLog
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.engines import Engine
+from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
+from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.landing import ParquetFile
+from subscriber.sinks.spark.lock import FileLock
+from subscriber.sinks.spark.manifest import Manifest, check_chain, check_files, read_manifests
+from subscriber.sinks.spark.merge import NewFile, Unit, read_changes, read_range
+from subscriber.sinks.spark.paths import table_directory
+from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_columns, plan_table
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.waiting import Source, copied_source
+
+__all__ = ["Applier", "ApplierSettings"]
+
+_log = logging.getLogger(__name__)
+
+_ROUND: Final = "round"
+"""Files of the round that is under way."""
+_FEW_FILES: Final = 4
+_GATHERED_BYTES: Final = 64 * 1024**2
+_FORGET_EVERY: Final = 100
+_SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplierSettings:
+    """How the applier works.
+
+    Attributes:
+        target_rows: of a file.
+        round_bytes: landed bytes after which a round takes no more manifests.
+        log_files: landed files after which the change log takes them, and they go.
+        vacuum_versions: of a table, after which its unneeded files are looked for.
+        grace_hours: how long files that readers may still have open stay.
+        cuts: how many published cuts are remembered for readers of the past.
+    """
+
+    target_rows: int = 250_000
+    round_bytes: int = 512 * 1024**2
+    log_files: int = 200
+    vacuum_versions: int = 500
+    grace_hours: int = 24
+    cuts: int = 1000
+
+
+@dataclass(slots=True)
+class _Work:
+    """One table in a round."""
+
+    name: TableName
+    application: str
+    delta: LakeDelta
+    source: Source
+    schema: TableSchema
+    plan: Plan
+    overwrite: pa.Schema | None
+
+
+class Applier:
+    """See the module.
+
+    Args:
+        storage: the lake's.
+        engine: does the units.
+        settings: how.
+    """
+
+    def __init__(self, storage: Storage, engine: Engine, settings: ApplierSettings | None = None) -> None:
+        self._storage = storage
+        self._engine = engine
+        self._settings = settings or ApplierSettings()
+        self._ranges: dict[str, BaseFile] = {}
+        self._deltas: dict[str, LakeDelta] = {}
+        self._logs: dict[str, LakeDelta] = {}
+        self._seen: dict[TableName, LakeTable] | None = None
+        self._published = 0
+        path = storage.root / "applier.lock" if storage.root is not None else None
+        self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
+
+    def open(self) -> None:
+        """Be the one applier of the lake.
+
+        Raises:
+            SubscriptionInUse: there is one.
+            TargetError: there is no lake.
+        """
+        if Lake.find(self._storage) is None:
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="subscriber run --target spark://… makes one")
+        self._lock.take()
+        self._storage.remove_directory(_ROUND)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.give_back()
+
+    def run_round(self) -> Cut | None:
+        """Apply what waits.
+
+        Returns:
+            The cut that was published; None: there was nothing to do.
+
+        Raises:
+            TargetError, DataLossError: nothing of this round is published.
+        """
+        lake = Lake.find(self._storage)
+        if lake is None:
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="was it removed?")
+        cut = read_cut(self._storage)
+        # the position is read before the manifests: whatever it covers is among them
+        position = lake.position.lsn if lake.position is not None else INVALID_LSN
+        manifests = self._manifests(cut)
+        tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
+        if cut is not None and not manifests and position <= cut.lsn and tables == self._seen:
+            return None
+        taken = self._taken(lake, tables, manifests)
+        landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
+        end = landed
+        if len(taken) == len(manifests):
+            end = max(end, position, cut.lsn if cut is not None else INVALID_LSN)
+        works = [work for name, table in tables.items() if (work := self._work(lake, name, table, taken, end)) is not None]
+        if works:
+            self._apply(works)
+            self._storage.remove_directory(_ROUND)
+        published = self._cut(lake, tables, end, landed)
+        if published != cut:
+            write_cut(self._storage, published)
+            self._published += 1
+            if self._published % _FORGET_EVERY == 0:
+                forget_cuts(self._storage, self._settings.cuts)
+        self._seen = tables if len(taken) == len(manifests) else None
+        changed = bool(works) or cut is None or published.tables != cut.tables or bool(taken)
+        return published if changed else None
+
+    def tidy(self, *, now: bool = False) -> None:
+        """Bring the change log up to the published cut if enough has gathered, and remove the landed files that nobody needs.
+
+        Args:
+            now: whatever has gathered.
+
+        Raises:
+            TargetError: nothing is removed that is still needed.
+        """
+        lake, cut = Lake.find(self._storage), read_cut(self._storage)
+        if lake is None or cut is None:
+            return
+        log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
+        log.compact(cut, 0 if now else self._settings.log_files)
+        for delta in self._deltas.values():
+            if delta.is_there and delta.version and delta.version % self._settings.vacuum_versions == 0:
+                delta.vacuum(self._settings.grace_hours)
+
+    # --- what waits
+
+    def _manifests(self, cut: Cut | None) -> list[Manifest]:
+        found = read_manifests(self._storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
+        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None and cut.landed else None)
+        check_files(self._storage, LANDING, found)
+        return found
+
+    def _taken(self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest]) -> list[Manifest]:
+        reached = [self._delta(name, table).applied(_application(lake, table)) for name, table in tables.items()]
+        least = max((lsn for lsn in reached if lsn is not None), default=INVALID_LSN)
+        taken: list[Manifest] = []
+        size = 0
+        for manifest in manifests:
+            if size >= self._settings.round_bytes and taken[-1].end >= least:
+                break
+            taken.append(manifest)
+            size += sum(file.size for file in manifest.files)
+        return taken
+
+    def _delta(self, name: TableName, table: LakeTable) -> LakeDelta:
+        directory = table_directory("tables", name, table.id)
+        delta = self._deltas.setdefault(directory, LakeDelta(self._storage, directory))
+        delta.load()
+        return delta
+
+    # --- one table
+
+    def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> _Work | None:
+        delta = self._delta(name, table)
+        application = _application(lake, table)
+        applied = delta.applied(application)
+        first = applied is None
+        source = copied_source(self._storage, copy_directory(table), table) if applied is None else Source(applied)
+        source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
+        source.reached = max(source.reached, end)
+        if not source.schemas:
+            return None
+        present = delta.schema if delta.is_there else None
+        schema = evolved(None if first else present, source.schemas)
+        dropped = dropped_columns(schema, source.schemas[-1])
+        base: tuple[BaseFile, ...] = ()
+        rewrite = False
+        if present is not None and not first:
+            base = self._base(delta)
+            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in dropped if field in present.names)
+        overwrite = schema.current if first or (present is not None and needs_rewrite(present, schema)) else None
+        work = TableWork(
+            directory=delta.directory,
+            schema=schema,
+            base=base,
+            changes=tuple(source.files),
+            after=0 if applied is None else int(applied),
+            rewrite=rewrite,
+            dropped=dropped,
+            target_rows=self._settings.target_rows,
+        )
+        if len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+            changes = read_changes(self._storage, work.changes, schema, work.after)
+            work = replace(work, changes=(self._gathered(changes),))
+        else:
+            changes = read_changes(self._storage, work.changes, schema, work.after, plan_columns(schema))
+        plan = plan_table(work, changes)
+        return _Work(name, application, delta, source, schema, plan, overwrite)
+
+    def _gathered(self, changes: pa.Table) -> str:
+        """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
+        self._storage.make_directory(_ROUND)
+        file = ParquetFile(self._storage, f"{_ROUND}/{uuid4().hex}.parquet", changes.schema)
+        try:
+            for batch in changes.to_batches():
+                file.write(batch)
+            file.commit()
+        except BaseException:
+            file.discard()
+            raise
+        return file.pending.name
+
+    def _base(self, delta: LakeDelta) -> tuple[BaseFile, ...]:
+        files = delta.files()
+        for path, rows in files.items():
+            key = f"{delta.directory}/{path}"
+            if key not in self._ranges:
+                self._ranges[key] = BaseFile(path, rows, read_range(self._storage, key))
+        return tuple(self._ranges[f"{delta.directory}/{path}"] for path in files)
+
+    # --- doing and committing
+
+    def _apply(self, works: Sequence[_Work]) -> None:
+        for work in works:
+            if not work.delta.is_there:
+                work.delta.create(work.schema.current)
+            elif work.overwrite is None:
+                work.delta.add_columns(work.schema.current)
+        units: list[Unit] = [unit for work in works for unit in work.plan.units]
+        written = iter(self._engine.run(units))
+        for work in works:
+            files: list[NewFile] = [file for _ in work.plan.units for file in next(written)]
+            work.delta.commit(files, work.plan.removed, work.application, work.source.reached, overwrite=work.overwrite)
+            for path in work.plan.removed:
+                self._ranges.pop(f"{work.delta.directory}/{path}", None)
+            for file in files:
+                known = (file.low, file.high) if file.low is not None and file.high is not None else None
+                self._ranges[f"{work.delta.directory}/{file.path}"] = BaseFile(file.path, file.rows, known)
+            _log.debug('table "%s" is at %s', work.name, work.source.reached)
+
+    def _cut(self, lake: Lake, tables: dict[TableName, LakeTable], end: Lsn, landed: Lsn) -> Cut:
+        found: dict[TableName, CutTable] = {}
+        for name, table in tables.items():
+            delta = self._delta(name, table)
+            applied = delta.applied(_application(lake, table))
+            ahead = table.entry.lsn is not None and table.entry.lsn > end
+            if applied is not None and not ahead:
+                found[name] = CutTable(delta.directory, delta.version)
+        return Cut(end, landed, found)
+
+
+def _application(lake: Lake, table: LakeTable) -> str:
+    return f"subscriber-{lake.target_identifier}-{table.id}-{table.generation}"

@@ -1,0 +1,61 @@
+"""The applier as a loop: a round as soon as something was landed, and again after an error. It blocks: for a thread, or a program."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.applier import Applier
+
+__all__ = ["apply_forever"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 5.0
+_FIRST_RETRY_SECONDS: Final = 0.2
+
+
+def apply_forever(
+    applier: Applier, stop: threading.Event, published: Callable[[Cut], None] = lambda _: None, *, once: bool = False
+) -> None:
+    """Apply until told to stop, or until nothing waits.
+
+    Args:
+        applier: not open.
+        stop: set by another thread; a round that is under way is brought to its end.
+        published: told of each cut.
+        once: end as soon as nothing waits, and at the first error.
+
+    Raises:
+        SubscriptionInUse: the lake has an applier.
+        SubscriberError: what cannot be mended by trying again.
+    """
+    applier.open()
+    try:
+        pause = _FIRST_RETRY_SECONDS
+        while not stop.is_set():
+            try:
+                cut = applier.run_round()
+                if cut is not None:
+                    published(cut)
+                applier.tidy(now=once and cut is None)
+                pause = _FIRST_RETRY_SECONDS
+            except SubscriberError as error:
+                if once or not isinstance(error, TargetError):
+                    raise
+                level = logging.WARNING if isinstance(error, TargetUnavailable) else logging.ERROR
+                _log.log(level, "applying: %s; next attempt in %.1f s", error.one_line(), pause)
+                stop.wait(pause)
+                pause = min(pause * 2, _RETRY_SECONDS)
+                continue
+            if cut is None:
+                if once:
+                    return
+                stop.wait(_LOOK_SECONDS)
+    finally:
+        applier.close()

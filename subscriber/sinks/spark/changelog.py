@@ -1,0 +1,144 @@
+"""The change log: per table an append-only Delta table of all that was landed, in order, and then the landed files may go.
+
+Its rows are those of the landing files (see ``schema.py``), those of the copy with the LSN of its snapshot. With ``_op``, ``_lsn``,
+``_seq`` and ``_ts`` it is what slowly changing dimensions of type 2 are made of. Each append says in Delta's ``txn`` up to which LSN it
+has everything.
+
+The last manifest always stays: it is where the chain goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.evolve import evolved, needs_rewrite
+from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
+from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
+from subscriber.sinks.spark.paths import table_directory
+from subscriber.sinks.spark.schema import META_NAMES, TableSchema
+from subscriber.sinks.spark.stats import file_statistics
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.waiting import read_copy
+
+__all__ = ["ChangeLog"]
+
+
+class ChangeLog:
+    """See the module.
+
+    Args:
+        storage: the lake's.
+        lake: its documents.
+        logs: Delta tables that are open already, by directory; kept by the caller.
+        target_rows: of a file.
+    """
+
+    def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, target_rows: int) -> None:
+        self._storage = storage
+        self._lake = lake
+        self._logs = logs
+        self._target_rows = target_rows
+
+    def compact(self, cut: Cut, enough: int) -> None:
+        """Append what the cut has and the logs have not, if more than ``enough`` files wait; then remove what is no longer needed.
+
+        Raises:
+            TargetError: the log cannot be written; nothing is removed.
+        """
+        manifests = [manifest for manifest in read_manifests(self._storage, LANDING) if manifest.end <= cut.landed]
+        waiting = sum(len(manifest.files) for manifest in manifests)
+        tables = {name: table for name, table in self._lake.state.tables.items() if name in cut.tables}
+        copies = [table for table in tables.values() if table.generation and self._storage.files(copy_directory(table))]
+        if waiting <= enough and not copies:
+            return
+        for name, table in tables.items():
+            self._append(name, table, manifests, cut.landed)
+        for table in copies:
+            self._storage.remove_directory(copy_directory(table))
+        removable = manifests[:-1] if manifests else []
+        for manifest in removable:
+            # the manifest first: files that no manifest names are nothing
+            self._storage.delete([manifest_name(LANDING, manifest.end)])
+            self._storage.delete([file.path for file in manifest.files])
+
+    def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
+        directory = table_directory("log", name, table.id)
+        log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
+        there = log.load()
+        application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
+        done = log.applied(application) if there else None
+        files: list[tuple[LandedFile, Lsn | None]] = []
+        copied = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
+        if copied is not None:
+            files += [(file, copied.lsn) for file in copied.files]
+            files += [(file, None) for manifest in read_manifests(self._storage, copy_directory(table)) for file in manifest.files]
+        files += [
+            (file, None)
+            for manifest in manifests
+            if manifest.end > (done or INVALID_LSN)
+            for file in manifest.files
+            if file.table_id == table.id
+        ]
+        if not files:
+            return
+        schema = evolved(_own_columns(log) if there else None, [file.schema for file, _ in files])
+        present = log.schema if there else None
+        if not there:
+            log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
+        overwrite = None
+        added: list[NewFile] = []
+        removed: list[str] = []
+        if present is not None and needs_rewrite(present, schema):
+            overwrite = pa.schema([field.with_nullable(True) for field in schema.landing])
+            removed = list(log.files())
+            added += [self._rewritten(log, path, schema) for path in removed]
+        elif present is not None:
+            log.add_columns(schema.landing)
+        after = 0 if done is None else int(done)
+        added += self._written(log, files, schema, after)
+        log.commit(added, removed, application, end, overwrite=overwrite)
+
+    def _written(self, log: LakeDelta, files: Sequence[tuple[LandedFile, Lsn | None]], schema: TableSchema, after: int) -> list[NewFile]:
+        found: list[NewFile] = []
+        parts: list[pa.Table] = []
+        for number, (file, lsn) in enumerate(files):
+            rows = read_changes(self._storage, [file.path], schema, after)
+            if lsn is not None:
+                rows = rows.set_column(1, rows.schema.field(1), pa.array([int(lsn)] * rows.num_rows, pa.int64()))
+            parts.append(rows)
+            if sum(part.num_rows for part in parts) >= self._target_rows or number == len(files) - 1:
+                gathered = pa.concat_tables(parts)
+                parts = []
+                if gathered.num_rows:
+                    found.append(self._write(log, gathered))
+        return found
+
+    def _rewritten(self, log: LakeDelta, path: str, schema: TableSchema) -> NewFile:
+        with self._storage.reading(path):
+            rows = pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
+        return self._write(log, conformed(rows, schema.landing))
+
+    def _write(self, log: LakeDelta, rows: pa.Table) -> NewFile:
+        path = f"part-{uuid4().hex}.parquet"
+        pending = self._storage.create(f"{log.directory}/{path}")
+        try:
+            with self._storage.reading(path):
+                pq.write_table(rows, pending.stream, compression="zstd", use_dictionary=["_op"])
+                size = pending.commit()
+        except BaseException:
+            pending.discard()
+            raise
+        return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+
+
+def _own_columns(log: LakeDelta) -> pa.Schema:
+    return pa.schema([field for field in log.schema if field.name not in META_NAMES])

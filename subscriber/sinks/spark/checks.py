@@ -1,0 +1,50 @@
+"""What would go wrong in a lake, found before it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from subscriber.abc import Finding, PublishedTable
+from subscriber.errors import SubscriberError
+from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.schema import lake_names
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["check_place", "check_tables"]
+
+
+def check_place(storage: Storage) -> list[Finding]:
+    """Whether the lake is one, or can be made there. Blocks; changes nothing."""
+    try:
+        Lake.find(storage)
+    except SubscriberError as error:
+        return [Finding("error", str(error), error.hint or "")]
+    if storage.root is None:
+        return []
+    nearest = next(path for path in (storage.root, *storage.root.parents) if path.exists())
+    if not nearest.is_dir():
+        return [Finding("error", f"{nearest} is no directory", "the lake needs a directory of its own")]
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return [Finding("error", f"no permission to write in {nearest}", "give this user the right to write there")]
+    return []
+
+
+def check_tables(tables: Sequence[PublishedTable]) -> list[Finding]:
+    """What the lake does with these tables that somebody may not expect."""
+    found: list[Finding] = []
+    for table in tables:
+        if not table.key_columns:
+            found.append(
+                Finding(
+                    "warning",
+                    f'table "{table.name}" has no replica identity: its current state can follow INSERT and TRUNCATE only',
+                    "give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+                )
+            )
+        renamed = [(name, field) for name, field in zip(table.columns, lake_names(table.columns), strict=True) if name != field]
+        found += [
+            Finding("warning", f'column "{name}" of table "{table.name}" is "{field}" in the lake', "Delta does not allow its name")
+            for name, field in renamed
+        ]
+    return found

@@ -1,0 +1,183 @@
+"""Delta tables of the lake, by delta-rs: what is in them now, and commits.
+
+A commit names what it brings the table to, in Delta's own ``txn`` action: an application id and an LSN. So data and position are one,
+and what is there already is recognised after a crash. Nobody else writes these tables: a commit that finds another one in its way fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction, Transaction
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.merge import NewFile
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["LakeDelta"]
+
+_PROPERTIES: Final[Mapping[str, str]] = {"delta.checkpointInterval": "100", "delta.logRetentionDuration": "interval 1 day"}
+
+
+class LakeDelta:
+    """One Delta table, open at its newest version.
+
+    Attributes:
+        directory: relative to the lake.
+    """
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self.directory = directory
+        self._table: DeltaTable | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where it is, for readers."""
+        if self._storage.root is not None:
+            return str(self._storage.root / self.directory)
+        return f"{self._storage.place.rstrip('/')}/{self.directory}"
+
+    def load(self) -> bool:
+        """Read the newest version; False if there is no table yet.
+
+        Raises:
+            TargetError: it cannot be read.
+        """
+        with self._translated():
+            if self._table is not None:
+                self._table.update_incremental()
+            elif DeltaTable.is_deltatable(self.uri):
+                self._table = DeltaTable(self.uri)
+        return self._table is not None
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make it, empty.
+
+        Raises:
+            TargetError: it cannot be made.
+        """
+        self._storage.make_directory(self.directory)
+        with self._translated():
+            self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration=dict(_PROPERTIES))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there was a table when it was loaded."""
+        return self._table is not None
+
+    @property
+    def _there(self) -> DeltaTable:
+        assert self._table is not None
+        return self._table
+
+    @property
+    def version(self) -> int:
+        """Delta's version number."""
+        return int(self._there.version())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns, in the lake's Arrow types."""
+        return pa.schema([_lake_field(field) for field in pa.schema(self._there.schema().to_arrow())])
+
+    def files(self) -> dict[str, int]:
+        """Rows by file, the path relative to the table."""
+        actions = pa.table(self._there.get_add_actions(flatten=True))
+        return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
+
+    def has_values(self, field: str) -> bool:
+        """Whether some row has a value in this column, by the files' statistics; a column of lists has none."""
+        actions = pa.table(self._there.get_add_actions(flatten=True))
+        name = f"null_count.{field}"
+        if name not in actions.schema.names:
+            return False
+        pairs = zip(actions["num_records"].to_pylist(), actions[name].to_pylist(), strict=True)
+        return any(nulls is not None and nulls < rows for rows, nulls in pairs)
+
+    def applied(self, application: str) -> Lsn | None:
+        """What an application brought it to; None if it never did."""
+        found = self._table.transaction_version(application) if self._table is not None else None
+        return None if found is None else Lsn(found)
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add the columns of ``schema`` that are not there, in a commit of their own."""
+        there = set(self.schema.names)
+        new = [field for field in schema if field.name not in there]
+        if new:
+            with self._translated():
+                self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+            self.load()
+
+    def commit(
+        self, added: Sequence[NewFile], removed: Sequence[str], application: str, lsn: Lsn, *, overwrite: pa.Schema | None = None
+    ) -> None:
+        """Bring it to ``lsn``.
+
+        Args:
+            added: files that lie in its directory.
+            removed: paths of files that are no longer of it.
+            application: whose LSN it is.
+            lsn: up to where the application's changes are in it.
+            overwrite: its columns from now on; then all former files are removed.
+
+        Raises:
+            TargetError: somebody else changed it meanwhile.
+        """
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, True, file.stats) for file in added]
+        if overwrite is None:
+            actions += [RemoveAction(path, True, now) for path in removed]
+        schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
+        self._storage.sync([self.directory])
+        with self._translated():
+            self._there.create_write_transaction(
+                actions,
+                "append" if overwrite is None else "overwrite",
+                schema,
+                commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]),
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
+            )
+        self.load()
+
+    def vacuum(self, grace_hours: int) -> None:
+        """Remove files that no version younger than the grace time needs."""
+        with self._translated():
+            self._there.vacuum(retention_hours=grace_hours, dry_run=False, enforce_retention_duration=False)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as error:
+            raise TargetError(
+                f"Delta table {self.uri} was changed by somebody else",
+                hint="only the applier may write it, and only one applier: stop the other one",
+            ) from error
+        except (DeltaError, OSError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TargetError(f"Delta table {self.uri}: {first}", hint="see whether its files are all there and may be written") from error
+
+
+def _lake_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, _lake_type(field.type))
+
+
+def _lake_type(type_: pa.DataType) -> pa.DataType:
+    """delta-rs gives views and large types where the lake has plain ones."""
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(_lake_type(type_.value_type))
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp("us", "UTC") if type_.tz else pa.timestamp("us")
+    return type_

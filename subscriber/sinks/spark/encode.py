@@ -1,0 +1,178 @@
+"""Transactions to rows of landing files: the hot path of landing.
+
+An UPDATE that moves the key is two rows, a ``d`` of the old key and a ``u`` that is marked as moved from it: a TOASTed value that it
+did not send is the old row's. Under REPLICA IDENTITY FULL every UPDATE is such a pair, of whole rows; what was not sent is taken from
+the old one, which always has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from subscriber.abc import ApplyStatistics, RelationGate
+from subscriber.errors import ConfigurationError, ProtocolError, RelationError
+from subscriber.protocol import messages
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, TupleData, Update
+from subscriber.sinks.spark.rows import RowBuffer
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.transaction.model import Transaction
+
+__all__ = ["Described", "TransactionEncoder"]
+
+_ROW_OVERHEAD: Final = 100
+"""Bytes that a row holds besides its values, about."""
+
+
+class Described:
+    """What the stream described: relations by id, each with its schema. Lives as long as the stream."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Relation, TableSchema]] = {}
+
+    def define(self, relation: Relation) -> None:
+        """A Relation message came."""
+        known = self._known.get(relation.relation_id)
+        schema = TableSchema.of_relation(relation)
+        # the same again leaves the object the same: files are told apart by it
+        self._known[relation.relation_id] = relation, known[1] if known is not None and known[1] == schema else schema
+
+    def get(self, relation_id: int) -> tuple[Relation, TableSchema]:
+        """Look one up.
+
+        Raises:
+            ProtocolError: it was never described.
+        """
+        try:
+            return self._known[relation_id]
+        except KeyError:
+            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+
+    async def learn(self, transaction: Transaction) -> None:
+        """Note what a transaction describes, and nothing else of it."""
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                if record[0] == messages.Tag.RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
+                    self.define(message)
+
+
+class TransactionEncoder:
+    """Encodes one transaction, chunk by chunk.
+
+    Args:
+        transaction: whose records they are.
+        described: of the stream.
+        gate: which relations are wanted.
+        buffer: gives the buffer of a relation under a schema; None: the lake has no such table.
+        statistics: counted into.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        described: Described,
+        gate: RelationGate,
+        buffer: Callable[[Relation, TableSchema], RowBuffer | None],
+        statistics: ApplyStatistics,
+    ) -> None:
+        self._transaction = transaction
+        self._described = described
+        self._gate = gate
+        self._find = buffer
+        self._statistics = statistics
+        self._buffers: dict[int, RowBuffer | None] = {}
+        self._seq = 0
+
+    def add(self, records: Sequence[bytes]) -> None:
+        """Encode the next records.
+
+        Raises:
+            ProtocolError: they are none, or of a relation that was not described.
+            ConfigurationError: values in binary format.
+            RelationError: an UPDATE or DELETE of a table without replica identity.
+        """
+        prefixed = self._transaction.prefixed
+        for record in records:
+            match decode(record, in_stream=prefixed):
+                case Insert() as insert:
+                    if (buffer := self._buffer(insert.relation_id)) is not None:
+                        self._append(buffer, "i", insert.new)
+                        self._statistics.inserts += 1
+                case Update() as update:
+                    if (buffer := self._buffer(update.relation_id)) is not None:
+                        _require_identity(buffer.schema)
+                        self._update(buffer, update)
+                        self._statistics.updates += 1
+                case Delete() as delete:
+                    if (buffer := self._buffer(delete.relation_id)) is not None:
+                        _require_identity(buffer.schema)
+                        old = delete.old or delete.key
+                        assert old is not None
+                        self._append(buffer, "d", old)
+                        self._statistics.deletes += 1
+                case Truncate() as truncate:
+                    buffers = [buffer for relation_id in truncate.relation_ids if (buffer := self._buffer(relation_id)) is not None]
+                    for buffer in buffers:
+                        buffer.append("t", self._transaction, self._next(), [None] * len(buffer.schema.columns))
+                    self._statistics.truncates += bool(buffers)
+                case Relation() as relation:
+                    self._described.define(relation)
+                    self._buffers.pop(relation.relation_id, None)
+                case _:
+                    pass
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq - 1
+
+    def _buffer(self, relation_id: int) -> RowBuffer | None:
+        if relation_id in self._buffers:
+            return self._buffers[relation_id]
+        relation, schema = self._described.get(relation_id)
+        found: RowBuffer | None = None
+        if self._gate(relation, self._transaction.final_lsn):
+            found = self._find(relation, schema)
+        else:
+            self._statistics.skipped_tables.add(str(schema.table))
+        self._buffers[relation_id] = found
+        return found
+
+    def _append(self, buffer: RowBuffer, op: str, data: TupleData, *, moved: bool = False) -> None:
+        columns = buffer.schema.columns
+        kinds = data.kinds
+        if len(kinds) != len(columns):
+            raise ProtocolError(
+                f"a row of {len(kinds)} columns for relation {buffer.schema.table}, which was described with {len(columns)}"
+            )
+        unchanged = None
+        if messages.BINARY in kinds:
+            raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+        if messages.UNCHANGED in kinds:
+            unchanged = [column.field for column, kind in zip(columns, kinds, strict=True) if kind == messages.UNCHANGED]
+        buffer.append(op, self._transaction, self._next(), data.values, moved=moved, unchanged=unchanged)
+        buffer.size += _ROW_OVERHEAD + sum(map(len, filter(None, data.values)))
+
+    def _update(self, buffer: RowBuffer, update: Update) -> None:
+        new = update.new
+        if update.old is not None:
+            self._append(buffer, "d", update.old)
+            values = [
+                old if kind == messages.UNCHANGED else value
+                for old, value, kind in zip(update.old.values, new.values, new.kinds, strict=True)
+            ]
+            kinds = bytes(messages.TEXT if kind == messages.UNCHANGED else kind for kind in new.kinds)
+            self._append(buffer, "u", TupleData(kinds, values), moved=True)
+        elif update.key is not None:
+            self._append(buffer, "d", update.key)
+            self._append(buffer, "u", new, moved=True)
+        else:
+            self._append(buffer, "u", new)
+
+
+def _require_identity(schema: TableSchema) -> None:
+    if not schema.keys:
+        raise RelationError(
+            f'publisher did not send a replica identity of table "{schema.table}": which row was changed cannot be known',
+            hint="give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+        )

@@ -1,0 +1,39 @@
+"""What the operating system or Arrow says of a file, as errors of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from typing import Final
+
+from subscriber.errors import TargetError, TargetUnavailable
+
+__all__ = ["translated"]
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a TargetError that names ``what``.
+
+    Raises:
+        TargetError: no room, no permission, no such place: somebody has to mend it.
+        TargetUnavailable: anything else that a file system may say; it may pass.
+    """
+    try:
+        yield
+    except OSError as error:
+        code = error.errno
+        text = errno.errorcode.get(code, "") if code is not None else ""
+        if code in _FULL:
+            raise TargetError(
+                f"cannot write {what}: no space left ({text})", hint="make room, or run the applier: it removes landed files"
+            ) from error
+        if code in _FORBIDDEN:
+            raise TargetError(f"cannot write {what}: permission denied ({text})", hint="give this user the right to write there") from error
+        if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
+            raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
+        raise TargetUnavailable(f"cannot read or write {what}: {text or type(error).__name__}", hint="is the file system there?") from error

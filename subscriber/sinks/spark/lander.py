@@ -1,0 +1,160 @@
+"""Transactions into one landing zone: gathered until there are enough of them, or the oldest has waited long enough.
+
+One call at a time. Work on the disk, and casting of columns, is done in a thread: the event loop goes on answering the publisher meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from subscriber.abc import ApplyStatistics, Batch, RelationGate
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.spark.encode import Described, TransactionEncoder
+from subscriber.sinks.spark.landing import LandingZone, OpenBatch
+from subscriber.sinks.spark.manifest import Manifest
+from subscriber.sinks.spark.rows import RowBuffer
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.transaction.model import Transaction
+
+__all__ = ["Lander", "encode_transaction"]
+
+T = TypeVar("T")
+
+TableIds = Callable[[Relation], int | None]
+"""The lake's number of a relation's table; None if it has none."""
+
+
+class Lander:
+    """See the module.
+
+    Args:
+        zone: recovered.
+        table_ids: of the lake.
+        statistics: counted into.
+
+    Attributes:
+        described: what the stream described; to be replaced with each new stream.
+        position: up to where everything was taken, in memory or landed.
+        gathered: when the oldest transaction that is not landed was taken, by the loop's clock; None: there is none.
+    """
+
+    def __init__(self, zone: LandingZone, table_ids: TableIds, statistics: ApplyStatistics, position: Lsn) -> None:
+        self.zone = zone
+        self.described = Described()
+        self.position = position
+        self.gathered: float | None = None
+        self._table_ids = table_ids
+        self._statistics = statistics
+        self._batch: OpenBatch | None = None
+        self._begin = position
+        self._transactions = 0
+        self._commit_time: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes gathered in memory, about."""
+        return self._batch.size if self._batch is not None else 0
+
+    async def take(self, batch: Batch) -> None:
+        """Take those transactions of a batch that are past the position.
+
+        Raises:
+            ProtocolError, TargetError, ConfigurationError: everything gathered is forgotten.
+        """
+        for transaction in batch.transactions:
+            await self.take_transaction(transaction, batch.gate)
+
+    async def take_transaction(self, transaction: Transaction, gate: RelationGate) -> None:
+        """As :meth:`take`, one."""
+        if transaction.end_lsn <= self.position:
+            await self.described.learn(transaction)
+            await transaction.discard()
+            return
+        if self._batch is None:
+            self._batch, self._begin = self.zone.begin(), self.position
+            self.gathered = asyncio.get_running_loop().time()
+        try:
+            await encode_transaction(
+                transaction, gate, self._batch, described=self.described, table_ids=self._table_ids, statistics=self._statistics
+            )
+        except BaseException:
+            self.forget()
+            raise
+        self._transactions += 1
+        self._commit_time = transaction.commit_time
+        self.position = transaction.end_lsn
+        self._statistics.transactions += 1
+        await transaction.discard()
+
+    async def land(self) -> Manifest | None:
+        """Make everything gathered durable; None if it has no row.
+
+        Raises:
+            TargetError: it is forgotten.
+        """
+        batch, self._batch, self.gathered = self._batch, None, None
+        count, self._transactions = self._transactions, 0
+        if batch is None or batch.is_empty:
+            return None
+        begin, end, commit_time = self._begin, self.position, self._commit_time
+        return await unhurried(lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=commit_time))
+
+    def forget(self) -> None:
+        """Everything gathered was in vain. The position is wrong from now on: open the lake again."""
+        if self._batch is not None:
+            self._batch.discard()
+        self._batch, self.gathered, self._transactions = None, None, 0
+
+
+async def encode_transaction(
+    transaction: Transaction,
+    gate: RelationGate,
+    batch: OpenBatch,
+    *,
+    described: Described,
+    table_ids: TableIds,
+    statistics: ApplyStatistics,
+) -> None:
+    """Put a transaction's rows into a batch.
+
+    Raises:
+        ProtocolError, TargetError, ConfigurationError
+    """
+
+    def buffer(relation: Relation, schema: TableSchema) -> RowBuffer | None:
+        table_id = table_ids(relation)
+        return None if table_id is None else batch.buffer(table_id, schema)
+
+    encoder = TransactionEncoder(transaction, described, gate, buffer, statistics)
+
+    def add(records: list[bytes]) -> None:
+        encoder.add(records)
+        batch.spill()
+
+    async for chunk in transaction.chunks():
+        if len(chunk) < _FEW and transaction.spool is None:
+            encoder.add(chunk)
+        else:
+            await unhurried(lambda records=list(chunk): add(records))  # type: ignore[misc]
+    if batch.size > _FEW_BYTES:
+        await unhurried(batch.spill)
+
+
+_FEW = 500
+"""Records that the event loop encodes itself: a thread would cost more."""
+_FEW_BYTES = 32 * 1024**2
+
+
+async def unhurried(work: Callable[[], T]) -> T:
+    """Do it in a thread, to its end: a cancellation waits until nothing is written any more."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise

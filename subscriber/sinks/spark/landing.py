@@ -1,0 +1,240 @@
+"""The landing zone: batches of committed transactions as Parquet files, one a table, and a manifest that makes them count.
+
+Order of things, so that a crash at any instant leaves the state before or after it:
+
+1. files are written under temporary names, fsynced and renamed; the directory is fsynced;
+2. the manifest is written the same way. From here on the batch is durable, and its end may be acknowledged.
+
+What a crash leaves before 2 is removed by :meth:`LandingZone.recover`: temporary names, and files that end past the last manifest. A
+batch of which the zone has the end already is never landed again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.manifest import LandedFile, Manifest, check_files, manifest_name, read_manifests, write_document
+from subscriber.sinks.spark.rows import RowBuffer
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.storage import TEMPORARY, PendingFile, Storage
+
+__all__ = ["LandingZone", "OpenBatch", "ParquetFile"]
+
+_BATCH: Final = re.compile(r"\d+[-.].*parquet$")
+"""Names of a batch's files. A table's copy lies in the same directory, and is none of this."""
+_SPILL_BYTES: Final = 32 * 1024**2
+"""Rows of a batch that are kept before they become row groups on disk."""
+
+
+class ParquetFile:
+    """A Parquet file being written, by row groups."""
+
+    def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
+        self._storage = storage
+        self.pending: PendingFile = storage.create(name)
+        self._writer = pq.ParquetWriter(
+            self.pending.stream, schema, compression="zstd", compression_level=1, use_dictionary=["_op"], write_page_checksum=True
+        )
+        self.rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add a row group.
+
+        Raises:
+            TargetError: no room.
+        """
+        with self._storage.reading(self.pending.name):
+            self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+
+    def commit(self, name: str | None = None) -> int:
+        """Give it its name; return its size."""
+        with self._storage.reading(self.pending.name):
+            self._writer.close()
+            return self.pending.commit(name)
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        self.pending.discard()
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows of one table under one schema: what is in memory, and what is in a file already."""
+
+    buffer: RowBuffer
+    file: ParquetFile | None = None
+
+
+class OpenBatch:
+    """A batch in the making."""
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self._directory = directory
+        self._parts: dict[int, list[_Part]] = {}
+        self._made = 0
+
+    def buffer(self, table_id: int, schema: TableSchema) -> RowBuffer:
+        """Where the next rows of a table go. A new schema begins a new file: rows stay in order over a table's files."""
+        parts = self._parts.setdefault(table_id, [])
+        if not parts or parts[-1].buffer.schema is not schema:
+            parts.append(_Part(RowBuffer(table_id, schema)))
+        return parts[-1].buffer
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return sum(part.buffer.size for parts in self._parts.values() for part in parts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no row."""
+        return not any(part.file is not None or len(part.buffer) for parts in self._parts.values() for part in parts)
+
+    def spill(self, limit: int = _SPILL_BYTES) -> None:
+        """Write what is in memory, if it is more than ``limit`` bytes.
+
+        Raises:
+            TargetError: it cannot be written.
+            ApplyError: a text is not UTF-8.
+        """
+        if self.size > limit:
+            for parts in self._parts.values():
+                for part in parts:
+                    self._write(part)
+
+    def _write(self, part: _Part) -> None:
+        if not len(part.buffer):
+            return
+        rows = part.buffer.to_arrow()
+        if part.file is None:
+            self._made += 1
+            part.file = ParquetFile(self._storage, f"{self._directory}/{self._made}.parquet", part.buffer.schema.landing)
+        part.file.write(rows)
+        part.buffer.clear()
+
+    def finish(self, prefix: str) -> list[LandedFile]:
+        """Write everything and give the files their names, which begin with ``prefix``. Durable once the directory is synced.
+
+        Raises:
+            TargetError, ApplyError: as :meth:`spill`; then discard it.
+        """
+        found: list[LandedFile] = []
+        for table_id, parts in self._parts.items():
+            for part in parts:
+                self._write(part)
+                if part.file is None:
+                    continue
+                path = f"{self._directory}/{prefix}-{table_id}-{len(found)}.parquet"
+                size = part.file.commit(path)
+                found.append(LandedFile(table_id=table_id, path=path, rows=part.file.rows, size=size, schema=part.buffer.schema))
+                part.file = None
+        self._parts.clear()
+        return found
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        for parts in self._parts.values():
+            for part in parts:
+                if part.file is not None:
+                    part.file.discard()
+        self._parts.clear()
+
+
+class LandingZone:
+    """One directory of batches, and the chain of their manifests.
+
+    Args:
+        storage: the lake's.
+        directory: relative to it; made if it is not there.
+        anchor: where the chain begins if there is no manifest yet.
+
+    Attributes:
+        last: the end of the last manifest; the anchor if there is none.
+    """
+
+    def __init__(self, storage: Storage, directory: str, anchor: Lsn = INVALID_LSN) -> None:
+        self._storage = storage
+        self.directory = directory
+        self.last = anchor
+
+    def recover(self) -> None:
+        """Look at what is there, and remove what a crash left of batches that do not count.
+
+        Raises:
+            TargetError: a manifest or a file of one is damaged, cut off or missing.
+            DataLossError: a manifest is missing.
+        """
+        storage, directory = self._storage, self.directory
+        storage.make_directory(directory)
+        manifests = read_manifests(storage, directory)
+        # the applier removes what it has applied; only what it has still to read must be there, and of that it is the judge
+        if manifests:
+            check_files(storage, directory, manifests[-1:])
+            self.last = manifests[-1].end
+        named = {file.path for manifest in manifests for file in manifest.files}
+        left = [
+            f"{directory}/{file.name}"
+            for file in storage.files(directory)
+            if file.name.startswith(TEMPORARY)
+            or (_BATCH.match(file.name) and f"{directory}/{file.name}" not in named and _end(file.name) > self.last)
+        ]
+        storage.delete(left)
+
+    def begin(self) -> OpenBatch:
+        """Begin a batch."""
+        return OpenBatch(self._storage, self.directory)
+
+    def land(self, batch: OpenBatch, begin: Lsn, end: Lsn, *, transactions: int = 0, commit_time: int | None = None) -> Manifest | None:
+        """Make a batch durable.
+
+        Args:
+            batch: of :meth:`begin`; used up, whatever comes of it.
+            begin: behind which LSN it is.
+            end: up to which.
+            transactions: how many.
+            commit_time: of the last one.
+
+        Returns:
+            Its manifest; None if it ends no later than the last one, which has it already.
+
+        Raises:
+            TargetError, ApplyError: nothing of it counts.
+        """
+        if end <= self.last:
+            batch.discard()
+            return None
+        try:
+            files = batch.finish(f"{int(end):020d}")
+        except BaseException:
+            batch.discard()
+            raise
+        return self.add(files, begin, end, transactions=transactions, commit_time=commit_time)
+
+    def add(self, files: list[LandedFile], begin: Lsn, end: Lsn, *, transactions: int = 0, commit_time: int | None = None) -> Manifest:
+        """Write the manifest of files that lie in the directory.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        manifest = Manifest(
+            previous=self.last, begin=max(begin, self.last), end=end, transactions=transactions, commit_time=commit_time, files=tuple(files)
+        )
+        if files:
+            self._storage.sync([self.directory])
+        write_document(self._storage, manifest_name(self.directory, end), manifest.to_json())
+        self.last = end
+        return manifest
+
+
+def _end(name: str) -> int:
+    digits = name.split("-", 1)[0]
+    # files without an end belong to batches that were never finished, in object stores
+    return int(digits) if digits.isdecimal() and len(digits) == 20 else 2**64

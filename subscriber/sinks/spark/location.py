@@ -1,0 +1,91 @@
+"""Where a lake is, and how it is written: the target's URL.
+
+``spark:///path`` is a directory; ``spark+s3://bucket/prefix`` (and what else pyarrow has a file system for) a place in an object store.
+Parameters follow a question mark:
+
+=================  =========  ====================================================================================
+``confirm``        landed     ``landed``: what is durable in the landing zone is acknowledged; ``applied``: not before
+                              the applier has published it, for those who do not trust the disk of the landing zone
+``batch_delay``    300ms      how long landed batches wait for more transactions
+``batch_size``     64MB       bytes after which a batch is landed at once
+=================  =========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from subscriber.config import parse_bytes, parse_seconds
+from subscriber.errors import ConfigurationError
+
+__all__ = ["Location"]
+
+Confirm = Literal["landed", "applied"]
+_EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """See the module.
+
+    Attributes:
+        path: an absolute path; None for an object store.
+        uri: what pyarrow opens; None for a directory.
+        confirm, batch_delay, batch_size: seconds and bytes.
+    """
+
+    path: str | None = None
+    uri: str | None = None
+    confirm: Confirm = "landed"
+    batch_delay: float = 0.3
+    batch_size: int = 64 * 1024**2
+
+    @classmethod
+    def parse(cls, url: str) -> Location:
+        """Read a target's URL.
+
+        Raises:
+            ConfigurationError: it names no place, or a parameter that there is not.
+        """
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise ConfigurationError(f"the target is no URL: {error}", hint=_EXAMPLE) from None
+        kind, _, inner = parts.scheme.partition("+")
+        if kind != "spark":
+            raise ConfigurationError(f'"{parts.scheme}" is no Spark target', hint=_EXAMPLE)
+        if inner and inner != "file":
+            found = cls(uri=f"{inner}://{parts.netloc}{parts.path}")
+        else:
+            if parts.netloc not in {"", "localhost"}:
+                raise ConfigurationError(
+                    f'the target names a host, "{parts.netloc}", but a directory is meant', hint=f"three slashes, {_EXAMPLE}"
+                )
+            path = unquote(parts.path).rstrip("/")
+            if not path:
+                raise ConfigurationError("the target names no directory", hint=_EXAMPLE)
+            found = cls(path=path)
+        return replace(found, **_parameters(parts.query))
+
+    def __str__(self) -> str:
+        """Without parameters."""
+        return self.path or self.uri or ""
+
+
+def _parameters(query: str) -> dict[str, Any]:
+    known = {field.name for field in fields(Location)} - {"path", "uri"}
+    values: dict[str, Any] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise ConfigurationError(f'unrecognized parameter of a Spark target: "{name}"', hint=f"one of {', '.join(sorted(known))}")
+        if name == "confirm":
+            if text not in {"landed", "applied"}:
+                raise ConfigurationError(f'unrecognized confirm value: "{text}"', hint="landed or applied")
+            values[name] = cast("Confirm", text)
+        elif name == "batch_delay":
+            values[name] = parse_seconds(name, text)
+        else:
+            values[name] = parse_bytes(name, text)
+    return values

@@ -1,0 +1,235 @@
+"""Manifests: what a landed batch is, and the chain that they form.
+
+A manifest says which LSNs its batch is of: behind ``begin``, up to ``end``. ``previous`` is the ``end`` of the manifest before it
+in the same directory. So a missing one is seen, and one that comes twice too. ``begin`` may be past ``previous``: between the two the
+position moved, and there was nothing to land.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from subscriber.errors import DataLossError, TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = [
+    "LandedFile",
+    "Manifest",
+    "check_chain",
+    "check_files",
+    "check_paths",
+    "manifest_name",
+    "read_document",
+    "read_manifests",
+    "write_document",
+]
+
+_FORMAT: Final = 1
+_NAME: Final = re.compile(r"(\d{20})\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedFile:
+    """Rows of one table, in their order.
+
+    Attributes:
+        table_id: the lake's number of the table.
+        path: relative to the lake.
+        rows, size: of the file; bytes.
+        schema: of its rows.
+    """
+
+    table_id: int
+    path: str
+    rows: int
+    size: int
+    schema: TableSchema
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {"id": self.table_id, "path": self.path, "rows": self.rows, "size": self.size, "schema": self.schema.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LandedFile:
+        """Read it back."""
+        return cls(
+            table_id=data["id"], path=data["path"], rows=data["rows"], size=data["size"], schema=TableSchema.from_json(data["schema"])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """See the module. ``transactions`` counts, ``commit_time`` (microseconds since 2000) is the last one's."""
+
+    previous: Lsn
+    begin: Lsn
+    end: Lsn
+    transactions: int = 0
+    commit_time: int | None = None
+    files: tuple[LandedFile, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """For storing."""
+        return {
+            "previous": str(self.previous),
+            "begin": str(self.begin),
+            "end": str(self.end),
+            "transactions": self.transactions,
+            "commit_time": self.commit_time,
+            "files": [file.to_json() for file in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
+        """Read it back."""
+        return cls(
+            previous=Lsn.parse(data["previous"]),
+            begin=Lsn.parse(data["begin"]),
+            end=Lsn.parse(data["end"]),
+            transactions=data["transactions"],
+            commit_time=data["commit_time"],
+            files=tuple(map(LandedFile.from_json, data["files"])),
+        )
+
+
+def manifest_name(directory: str, end: Lsn) -> str:
+    """Where the manifest that ends there lies."""
+    return f"{directory}/{int(end):020d}.json"
+
+
+def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Store a JSON document with its checksum, whole.
+
+    Raises:
+        TargetError: it cannot be written.
+    """
+    storage.write(name, encode_document(document), durable=durable)
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """A document as it is stored."""
+    body = json.dumps(document, ensure_ascii=True, sort_keys=True)
+    return json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True).encode()
+
+
+def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
+    """Read a document that :func:`write_document` stored; None if there is none.
+
+    Raises:
+        TargetError: it is damaged, or of a later version of this program.
+    """
+    content = storage.read(name)
+    if content is None:
+        return None
+    try:
+        outer = json.loads(content)
+        version, document = outer["format"], outer["document"]
+        intact = version != _FORMAT or outer["crc"] == zlib.crc32(json.dumps(document, ensure_ascii=True, sort_keys=True).encode())
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(storage, name) from None
+    if version != _FORMAT:
+        raise TargetError(
+            f"{storage.what(name)} has format {version}, not {_FORMAT}", hint="use the program that made this lake, or a later one"
+        )
+    if not intact or not isinstance(document, dict):
+        raise _damaged(storage, name)
+    return document
+
+
+def _damaged(storage: Storage, name: str) -> TargetError:
+    return TargetError(f"{storage.what(name)} is damaged", hint="restore it from a backup, or start over in a new directory")
+
+
+def read_manifests(storage: Storage, directory: str, after: Lsn = INVALID_LSN) -> list[Manifest]:
+    """The manifests of a directory that end past an LSN, in order, their chain checked among themselves.
+
+    Raises:
+        TargetError: one is damaged, or names a file that is missing or cut off.
+        DataLossError: one is missing.
+    """
+    while (found := _read_all(storage, directory, after)) is None:
+        pass  # the applier removed some meanwhile; it never removes the last
+    check_chain(found, storage.what(directory))
+    return found
+
+
+def _read_all(storage: Storage, directory: str, after: Lsn) -> list[Manifest] | None:
+    found: list[Manifest] = []
+    for file in storage.files(directory):
+        match = _NAME.fullmatch(file.name)
+        if match is None or int(match[1]) <= after:
+            continue
+        path = f"{directory}/{file.name}"
+        document = read_document(storage, path)
+        if document is None:
+            return None
+        try:
+            manifest = Manifest.from_json(document)
+        except (ValueError, KeyError, TypeError):
+            raise _damaged(storage, path) from None
+        if int(manifest.end) != int(match[1]):
+            raise _damaged(storage, path)
+        found.append(manifest)
+    return found
+
+
+def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest]) -> None:
+    """See that every file that manifests name is there, whole.
+
+    Raises:
+        TargetError: one is not.
+    """
+    check_paths(storage, directory, [file for manifest in manifests for file in manifest.files])
+
+
+def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -> None:
+    """See that files of one directory are there, whole.
+
+    Raises:
+        TargetError: one is not.
+    """
+    sizes = {f"{directory}/{file.name}": file.size for file in storage.files(directory)}
+    hint = "restore it from a backup, or start over in a new directory"
+    for file in files:
+        size = sizes.get(file.path)
+        if size is None:
+            raise TargetError(f"landed file {storage.what(file.path)} is missing", hint=hint)
+        if size != file.size:
+            raise TargetError(f"landed file {storage.what(file.path)} has {size} bytes, not {file.size}", hint=hint)
+
+
+def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = None) -> None:
+    """See that each manifest follows the one before.
+
+    Args:
+        manifests: in order of their ends.
+        place: how an error names the chain.
+        anchor: the end of the one before the first; None: unknown.
+
+    Raises:
+        DataLossError: one is missing.
+        TargetError: one overlaps the one before it.
+    """
+    previous = anchor
+    for manifest in manifests:
+        if previous is not None and manifest.previous != previous:
+            if manifest.previous > previous:
+                raise DataLossError(
+                    f"landing zone {place} has a gap: no manifest from {previous} to {manifest.previous}",
+                    hint="restore the missing files from a backup, or start over in a new directory",
+                )
+            raise TargetError(
+                f"landing zone {place}: the batch that ends at {manifest.end} overlaps the one before", hint="somebody else wrote there"
+            )
+        if not manifest.previous <= manifest.begin <= manifest.end:
+            raise TargetError(
+                f"landing zone {place}: the batch that ends at {manifest.end} contradicts itself", hint="somebody else wrote there"
+            )
+        previous = manifest.end

@@ -1,0 +1,291 @@
+"""One unit of work: some files of a table and the changes of a range of its keys become new files. Runs wherever it is sent.
+
+A :class:`Unit` is plain data, and :func:`merge_unit` reads and writes files by pyarrow and does nothing else, so that an executor of Spark,
+a thread, or a test may run it. It changes nothing: new files count once the commit names them.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.spark.fold import Folded, fold, fold_whole_rows, since_truncate, with_special
+from subscriber.sinks.spark.keys import Bound, group_ids, is_orderable, key_columns, rank
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.stats import file_statistics
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["KeyRange", "NewFile", "Unit", "conformed", "merge_unit", "read_changes", "read_range"]
+
+_RANGE: Final = b"subscriber.range"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Values of a table's first key column from ``low`` on, and below ``high``; None: without end."""
+
+    low: Bound | None = None
+    high: Bound | None = None
+
+    def mask(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Which values of a column are in it."""
+        inside: Any = pa.chunked_array([pa.array([True] * len(column))])
+        if self.low is not None and len(self.low) == 2:
+            inside = pc.fill_null(pc.greater_equal(column, pa.scalar(self.low[1], column.type)), False)
+        if self.high is not None and len(self.high) == 2:
+            below = pc.fill_null(pc.less(column, pa.scalar(self.high[1], column.type)), True)
+            inside = pc.and_(inside, below)
+        return inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """See the module.
+
+    Attributes:
+        directory: of the table, relative to the lake.
+        schema: the table's now.
+        base: files of the table, relative to its directory.
+        changes: landed files, relative to the lake, in order.
+        after: changes up to this LSN are in the table already.
+        ranges: of the keys it is about, disjoint; empty: all.
+        cleared: the table's former rows are gone, whatever the changes say.
+        dropped: columns that the publisher has no more: NULL in all rows.
+        target_rows: how many rows a file should have.
+    """
+
+    directory: str
+    schema: TableSchema
+    base: tuple[str, ...]
+    changes: tuple[str, ...]
+    after: int
+    ranges: tuple[KeyRange, ...] = ()
+    cleared: bool = False
+    dropped: tuple[str, ...] = ()
+    target_rows: int = 250_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """A file that a unit wrote.
+
+    Attributes:
+        path: relative to the table.
+        size, rows: bytes, and how many.
+        stats: as Delta's log has them, JSON.
+        low, high: the first key column's range; None if it has none.
+    """
+
+    path: str
+    size: int
+    rows: int
+    stats: str
+    low: Bound | None
+    high: Bound | None
+
+
+def merge_unit(storage: Storage, unit: Unit) -> list[NewFile]:
+    """Do it; return the new files.
+
+    Raises:
+        TargetError: a file cannot be read or written, or is damaged.
+    """
+    schema = unit.schema
+    changes = read_changes(storage, unit.changes, schema, unit.after)
+    if unit.ranges and schema.keys:
+        wanted: Any = pc.equal(changes["_op"], "t")
+        for range_ in unit.ranges:
+            wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
+        changes = changes.filter(wanted)
+    base = _read_base(storage, unit) if unit.base and not unit.cleared else schema.current.empty_table()
+    if schema.full:
+        rows = fold_whole_rows(base, changes, schema)
+    elif schema.keys:
+        rows = _merged(base, fold(changes, schema), schema)
+    else:
+        inserted, cleared = since_truncate(changes)
+        added = inserted.select(schema.current.names)
+        rows = added if cleared else pa.concat_tables([base, added])
+    for name in unit.dropped:
+        position = rows.schema.get_field_index(name)
+        rows = rows.set_column(position, rows.schema.field(position), pa.nulls(rows.num_rows, rows.schema.field(position).type))
+    return _write(storage, unit, rows)
+
+
+def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, after: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read landed files, cast to the table's present columns.
+
+    Args:
+        storage: the lake's.
+        files: relative to it, in order.
+        schema: the table's.
+        after: leave out what is of this LSN or before; copied rows are of none and always there.
+        columns: only these; None: all of :attr:`TableSchema.landing`.
+
+    Raises:
+        TargetError: one cannot be read.
+    """
+    landing = schema.landing if columns is None else pa.schema([schema.landing.field(name) for name in columns])
+    parts = [conformed(_read(storage, file, landing.names), landing) for file in files]
+    table = pa.concat_tables(parts) if parts else landing.empty_table()
+    if "_lsn" in landing.names and "_op" in landing.names and after > 0:
+        table = table.filter(pc.or_(pc.greater(table["_lsn"], after), pc.equal(table["_op"], "c")))
+    return table
+
+
+def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """A table in other columns: missing ones are NULL, types are cast, what is not wanted is left out."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type) for field in wanted
+    ]
+    return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted]))
+
+
+def _read(storage: Storage, path: str, names: Sequence[str]) -> pa.Table:
+    try:
+        with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as file:
+            there = [name for name in names if name in file.schema_arrow.names]
+            return file.read(columns=there, use_threads=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _damaged(storage, path) from error
+    except TargetUnavailable as error:
+        # Arrow says so of a page whose checksum is wrong, without an errno
+        if storage.root is not None and isinstance(error.__cause__, OSError) and error.__cause__.errno is None:
+            raise _damaged(storage, path) from error
+        raise
+
+
+def _damaged(storage: Storage, path: str) -> TargetError:
+    return TargetError(f"{storage.what(path)} is damaged", hint="restore it from a backup, or start over in a new directory")
+
+
+def _read_base(storage: Storage, unit: Unit) -> pa.Table:
+    current = unit.schema.current
+    return pa.concat_tables([conformed(_read(storage, f"{unit.directory}/{path}", current.names), current) for path in unit.base])
+
+
+def _merged(base: pa.Table, folded: Folded, schema: TableSchema) -> pa.Table:
+    names = schema.current.names
+    puts = folded.puts.select(names)
+    if folded.cleared or not base.num_rows:
+        return puts
+    touched = folded.touched
+    both = pa.concat_tables([base.select(names), touched.select(names)])
+    ids = group_ids(key_columns(both, schema.keys))
+    base_ids, touched_ids = ids[: base.num_rows], ids[base.num_rows :]
+    if folded.wanted:
+        puts = _completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())
+    return pa.concat_tables([base.filter(pc.invert(pc.is_in(base_ids, value_set=touched_ids))), puts])
+
+
+def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:
+    """Fill in what only the table has. ``places``: where in the table each touched key is."""
+    both = pa.concat_tables([puts, base.select(puts.schema.names)])
+    indices: dict[str, list[int]] = {}
+    special = both[SPECIAL].to_pylist()
+    for put, (touched, fields) in folded.wanted.items():
+        place = places[touched]
+        if place is None:
+            continue  # the table has no such row: an UPDATE that native would skip
+        source = puts.num_rows + place
+        for name in fields:
+            indices.setdefault(name, list(range(puts.num_rows)))[put] = source
+        special[put] = with_special(special[put], special[source], fields)
+    for name, taken in indices.items():
+        position = puts.schema.get_field_index(name)
+        puts = puts.set_column(position, puts.schema.field(position), both[name].take(pa.array(taken, pa.int64())))
+    position = puts.schema.get_field_index(SPECIAL)
+    return puts.set_column(position, puts.schema.field(position), pa.array(special[: puts.num_rows], pa.string()))
+
+
+# --- writing
+
+
+def _write(storage: Storage, unit: Unit, rows: pa.Table) -> list[NewFile]:
+    keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
+    if keys:
+        rows = rows.sort_by([(key, "ascending") for key in keys])
+    rows = rows.combine_chunks()
+    return [_write_file(storage, unit, rows.slice(start, count)) for start, count in _pieces(rows, unit)]
+
+
+def _pieces(rows: pa.Table, unit: Unit) -> list[tuple[int, int]]:
+    total, target = rows.num_rows, unit.target_rows
+    if total <= target * 1.5:
+        return [(0, total)] if total else []
+    count = -(-total // target)
+    cuts = [_clean_cut(rows, unit.schema, total * number // count, target // 2) for number in range(1, count)]
+    starts = sorted({0, *cuts})
+    return [(start, end - start) for start, end in zip(starts, [*starts[1:], total], strict=True) if end > start]
+
+
+def _clean_cut(rows: pa.Table, schema: TableSchema, cut: int, room: int) -> int:
+    """Not amid rows with the same first key, if their end is near: files whose ranges overlap are merged together for ever."""
+    if not schema.keys:
+        return cut
+    column = rows[schema.keys[0]]
+    last = column[cut - 1].as_py()
+    for place in range(cut, min(cut + room, rows.num_rows)):
+        if column[place].as_py() != last:
+            return place
+    return cut
+
+
+def _write_file(storage: Storage, unit: Unit, rows: pa.Table) -> NewFile:
+    path = f"part-{uuid4().hex}.parquet"
+    low = high = None
+    schema = rows.schema
+    if unit.schema.keys and is_orderable(rows.schema.field(unit.schema.keys[0]).type):
+        column = rows[unit.schema.keys[0]]
+        first = rank(None) if column.null_count else rank(pc.min(column).as_py())
+        low, high = first, rank(pc.max(column).as_py())
+        schema = rows.schema.with_metadata({_RANGE: _packed(column, low, high)})
+    pending = storage.create(f"{unit.directory}/{path}")
+    try:
+        with storage.reading(path), pq.ParquetWriter(pending.stream, schema, compression="zstd", compression_level=1) as writer:
+            writer.write_table(rows.replace_schema_metadata(schema.metadata), row_group_size=unit.target_rows)
+        with storage.reading(path):
+            size = pending.commit()
+    except BaseException:
+        pending.discard()
+        raise
+    return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=low, high=high)
+
+
+def _packed(column: pa.ChunkedArray, low: Bound, high: Bound) -> bytes:
+    """A range in a file's metadata: exact for every type, as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    values = [bound[1] if len(bound) == 2 else None for bound in (low, high)]
+    batch = pa.record_batch([pa.array(values, column.type)], names=["range"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return base64.b64encode(sink.getvalue().to_pybytes())
+
+
+def read_range(storage: Storage, path: str) -> tuple[Bound, Bound] | None:
+    """The range of the first key column that a file of ours says it has; None: it says nothing."""
+    try:
+        with storage.reading(path):
+            metadata = pq.read_schema(path, filesystem=storage.filesystem).metadata or {}
+    except pa.ArrowInvalid as error:
+        raise _damaged(storage, path) from error
+    packed = metadata.get(_RANGE)
+    if packed is None:
+        return None
+    with pa.ipc.open_stream(base64.b64decode(packed)) as reader:
+        low, high = reader.read_all()["range"].to_pylist()
+    return rank(low), rank(high)
+
+
+def modification_time() -> int:
+    """Milliseconds since 1970, as Delta's log has them."""
+    return int(time.time() * 1000)

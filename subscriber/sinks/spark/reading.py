@@ -1,0 +1,88 @@
+"""Reading a lake back by Spark: DataFrames of one consistent cut, with the Delta jar or without it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from subscriber.abc import TableName
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["cut_of", "read_table"]
+
+
+def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
+    """The newest published cut, or the last one at or before an LSN.
+
+    Args:
+        target: the subscription's target, or the lake's directory.
+        as_of_lsn: as ``pg_lsn`` has it.
+
+    Raises:
+        ConfigurationError: no URL, or no LSN.
+        TargetError: there is no such cut.
+    """
+    storage = Storage.open(_location(target))
+    if as_of_lsn is None:
+        found = read_cut(storage)
+    else:
+        try:
+            lsn = as_of_lsn if isinstance(as_of_lsn, Lsn) else Lsn.parse(as_of_lsn)
+        except ValueError as error:
+            raise ConfigurationError(str(error), hint="as in 16/B374D848") from None
+        found = cut_as_of(storage, lsn)
+    if found is None:
+        when = "" if as_of_lsn is None else f" at or before {as_of_lsn}"
+        raise TargetError(f"the lake in {storage.place} has no published cut{when}", hint="start the applier: subscriber spark-apply")
+    return found
+
+
+def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | str | None = None, *, cut: Cut | None = None) -> DataFrame:
+    """A table's rows as of a cut.
+
+    Args:
+        spark: any session that reaches the lake.
+        target: the subscription's target, or the lake's directory.
+        table: ``schema.table``.
+        as_of_lsn: see :func:`cut_of`.
+        cut: of :func:`cut_of`, for several tables at one moment.
+
+    Raises:
+        ConfigurationError, TargetError: there is no such table in the cut.
+    """
+    from pyspark.sql.types import StructType  # noqa: PLC0415 -- an extra
+
+    found = cut if cut is not None else cut_of(target, as_of_lsn)
+    namespace, dot, name = table.partition(".")
+    where = found.tables.get(TableName(namespace, name)) if dot else None
+    if where is None:
+        raise TargetError(
+            f'table "{table}" is not in the cut at {found.lsn}', hint="is it schema.table, and of the subscription, and synchronized?"
+        )
+    delta = LakeDelta(Storage.open(_location(target)), where.path)
+    try:
+        opened = DeltaTable(delta.uri, version=where.version)
+    except DeltaError as error:
+        raise TargetError(
+            f'table "{table}" has no version {where.version} any more', hint="read a newer cut, or vacuum later (grace_hours)"
+        ) from error
+    if "DeltaSparkSessionExtension" in (spark.conf.get("spark.sql.extensions", "") or ""):
+        return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
+    schema = StructType.fromJson(json.loads(opened.schema().to_json()))
+    files = opened.file_uris()
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def _location(target: str) -> Location:
+    return Location.parse(target if "://" in target else f"spark://{target}")

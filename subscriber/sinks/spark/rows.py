@@ -1,0 +1,126 @@
+"""Rows of one table, gathered until they become Arrow: lists of raw values, one a row, and what happened to each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from subscriber.errors import ApplyError
+from subscriber.sinks.spark.schema import META, TableSchema
+from subscriber.sinks.spark.values import NotText, to_arrow
+from subscriber.transaction.model import Transaction
+
+__all__ = ["RowBuffer", "special_column", "typed_columns"]
+
+_EPOCH_OFFSET: Final = 946_684_800_000_000
+"""Microseconds from 1970 to 2000."""
+
+
+class RowBuffer:
+    """Rows of one table under one schema, in order.
+
+    Attributes:
+        table_id: the lake's.
+        schema: theirs.
+        size: bytes of their values, about.
+    """
+
+    __slots__ = ("_lsns", "_moved", "_ops", "_rows", "_seqs", "_times", "_unchanged", "_xids", "schema", "size", "table_id")
+
+    def __init__(self, table_id: int, schema: TableSchema) -> None:
+        self.table_id = table_id
+        self.schema = schema
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rows."""
+        self.size = 0
+        self._rows: list[Sequence[bytes | None]] = []
+        self._ops: list[str] = []
+        self._lsns: list[int] = []
+        self._seqs: list[int] = []
+        self._xids: list[int] = []
+        self._times: list[int] = []
+        self._moved: list[bool] = []
+        self._unchanged: list[list[str] | None] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def append(
+        self,
+        op: str,
+        transaction: Transaction,
+        seq: int,
+        values: Sequence[bytes | None],
+        *,
+        moved: bool = False,
+        unchanged: list[str] | None = None,
+    ) -> None:
+        """Add a row; see :mod:`subscriber.sinks.spark.schema` for what its parts mean."""
+        self._ops.append(op)
+        self._rows.append(values)
+        self._lsns.append(transaction.end_lsn)
+        self._seqs.append(seq)
+        self._xids.append(transaction.xid)
+        self._times.append(transaction.commit_time + _EPOCH_OFFSET)
+        self._moved.append(moved)
+        self._unchanged.append(unchanged)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """All rows.
+
+        Raises:
+            ApplyError: a text is not UTF-8.
+        """
+        meta = [
+            self._ops,
+            pa.array(self._lsns, pa.int64()),
+            pa.array(self._seqs, pa.int64()),
+            pa.array(self._xids, pa.int64()),
+            pa.array(self._times, pa.timestamp("us", "UTC")),
+            self._moved,
+            self._unchanged,
+        ]
+        arrays = [pa.array(values, field.type) for values, field in zip(meta, META, strict=False)]
+        columns, specials = typed_columns(self.schema, self._rows)
+        return pa.RecordBatch.from_arrays([*arrays, special_column(specials, len(self)), *columns], schema=self.schema.landing)
+
+
+def typed_columns(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -> tuple[list[pa.Array], dict[int, dict[str, str]]]:
+    """Cast the columns of rows.
+
+    Returns:
+        An array a column, and by row what its columns could not hold, field to text.
+
+    Raises:
+        ApplyError: a text is not UTF-8.
+    """
+    values: Sequence[Sequence[bytes | None]] = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
+    arrays: list[pa.Array] = []
+    specials: dict[int, dict[str, str]] = {}
+    for column, texts in zip(schema.columns, values, strict=True):
+        try:
+            array, refused = to_arrow(texts, column.type)
+        except NotText:
+            raise ApplyError(
+                f'table "{schema.table}", column "{column.name}": bytes that are not UTF-8',
+                hint="the publisher's database has encoding SQL_ASCII: mend the rows there; the lake holds UTF-8 only",
+            ) from None
+        arrays.append(array)
+        for row, text in refused.items():
+            specials.setdefault(row, {})[column.field] = text
+    return arrays, specials
+
+
+def special_column(specials: Mapping[int, Mapping[str, str]], count: int) -> pa.Array:
+    """The column ``_special`` for so many rows."""
+    if not specials:
+        return pa.nulls(count, pa.string())
+    texts: list[str | None] = [None] * count
+    for row, values in specials.items():
+        texts[row] = json.dumps(values, sort_keys=True)
+    return pa.array(texts, pa.string())

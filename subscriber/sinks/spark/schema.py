@@ -1,0 +1,162 @@
+"""A table as the lake knows it at one time: its columns, its replica identity, and the Arrow schemas that follow.
+
+Rows of landing files and change logs bear columns of ours before the table's own:
+
+===========  ==============  =============================================================================================
+``_op``      string          ``i`` insert, ``u`` update, ``d`` delete, ``t`` truncate, ``c`` copied
+``_lsn``     int64           end LSN of the transaction's commit: what a cut at that LSN has
+``_seq``     int64           place in the transaction, from 0
+``_xid``     int64           the transaction's id at the publisher
+``_ts``      timestamp UTC   commit time
+``_moved``   bool            of ``u``: the row before this one, a ``d``, is what it was before: its key changed, or all of it is the key
+``_un``      list of string  of ``u``: columns that were not changed and not sent
+``_special`` string          JSON, column to text: values that a column's type cannot hold; such a column is NULL
+===========  ==============  =============================================================================================
+
+A ``d`` has the columns of the replica identity only, a ``t`` none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.spark.types import arrow_type, parse_type, type_name
+
+__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "lake_names"]
+
+SPECIAL: Final = "_special"
+
+META: Final = pa.schema(
+    [
+        pa.field("_op", pa.string(), nullable=False),
+        pa.field("_lsn", pa.int64(), nullable=False),
+        pa.field("_seq", pa.int64(), nullable=False),
+        pa.field("_xid", pa.int64(), nullable=False),
+        pa.field("_ts", pa.timestamp("us", "UTC")),
+        pa.field("_moved", pa.bool_(), nullable=False),
+        pa.field("_un", pa.list_(pa.string())),
+        pa.field(SPECIAL, pa.string()),
+    ]
+)
+META_NAMES: Final = frozenset(META.names)
+
+_FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
+"""Characters that Delta does not allow in names of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """One column.
+
+    Attributes:
+        name: PostgreSQL's.
+        field: the lake's: another one only where Delta would not have PostgreSQL's.
+        type: Arrow's.
+        key: of the replica identity.
+    """
+
+    name: str
+    field: str
+    type: pa.DataType
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """See the module.
+
+    Attributes:
+        table: its name.
+        identity: ``pg_class.relreplident``: default, nothing, full, index.
+        columns: in the table's order.
+    """
+
+    table: TableName
+    identity: str
+    columns: tuple[LakeColumn, ...]
+
+    @classmethod
+    def of_relation(cls, relation: Relation) -> TableSchema:
+        """As the stream describes it."""
+        fields = lake_names(column.name for column in relation.columns)
+        columns = tuple(
+            LakeColumn(column.name, field, arrow_type(column.type_oid, column.type_modifier), column.key)
+            for column, field in zip(relation.columns, fields, strict=True)
+        )
+        return cls(TableName(relation.namespace, relation.name), relation.replica_identity, columns)
+
+    @classmethod
+    def of_published(cls, table: PublishedTable) -> TableSchema:
+        """As the publisher's catalog describes it."""
+        modifiers = table.column_modifiers or (-1,) * len(table.columns)
+        fields = lake_names(table.columns)
+        columns = tuple(
+            LakeColumn(name, field, arrow_type(oid, modifier), name in table.key_columns)
+            for name, field, oid, modifier in zip(table.columns, fields, table.column_types, modifiers, strict=True)
+        )
+        return cls(table.name, table.replica_identity, columns)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Fields of the replica identity; all of them if it is FULL, none if there is none."""
+        return tuple(column.field for column in self.columns if column.key)
+
+    @property
+    def full(self) -> bool:
+        """Whether a row is known by all its columns, and may be there more than once."""
+        return self.identity == "f"
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """Of the table's own columns."""
+        return pa.schema([pa.field(column.field, column.type) for column in self.columns])
+
+    @property
+    def landing(self) -> pa.Schema:
+        """Of rows that were changed."""
+        return pa.schema([*META, *self.arrow])
+
+    @property
+    def current(self) -> pa.Schema:
+        """Of the current-state table."""
+        return pa.schema([*self.arrow, META.field(SPECIAL)])
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {
+            "table": [self.table.namespace, self.table.name],
+            "identity": self.identity,
+            "columns": [[column.name, column.field, type_name(column.type), column.key] for column in self.columns],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
+        """Read it back.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no schema.
+        """
+        columns = tuple(LakeColumn(name, field, parse_type(type_), bool(key)) for name, field, type_, key in data["columns"])
+        return cls(TableName(*data["table"]), data["identity"], columns)
+
+
+def lake_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names that Delta takes, none of ours, and none twice even where letter case does not count (as in Spark)."""
+    taken = {name.lower() for name in META_NAMES}
+    found: list[str] = []
+    for name in names:
+        plain = _FORBIDDEN.sub("_", name)
+        candidate, number = plain, 1
+        while candidate.lower() in taken:
+            number += 1
+            candidate = f"{plain}_{number}"
+        taken.add(candidate.lower())
+        found.append(candidate)
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""A Spark session for the applier. Only here, and in what reads a lake by Spark, pyspark is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from subscriber.errors import ConfigurationError, TargetUnavailable
+from subscriber.sinks.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark_session"]
+
+_CONF: Final[Mapping[str, str]] = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.shuffle.partitions": "8",
+}
+_LOCAL: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+}
+
+
+def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, packages: str | None = None) -> SparkSession:
+    """The session that there is, or a new one.
+
+    Args:
+        master: as ``spark-submit`` takes it; None: what the configuration says (as under spark-submit).
+        conf: settings that go before ours.
+        packages: a wheel or zip of this program that executors need; None: they have it.
+
+    Raises:
+        ConfigurationError: no pyspark, or no Java.
+        TargetUnavailable: the session does not start.
+    """
+    try:
+        from pyspark.errors import PySparkException  # noqa: PLC0415 -- an extra
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"engine rewrite needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[spark]'"
+        ) from error
+    found = SparkSession.getActiveSession()
+    if found is None:
+        home = find_java(Path(tempfile.gettempdir()) / f"subscriber-java-{os.getuid()}")
+        if home is not None:
+            os.environ["JAVA_HOME"] = home
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName("subscriber spark-apply")
+        if master is not None:
+            builder = builder.master(master)
+        local = master is not None and master.startswith("local")
+        if local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        for name, value in {**_CONF, **(_LOCAL if local else {}), **(conf or {})}.items():
+            builder = builder.config(name, value)
+        try:
+            found = builder.getOrCreate()
+        except (PySparkException, OSError, RuntimeError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TargetUnavailable(f"Spark does not start: {first}", hint="see Java's output above") from error
+    if packages is not None:
+        found.sparkContext.addPyFile(packages)
+    return found

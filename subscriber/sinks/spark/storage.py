@@ -1,0 +1,213 @@
+"""Files of a lake: made whole and durable, or not at all.
+
+On a local file system a file is written under another name, fsynced, renamed, and counts once its directory is fsynced too
+(:meth:`Storage.sync`). In an object store a file is there, whole, when it is closed; nothing is renamed. In both, whoever reads follows a
+manifest, which is written last: what no manifest names is as if it were not there.
+
+Names are relative to the lake, with slashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, Self
+from uuid import uuid4
+
+import pyarrow as pa
+from pyarrow import fs
+
+from subscriber.errors import ConfigurationError
+from subscriber.sinks.spark.failures import translated
+from subscriber.sinks.spark.location import Location
+
+__all__ = ["TEMPORARY", "PendingFile", "Storage", "StoredFile"]
+
+TEMPORARY: Final = ".tmp-"
+"""How names of files begin that are being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that is there."""
+
+    name: str
+    size: int
+
+
+class PendingFile:
+    """A file being written. It is there after :meth:`commit`, and durable after :meth:`Storage.sync` of its directory."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.name = name
+        self._storage = storage
+        path = PurePosixPath(name)
+        self._written = str(path.with_name(f"{TEMPORARY}{uuid4().hex}-{path.name}")) if storage.root else name
+        self.stream = storage.filesystem.open_output_stream(self._written)
+
+    def commit(self, name: str | None = None) -> int:
+        """Close it under its name, or another one in the same directory; return its size in bytes."""
+        final = name or self.name
+        size = int(self.stream.tell())
+        self.stream.close()
+        if self._storage.root is not None:
+            written = self._storage.root / self._written
+            _fsync(written)
+            written.rename(self._storage.root / final)
+        elif final != self._written:
+            self._storage.filesystem.move(self._written, final)
+        self.name = final
+        return size
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        with contextlib.suppress(OSError):
+            self.stream.close()
+        with contextlib.suppress(OSError):
+            self._storage.filesystem.delete_file(self._written)
+
+
+class Storage:
+    """See the module.
+
+    Attributes:
+        root: the lake's directory; None in an object store.
+        filesystem: pyarrow's, rooted at the lake.
+        place: how errors name the lake.
+    """
+
+    def __init__(self, filesystem: fs.FileSystem, root: Path | None, place: str) -> None:
+        self.filesystem = filesystem
+        self.root = root
+        self.place = place
+
+    @classmethod
+    def open(cls, location: Location) -> Self:
+        """Reach the place; nothing is made.
+
+        Raises:
+            ConfigurationError: pyarrow knows no such file system.
+            TargetUnavailable: it cannot be reached.
+        """
+        if location.path is not None:
+            local = fs.LocalFileSystem()
+            return cls(fs.SubTreeFileSystem(location.path, local), Path(location.path), location.path)
+        assert location.uri is not None
+        try:
+            with translated(f"lake {location}"):
+                filesystem, path = fs.FileSystem.from_uri(location.uri)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+            raise ConfigurationError(f"there is no file system for {location}", hint="pyarrow knows s3, gs, abfs, hdfs and file") from error
+        return cls(fs.SubTreeFileSystem(path, filesystem), None, str(location))
+
+    def what(self, name: str) -> str:
+        """How an error names a file."""
+        return f"{self.place}/{name}" if name else self.place
+
+    def create(self, name: str) -> PendingFile:
+        """Begin a file.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        with translated(self.what(name)):
+            return PendingFile(self, name)
+
+    def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        """Make or replace a small file, whole; durable on return, directory included, unless told otherwise.
+
+        Raises:
+            TargetError: it cannot be written; the former one, if any, is still there.
+        """
+        with translated(self.what(name)):
+            if self.root is None:
+                with self.filesystem.open_output_stream(name) as stream:
+                    stream.write(content)
+                return
+            path = self.root / name
+            written = path.with_name(f"{TEMPORARY}{uuid4().hex}-{path.name}")
+            try:
+                with written.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    if durable:
+                        os.fsync(file.fileno())
+                written.rename(path)
+            except OSError:
+                written.unlink(missing_ok=True)
+                raise
+        if durable:
+            self.sync([str(PurePosixPath(name).parent)])
+
+    def sync(self, directories: Iterable[str]) -> None:
+        """Make names in these directories durable.
+
+        Raises:
+            TargetError: the file system refuses.
+        """
+        if self.root is None:
+            return
+        for directory in directories:
+            with translated(self.what(directory)):
+                _fsync(self.root / directory)
+
+    def read(self, name: str) -> bytes | None:
+        """A small file's content; None if it is not there."""
+        with translated(self.what(name)):
+            try:
+                with self.filesystem.open_input_stream(name) as stream:
+                    return bytes(stream.read())
+            except FileNotFoundError:
+                return None
+
+    def files(self, directory: str) -> list[StoredFile]:
+        """Files in a directory, by name; none if it is not there. Subdirectories are left out."""
+        with translated(self.what(directory)):
+            found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+        files = [StoredFile(info.base_name, info.size or 0) for info in found if info.type is fs.FileType.File]
+        return sorted(files, key=lambda file: file.name)
+
+    def entries(self, directory: str) -> list[str]:
+        """Names of everything in a directory; none if it is not there."""
+        with translated(self.what(directory)):
+            found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+        return sorted(info.base_name for info in found)
+
+    def make_directory(self, directory: str) -> None:
+        """Make it and those above it, durably; fine if they are there."""
+        if self.root is None:
+            return
+        path = self.root / directory
+        with translated(self.what(directory)):
+            missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+            path.mkdir(parents=True, exist_ok=True)
+            for made in missing:
+                _fsync(made.parent)
+
+    def remove_directory(self, directory: str) -> None:
+        """Remove it with all that is in it; fine if it is not there."""
+        with translated(self.what(directory)), contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_dir(directory)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; fine if they are gone."""
+        for name in names:
+            with translated(self.what(name)), contextlib.suppress(FileNotFoundError):
+                self.filesystem.delete_file(name)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Translate errors of a block that reads a file through :attr:`filesystem`."""
+        with translated(self.what(name)):
+            yield
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

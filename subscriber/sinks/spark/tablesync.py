@@ -1,0 +1,206 @@
+"""One table's synchronization: its copy, and its own batches until the apply worker takes it over, in a directory of its own.
+
+Copied rows are files like landed ones, their operation ``c``; ``copy.json`` says which they are and makes them count, and only then
+the catalog says FINISHEDCOPY. A copy that did not come so far is removed by the next :meth:`SparkTableSink.begin`. A new copy has a
+new directory, so that nobody ever takes rows of one for rows of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.spark.copytext import CopyReader
+from subscriber.sinks.spark.lake import Lake, copy_directory
+from subscriber.sinks.spark.lander import Lander, unhurried
+from subscriber.sinks.spark.landing import LandingZone, ParquetFile
+from subscriber.sinks.spark.lock import FileLock
+from subscriber.sinks.spark.manifest import LandedFile, read_document, write_document
+from subscriber.sinks.spark.rows import special_column, typed_columns
+from subscriber.sinks.spark.schema import TableSchema
+
+__all__ = ["COPY_DOCUMENT", "SparkTableSink"]
+
+COPY_DOCUMENT: Final = "copy.json"
+
+_ROWS: Final = 50_000
+"""Rows of a row group."""
+_BYTES: Final = 16 * 1024**2
+"""Bytes of COPY data of a row group, if rows are long."""
+
+
+class SparkTableSink:
+    """A :class:`subscriber.abc.TableSink`.
+
+    Args:
+        table: whose.
+        lake: gives the lake; a later one after the sink was opened again.
+        lock: the writer's, held meanwhile.
+        catalog: for one change of the catalog at a time.
+        statistics: counted into.
+    """
+
+    def __init__(
+        self, table: TableName, lake: Callable[[], Lake], lock: FileLock, catalog: asyncio.Lock, statistics: ApplyStatistics
+    ) -> None:
+        self._table = table
+        self._lake = lake
+        self._lock = lock
+        self._catalog = catalog
+        self._statistics = statistics
+        self._locked = False
+        self._schema: TableSchema | None = None
+        self._numbers: Iterator[int] = itertools.count()
+        self._files: list[LandedFile] = []
+        self._lander: Lander | None = None
+
+    @property
+    def relation_id(self) -> int:
+        """The lake's number of the table."""
+        return self._lake().table(self._table).id
+
+    async def begin(self) -> TableEntry:
+        """The entry as stored, after undoing a copy that did not finish."""
+        if not self._locked:
+            self._lock.take()
+            self._locked = True
+        self._lander = None
+        lake = self._lake()
+        table = lake.table(self._table)
+        if table.entry.state is TableState.DATASYNC:
+            await unhurried(lambda: lake.storage.remove_directory(copy_directory(table)))
+            await self._change(entry=TableEntry(TableState.INIT))
+        return lake.table(self._table).entry
+
+    async def _change(self, **changes: object) -> None:
+        async with self._catalog:
+            await unhurried(lambda: self._lake().change_table(self._table, **changes))
+
+    @property
+    def _directory(self) -> str:
+        return copy_directory(self._lake().table(self._table))
+
+    async def start_copy(self) -> None:
+        """Store DATASYNC, with a new directory."""
+        generation = self._lake().table(self._table).generation + 1
+        await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
+        self._files, self._schema, self._numbers = [], None, itertools.count()
+        storage, directory = self._lake().storage, self._directory
+        await unhurried(lambda: storage.make_directory(directory))
+
+    async def describe(self, table: PublishedTable) -> None:
+        """What the copied columns are."""
+        self._schema = TableSchema.of_published(table)
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store the rows of one COPY stream as one file.
+
+        Raises:
+            TargetError: it cannot be written, or a text is not UTF-8.
+            ProtocolError: it is no COPY data.
+        """
+        schema = self._schema
+        if schema is None or tuple(columns) != tuple(column.name for column in schema.columns):
+            raise TargetError(f'table "{self._table}" was not described as it is copied', hint="report this")
+        if copy_format is not CopyFormat.TEXT:
+            raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+        storage = self._lake().storage
+        name = f"{self._directory}/part-{next(self._numbers):05d}.parquet"
+        file = await unhurried(lambda: ParquetFile(storage, name, schema.landing))
+        reader = CopyReader(len(schema.columns))
+        pieces: list[bytes] = []
+        gathered = 0
+        try:
+            async for piece in data:
+                pieces.append(piece)
+                gathered += len(piece)
+                if gathered >= _BYTES or len(pieces) >= _ROWS:
+                    await unhurried(lambda some=pieces: _write(file, reader, schema, some))  # type: ignore[misc]
+                    pieces, gathered = [], 0
+            await unhurried(lambda: _write(file, reader, schema, pieces))
+            reader.finish()
+            size = await unhurried(file.commit)
+        except BaseException:
+            file.discard()
+            raise
+        self._files.append(LandedFile(table_id=self.relation_id, path=name, rows=file.rows, size=size, schema=schema))
+
+    async def finish_copy(self, position: Position) -> None:
+        """Store FINISHEDCOPY and the position, with all rows copied."""
+        storage, directory = self._lake().storage, self._directory
+        assert self._schema is not None
+        document = {
+            "lsn": str(position.lsn),
+            "schema": self._schema.to_json(),
+            "files": [file.to_json() for file in sorted(self._files, key=lambda file: file.path)],
+        }
+
+        def finish() -> None:
+            storage.sync([directory])
+            write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
+
+        await unhurried(finish)
+        await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
+
+    async def position(self) -> Position:
+        """Of the snapshot, or of the last batch behind it."""
+        lake = self._lake()
+        position = lake.table(self._table).position
+        if position is None or read_document(lake.storage, f"{self._directory}/{COPY_DOCUMENT}") is None:
+            raise TargetError(
+                f'the copy of table "{self._table}" is gone from the lake', hint="remove the table from the publication and add it again"
+            )
+        zone = LandingZone(lake.storage, self._directory, position.lsn)
+        await unhurried(zone.recover)
+        self._lander = Lander(zone, self._table_id, self._statistics, zone.last)
+        return Position(position.slot_name, position.system_identifier, position.timeline, zone.last)
+
+    def _table_id(self, relation: Relation) -> int | None:
+        return self.relation_id if TableName(relation.namespace, relation.name) == self._table else None
+
+    async def apply(self, batch: Batch) -> None:
+        """Land the table's share; durable on return. A batch without any is no reason for a file."""
+        assert self._lander is not None
+        await self._lander.take(batch)
+        await self._lander.land()
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        """Store SYNCDONE, forget the position."""
+        await self._change(entry=TableEntry(TableState.SYNCDONE, lsn), position=None)
+
+    async def close(self) -> None:
+        """Give the lock back. Idempotent."""
+        if self._locked:
+            self._locked = False
+            self._lock.give_back()
+
+
+def _write(file: ParquetFile, reader: CopyReader, schema: TableSchema, pieces: Sequence[bytes]) -> None:
+    rows = reader.feed(b"".join(pieces))
+    if rows:
+        file.write(_copied(schema, rows))
+
+
+def _copied(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -> pa.RecordBatch:
+    count = len(rows)
+    columns, specials = typed_columns(schema, rows)
+    zeros = pa.array([0], pa.int64()).take(pa.array([0] * count, pa.int64()))
+    meta = [
+        pa.array(["c"] * count, pa.string()),
+        zeros,
+        zeros,
+        zeros,
+        pa.nulls(count, pa.timestamp("us", "UTC")),
+        pa.array([False] * count, pa.bool_()),
+        pa.nulls(count, pa.list_(pa.string())),
+        special_column(specials, count),
+    ]
+    return pa.RecordBatch.from_arrays([*meta, *columns], schema=schema.landing)

@@ -1,0 +1,121 @@
+"""Prepared transactions: their rows lie apart, durably, until COMMIT PREPARED puts them into the landing zone.
+
+Each has a directory ``prepared/<xid>-<digest of its gid>``, whose ``prepared.json`` is written last and makes it count. What is
+known after a crash, with the message coming again:
+
+=======================  ==========================  ============================================
+ the document is          the commit's end LSN is     so
+=======================  ==========================  ============================================
+ there                    past the landing zone       COMMIT PREPARED is still to be done
+ there                    not past it                 it is done; the directory is left over
+ not there                not past it                 it is done
+ not there                past it                     PREPARE is to be done; or it is lost
+=======================  ==========================  ============================================
+
+A PREPARE is not judged by its LSN: one from before the slot's two-phase start is sent late.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared
+from subscriber.sinks.spark.landing import OpenBatch, ParquetFile
+from subscriber.sinks.spark.manifest import LandedFile, read_document, write_document
+from subscriber.sinks.spark.storage import Storage
+from subscriber.transaction.model import Transaction
+
+__all__ = ["PreparedFiles"]
+
+_DOCUMENT: Final = "prepared.json"
+_EPOCH_OFFSET: Final = 946_684_800_000_000
+
+
+class PreparedFiles:
+    """The prepared transactions of a lake. Everything here blocks."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def directory(self, xid: int, gid: str) -> str:
+        """Where one lies."""
+        return f"prepared/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+
+    def is_there(self, xid: int, gid: str) -> bool:
+        """Whether it is prepared."""
+        return read_document(self._storage, f"{self.directory(xid, gid)}/{_DOCUMENT}") is not None
+
+    def begin(self, xid: int, gid: str) -> OpenBatch:
+        """Begin to prepare one; what an earlier attempt left is removed."""
+        directory = self.directory(xid, gid)
+        self._storage.remove_directory(directory)
+        self._storage.make_directory(directory)
+        return OpenBatch(self._storage, directory)
+
+    def prepare(self, batch: OpenBatch, transaction: Transaction, gid: str) -> None:
+        """Make it durable.
+
+        Raises:
+            TargetError: it cannot be written; nothing of it counts.
+        """
+        directory = self.directory(transaction.xid, gid)
+        try:
+            files = batch.finish("prepared")
+        except BaseException:
+            batch.discard()
+            raise
+        self._storage.sync([directory])
+        document = {"xid": transaction.xid, "end": str(transaction.end_lsn), "files": [file.to_json() for file in files]}
+        write_document(self._storage, f"{directory}/{_DOCUMENT}", document)
+
+    def commit(self, message: CommitPrepared, directory: str) -> list[LandedFile] | None:
+        """Write its rows into the landing zone's directory, as of the commit. They count with the manifest that the caller writes.
+
+        Returns:
+            The files; None if it is not prepared.
+
+        Raises:
+            TargetError: it cannot be written or read.
+        """
+        source = self.directory(message.xid, message.gid)
+        document = read_document(self._storage, f"{source}/{_DOCUMENT}")
+        if document is None:
+            return None
+        found: list[LandedFile] = []
+        for number, data in enumerate(document["files"]):
+            file = LandedFile.from_json(data)
+            path = f"{directory}/{int(message.end_lsn):020d}-{file.table_id}-{number}.parquet"
+            size = self._rewrite(file, path, message.end_lsn, message.commit_time + _EPOCH_OFFSET)
+            found.append(LandedFile(table_id=file.table_id, path=path, rows=file.rows, size=size, schema=file.schema))
+        return found
+
+    def _rewrite(self, file: LandedFile, path: str, end: Lsn, commit_time: int) -> int:
+        written = ParquetFile(self._storage, path, file.schema.landing)
+        try:
+            with self._storage.reading(file.path), pq.ParquetFile(file.path, filesystem=self._storage.filesystem) as source:
+                for batch in source.iter_batches():
+                    rows = batch.num_rows
+                    lsns = pa.array([int(end)] * rows, pa.int64())
+                    times = pa.array([commit_time] * rows, pa.timestamp("us", "UTC"))
+                    arrays = [
+                        lsns if name == "_lsn" else times if name == "_ts" else batch.column(position)
+                        for position, name in enumerate(batch.schema.names)
+                    ]
+                    written.write(pa.RecordBatch.from_arrays(arrays, schema=file.schema.landing))
+        except pa.ArrowInvalid as error:
+            written.discard()
+            raise TargetError(f"{self._storage.what(file.path)} is damaged", hint="restore it from a backup") from error
+        except BaseException:
+            written.discard()
+            raise
+        return written.commit()
+
+    def forget(self, xid: int, gid: str) -> None:
+        """Remove it; fine if it is gone."""
+        self._storage.remove_directory(self.directory(xid, gid))

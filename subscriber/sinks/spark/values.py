@@ -1,0 +1,138 @@
+"""Columns of PostgreSQL's texts to Arrow arrays: one cast a column, and only where that fails one value after another.
+
+A whole column is cast at once, which costs some ten nanoseconds a value. One value that the Arrow type cannot hold (``NaN`` in a decimal,
+``infinity`` or BC in a date) makes the cast fail; then the column is halved until the values are found. They become NULL in the column, and
+their texts are given back: they are stored beside it, in ``_special``, and nothing is lost or bent.
+
+Texts are those of a session of ours: DateStyle ISO, ``extra_float_digits`` large enough, UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.sinks.spark.arrays import parse_array
+
+__all__ = ["NotText", "Specials", "to_arrow"]
+
+Specials = dict[int, str]
+"""Row number to the text of a value that the column's type cannot hold."""
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 -- of both kinds of timestamp
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class NotText(ValueError):
+    """A text value is not UTF-8."""
+
+
+def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Array, Specials]:
+    """Cast a column.
+
+    Args:
+        values: text format, NULL as None.
+        arrow: one of :mod:`subscriber.sinks.spark.types`.
+
+    Returns:
+        An array of that type, and what it could not hold.
+
+    Raises:
+        NotText: bytes that are not UTF-8, as a database with encoding SQL_ASCII may hold.
+    """
+    try:
+        text = pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        raise NotText("not UTF-8") from None
+    return _column(text, arrow)
+
+
+def _column(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
+    if pa.types.is_string(arrow):
+        return text, {}
+    if pa.types.is_boolean(arrow):
+        return pc.equal(text, "t"), {}
+    if pa.types.is_list(arrow):
+        return _lists(text, arrow)
+    if pa.types.is_binary(arrow):
+        return pa.array([None if value is None else _bytea(value) for value in text.to_pylist()], arrow), {}
+    specials: Specials = {}
+    return _cast(text, arrow, 0, specials), specials
+
+
+def _cast(text: pa.Array, arrow: pa.DataType, first: int, specials: Specials) -> pa.Array:
+    try:
+        cast = text.cast(arrow)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(text) > 1:
+            half = len(text) // 2
+            parts = [_cast(text[:half], arrow, first, specials), _cast(text[half:], arrow, first + half, specials)]
+            return pa.concat_arrays(parts)
+        value = text[0].as_py()
+        moment = _moment(value) if pa.types.is_timestamp(arrow) else None
+        if moment is None:
+            specials[first] = value
+        return pa.array([moment], pa.int64()).cast(arrow) if moment is not None else pa.nulls(1, arrow)
+    return cast
+
+
+def _moment(text: str) -> int | None:
+    """Microseconds since 1970: zones of before standard time have offsets with seconds, which Arrow's cast does not know."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    offset = moment.utcoffset() or timedelta()
+    return (moment.replace(tzinfo=None) - _EPOCH - offset) // _MICROSECOND
+
+
+def _bytea(text: str) -> bytes:
+    if text.startswith("\\x"):
+        return bytes.fromhex(text[2:])
+    # bytea_output = escape
+    found, position = bytearray(), 0
+    while position < len(text):
+        if text[position] != "\\":
+            found.append(ord(text[position]))
+            position += 1
+        elif text[position + 1] == "\\":
+            found.append(0x5C)
+            position += 2
+        else:
+            found.append(int(text[position + 1 : position + 4], 8))
+            position += 4
+    return bytes(found)
+
+
+def _lists(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
+    specials: Specials = {}
+    offsets: list[int | None] = []
+    elements: list[str | None] = []
+    owners: list[int] = []
+    texts: list[str | None] = text.to_pylist()
+    for row, value in enumerate(texts):
+        found = None if value is None else parse_array(value)
+        offsets.append(None if found is None else len(elements))
+        if found is None:
+            if value is not None:
+                specials[row] = value
+            continue
+        elements += found
+        owners += [row] * len(found)
+    offsets.append(len(elements))
+    cast, refused = _column(pa.array(elements, pa.string()), arrow.value_type)
+    result = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), cast).cast(arrow)
+    spoiled = {owners[element] for element in refused}
+    if spoiled:
+        specials |= {row: texts[row] or "" for row in spoiled}
+        result = _without(result, spoiled)
+    return result, dict(sorted(specials.items()))
+
+
+def _without(array: pa.Array, rows: set[int]) -> pa.Array:
+    taken: Callable[[int], int | None] = lambda row: None if row in rows else row  # noqa: E731
+    return array.take(pa.array([taken(row) for row in range(len(array))], pa.int64()))

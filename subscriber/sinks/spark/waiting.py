@@ -1,0 +1,99 @@
+"""What waits to be applied to one table: its files in order, and the schemas they were described with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.lake import LakeTable
+from subscriber.sinks.spark.manifest import LandedFile, check_files, check_paths, read_document, read_manifests
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.tablesync import COPY_DOCUMENT
+
+__all__ = ["Copied", "Source", "copied_source", "read_copy"]
+
+
+@dataclass(slots=True)
+class Source:
+    """See the module.
+
+    Attributes:
+        reached: up to which LSN the table is with these files.
+        files: relative to the lake, in order.
+        size: of all files, bytes.
+        schemas: in order, neighbours different; empty if nothing describes the table.
+    """
+
+    reached: Lsn
+    files: list[str] = field(default_factory=list)
+    size: int = 0
+    schemas: list[TableSchema] = field(default_factory=list)
+
+    def add(self, files: Sequence[LandedFile]) -> None:
+        """These come next."""
+        for file in files:
+            self.files.append(file.path)
+            self.size += file.size
+            self.describe(file.schema)
+
+    def describe(self, schema: TableSchema) -> None:
+        """The table is so from here on."""
+        if not self.schemas or self.schemas[-1] != schema:
+            self.schemas.append(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A table's copy: as of which LSN, its schema and its files."""
+
+    lsn: Lsn
+    schema: TableSchema
+    files: tuple[LandedFile, ...]
+
+
+def read_copy(storage: Storage, directory: str) -> Copied | None:
+    """What a table's copy says of itself; None: there was none.
+
+    Raises:
+        TargetError: it is damaged.
+    """
+    document = read_document(storage, f"{directory}/{COPY_DOCUMENT}")
+    if document is None:
+        return None
+    try:
+        files = tuple(LandedFile.from_json(data) for data in document["files"])
+        return Copied(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files)
+    except (ValueError, KeyError, TypeError):
+        raise TargetError(
+            f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"
+        ) from None
+
+
+def copied_source(storage: Storage, directory: str, table: LakeTable) -> Source:
+    """What a table begins with: its copy and its own batches, up to where it was handed over; nothing, if it was not copied.
+
+    Raises:
+        TargetError, DataLossError: something of it is missing or damaged.
+    """
+    copied = read_copy(storage, directory) if table.generation else None
+    if copied is None:
+        if table.generation:
+            raise TargetError(
+                f"the copy in {storage.what(directory)} is gone", hint="restore it from a backup, or start over in a new directory"
+            )
+        return Source(table.added)
+    source = Source(copied.lsn)
+    source.describe(copied.schema)
+    check_paths(storage, directory, copied.files)
+    source.add(copied.files)
+    manifests = read_manifests(storage, directory)
+    check_files(storage, directory, manifests)
+    for manifest in manifests:
+        source.add(manifest.files)
+        source.reached = manifest.end
+    if table.entry.lsn is not None:
+        source.reached = max(source.reached, table.entry.lsn)
+    return source

@@ -1,0 +1,127 @@
+"""A lake of a test: its applier without Spark, and its rows beside the publisher's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections import Counter
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from subscriber.abc import TableName
+from subscriber.sinks.spark.applied import Cut, read_cut
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.arrays import parse_array
+from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.storage import Storage
+from tests.database import Database
+
+
+def storage(path: Path) -> Storage:
+    return Storage.open(Location(path=str(path)))
+
+
+def apply_all(path: Path, settings: ApplierSettings | None = None) -> Cut:
+    """Apply what was landed, in this thread."""
+    work = Applier(storage(path), LocalEngine(storage(path)), settings)
+    work.open()
+    try:
+        while work.run_round() is not None:
+            work.tidy()
+    finally:
+        work.close()
+    cut = read_cut(storage(path))
+    assert cut is not None
+    return cut
+
+
+async def applied(path: Path, settings: ApplierSettings | None = None) -> Cut:
+    return await asyncio.to_thread(apply_all, path, settings)
+
+
+def lake_rows(path: Path, cut: Cut, name: TableName, columns: list[str]) -> Counter[tuple[str | None, ...]]:
+    """A table's rows at a cut, each value as PostgreSQL's text of it."""
+    table = cut.tables[name]
+    found: Counter[tuple[str | None, ...]] = Counter()
+    for item in DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist():
+        special = json.loads(item["_special"] or "{}")
+        found[tuple(special.get(column, _text(item[column])) for column in columns)] += 1
+    return found
+
+
+def publisher_rows(database: Database, name: TableName) -> tuple[list[str], Counter[tuple[str | None, ...]]]:
+    """The same of the publisher's table: names of its columns, and its rows."""
+    relation = f'"{name.namespace}"."{name.name}"'
+    columns = [
+        column
+        for (column,) in database.fetch(
+            f"SELECT attname FROM pg_attribute WHERE attrelid = '{relation}'::regclass AND attnum > 0"
+            " AND NOT attisdropped AND attgenerated = '' ORDER BY attnum"
+        )
+    ]
+    database.execute("SET TimeZone = 'UTC'; SET extra_float_digits = 3; SET DateStyle = ISO; SET IntervalStyle = postgres")
+    types = dict(database.fetch(f"SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '{relation}'::regclass"))
+    # concat gives what a type's output function does; a cast to text trims character(n)
+    texts = ", ".join(f'CASE WHEN "{column}" IS NULL THEN NULL ELSE concat("{column}") END' for column in columns)
+    rows = database.fetch(f"SELECT {texts} FROM {relation}")
+    found = Counter(tuple(_canonical(value, types[column]) for value, column in zip(row, columns, strict=True)) for row in rows)
+    return columns, found
+
+
+def _canonical(value: str | None, type_: str) -> str | None:
+    if value is None:
+        return None
+    if type_ == "real":
+        return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
+    if type_ == "double precision":
+        return repr(float(value))
+    if type_.endswith("[]") and (elements := parse_array(value)) is not None and not value.startswith(("{{", "[")):
+        return json.dumps(elements)
+    return value
+
+
+def _text(value: Any) -> str | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return "t" if value else "f"
+        case float():
+            # of single precision it is the shortest text that matters
+            return repr(value)
+        case bytes():
+            return "\\x" + value.hex()
+        case datetime():
+            text = value.replace(tzinfo=None).isoformat(sep=" ")
+            text = text.rstrip("0") if "." in text else text
+            return text + ("+00" if value.tzinfo is not None else "")
+        case date():
+            return value.isoformat()
+        case Decimal():
+            return format(value, "f")
+        case list():
+            return json.dumps([None if element is None else _text(element) for element in value])
+        case _:
+            return str(value)
+
+
+def assert_same(path: Path, cut: Cut, database: Database, names: list[TableName]) -> None:
+    """The lake at a cut has the publisher's rows of now."""
+    for name in names:
+        columns, expected = publisher_rows(database, name)
+        found = lake_rows(path, cut, name, columns)
+        assert found == expected, f"{name}: {_difference(columns, found - expected, expected - found)}"
+
+
+def _difference(columns: list[str], wrong: Counter[tuple[str | None, ...]], missing: Counter[tuple[str | None, ...]]) -> str:
+    for row in sorted(wrong, key=repr):
+        for other in missing:
+            if row[0] == other[0]:
+                return ", ".join(f"{c}: {a!r} instead of {b!r}" for c, a, b in zip(columns, row, other, strict=True) if a != b)
+    return f"{len(wrong)} rows that should not be there, {len(missing)} that are missing"

@@ -1,0 +1,108 @@
+"""A lake as the target: copied, followed, stopped, gone on with; compared value by value, by a plain Delta reader."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from subscriber import Settings, Subscription, SubscriptionOptions, TableName, TargetError, Until
+from subscriber.errors import SubscriptionInUse
+from subscriber.testing.load import MixedLoad
+from subscriber.testing.tables import TABLES, create_tables
+from tests.database import Database
+from tests.integration.lakes import applied, assert_same, lake_rows
+from tests.integration.replica import QUICK
+
+
+def subscription(publisher: Database, path: Path, *, parameters: str = "", settings: Settings = QUICK, **options: object) -> Subscription:
+    return Subscription(
+        f"lake_{publisher.name}",
+        connection=publisher.conninfo(),
+        publications=["pub"],
+        target=f"spark://{path}{parameters}",
+        options=replace(SubscriptionOptions(), **options),  # type: ignore[arg-type]
+        settings=settings,
+    )
+
+
+T = TableName("public", "t")
+
+
+async def test_copies_follows_and_goes_on_after_a_stop(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text, d numeric(10,2), at timestamptz)")
+    publisher_db.execute(
+        "INSERT INTO t SELECT i, 'copied' || i, i / 4.0, timestamptz '2024-01-01 00:00+00' FROM generate_series(1, 5000) AS i;"
+        "CREATE PUBLICATION pub FOR TABLE t"
+    )
+    lake = tmp_path / "lake"
+    await subscription(publisher_db, lake).run(Until())
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    publisher_db.execute(
+        "UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 4990; UPDATE t SET id = id + 100000 WHERE id < 5"
+    )
+    second = subscription(publisher_db, lake)
+    await second.run(Until())
+    assert second.status.statistics.updates == 14
+    assert second.status.statistics.deletes == 10
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
+
+
+async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_db: Database, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    await create_tables(publisher_db.dsn, rows=300)
+    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    names = [TableName("load", name) for name in TABLES]
+    found = subscription(publisher_db, lake, parameters="?batch_delay=50ms", two_phase=True)
+    running = asyncio.create_task(found.run())
+    load = MixedLoad(publisher_db.dsn, seed=5, sessions=2, huge_rows=2000)
+    for _ in range(2):
+        await load.run(transactions=40)
+        await load.finish()
+        await found.wait_for(publisher_db.current_lsn(), 60)
+        await applied(lake)
+    found.stop()
+    await running
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, names)
+
+
+async def test_a_second_subscriber_of_a_lake_is_refused(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    lake = tmp_path / "lake"
+    first = subscription(publisher_db, lake)
+    running = asyncio.create_task(first.run())
+    await first.wait_for(publisher_db.current_lsn(), 30)
+    with pytest.raises(SubscriptionInUse, match="in use by another process"):
+        await subscription(publisher_db, lake).run(Until())
+    first.stop()
+    await running
+
+
+async def test_a_directory_that_is_no_lake_is_refused_before_anything_is_made(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(TargetError, match="is not empty, and no lake"):
+        await subscription(publisher_db, tmp_path).run(Until())
+    assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+
+
+async def test_columns_come_and_go_while_it_runs(publisher_db: Database, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'x'); CREATE PUBLICATION pub FOR TABLE t")
+    await subscription(publisher_db, lake).run(Until())
+    publisher_db.execute("ALTER TABLE t ADD COLUMN b int; INSERT INTO t VALUES (2, 'y', 7)")
+    publisher_db.execute("ALTER TABLE t ALTER COLUMN b TYPE bigint; INSERT INTO t VALUES (3, 'z', 5000000000)")
+    await subscription(publisher_db, lake).run(Until())
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    publisher_db.execute("ALTER TABLE t DROP COLUMN a; UPDATE t SET b = 0 WHERE id = 1")
+    await subscription(publisher_db, lake).run(Until())
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert set(lake_rows(lake, cut, T, ["a"])) == {(None,)}

@@ -1,0 +1,282 @@
+"""The applier without Spark: whatever was landed, and whatever crashed, plain Delta readers see the publisher's rows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.sinks.spark import applier as applier_module
+from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.merge import NewFile, Unit
+from subscriber.sinks.spark.storage import Storage
+from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
+
+SMALL = ApplierSettings(target_rows=8, round_bytes=20_000, log_files=10)
+
+
+def storage(path: Path) -> Storage:
+    return Storage.open(Location(path=str(path)))
+
+
+def applier(path: Path, settings: ApplierSettings = SMALL) -> Applier:
+    return Applier(storage(path), LocalEngine(storage(path)), settings)
+
+
+def all_rounds(work: Applier) -> Cut:
+    last = None
+    while (cut := work.run_round()) is not None:
+        last = cut
+    found = last or read_cut(work._storage)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_any_transactions_give_the_publishers_rows(tmp_path: Path, seed: int) -> None:
+    publisher = Publisher(seed)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    work = applier(tmp_path)
+    for _ in range(6):
+        for _ in range(publisher.random.randrange(1, 6)):
+            await sink.apply(batch(*(publisher.transaction(publisher.random.randrange(1, 30)) for _ in range(2))))
+            await sink.advance(Lsn(publisher.end))
+        cut = all_rounds(work)
+        assert cut.lsn == publisher.end
+        assert read(tmp_path, cut) == publisher.rows()
+        work.tidy()
+    await sink.close()
+    work.tidy(now=True)
+    assert read(tmp_path, all_rounds(work)) == publisher.rows()
+    assert len(list((tmp_path / "landing").iterdir())) <= 1 + len(NAMES)
+
+
+class Killed(BaseException):
+    """The applier is gone."""
+
+
+class Fragile(LocalEngine):
+    """Dies before, amid or after a round's units."""
+
+    def __init__(self, storage: Storage, dice: random.Random) -> None:
+        super().__init__(storage)
+        self.dice = dice
+
+    def run(self, units: Sequence[Unit]) -> list[list[NewFile]]:
+        if self.dice.random() < 0.15:
+            raise Killed
+        found = super().run(units)
+        if self.dice.random() < 0.15:
+            raise Killed
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    publisher = Publisher(seed + 100)
+    history: dict[int, dict[str, Counter[tuple[str | None, ...]]]] = {100: publisher.rows()}
+    kills = 0
+
+    def fragile(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if dice.random() < 0.08:
+                raise Killed
+            found = original(*arguments, **named)
+            if dice.random() < 0.08:
+                raise Killed
+            return found
+
+        return call
+
+    monkeypatch.setattr(LakeDelta, "commit", fragile(LakeDelta.commit))
+    monkeypatch.setattr(applier_module, "write_cut", fragile(write_cut))
+    monkeypatch.setattr(Storage, "delete", fragile(Storage.delete))
+    sink = await begun(make(tmp_path), tables=NAMES)
+    work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), SMALL)
+    for _ in range(25):
+        one = publisher.transaction(publisher.random.randrange(1, 40))
+        await sink.apply(batch(one))
+        await sink.advance(Lsn(publisher.end))
+        history[publisher.end] = publisher.rows()
+        try:
+            work.run_round()
+            work.tidy()
+        except Killed:
+            kills += 1
+            # another size of rounds, so that they are cut differently
+            settings = ApplierSettings(target_rows=8, round_bytes=dice.choice([1, 5_000, 10**9]), log_files=dice.choice([0, 10]))
+            work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), settings)
+        cut = read_cut(storage(tmp_path))
+        if cut is not None and len(cut.tables) == len(NAMES):
+            assert read(tmp_path, cut) == history[cut.lsn]
+    monkeypatch.undo()
+    assert kills > 5
+    await sink.close()
+    last = applier(tmp_path)
+    cut = all_rounds(last)
+    assert read(tmp_path, cut) == publisher.rows()
+    last.tidy(now=True)
+    changes = [
+        (item["_lsn"], item["_seq"])
+        for name in NAMES
+        for item in DeltaTable(str(tmp_path / "log" / name.namespace / name.name)).to_pyarrow_table(columns=["_lsn", "_seq"]).to_pylist()
+    ]
+    assert len(changes) == len(set(changes))
+    statistics = sink.statistics
+    rows = statistics.inserts + statistics.deletes + statistics.truncates + statistics.updates
+    assert len(changes) == rows + publisher.pairs_of_rows
+
+
+async def _one(path: Path, *transactions: object) -> None:
+    sink = await begun(make(path))
+    for found in transactions:
+        await sink.apply(batch(found))  # type: ignore[arg-type]
+        await sink.advance(found.end_lsn)  # type: ignore[attr-defined]
+    await sink.close()
+
+
+def current(path: Path, columns: Sequence[str] = ("id", "note")) -> list[tuple[object, ...]]:
+    rows = DeltaTable(str(path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    return sorted(tuple(item[column] for column in columns) for item in rows)
+
+
+async def test_a_new_column_is_added_and_a_dropped_one_becomes_null(tmp_path: Path) -> None:
+    wider = Relation(5, "public", "t", "d", (*RELATION.columns, Column("more", 20, -1, False)))
+    narrow = Relation(5, "public", "t", "d", (RELATION.columns[0], wider.columns[3]))
+    await _one(tmp_path, transaction(200, RELATION, Insert(5, row("1", "one", None))))
+    all_rounds(applier(tmp_path))
+    await _one(tmp_path, transaction(300, wider, Insert(5, row("2", "two", None, "7"))))
+    all_rounds(applier(tmp_path))
+    assert current(tmp_path, ("id", "note", "more")) == [(1, "one", None), (2, "two", 7)]
+    await _one(tmp_path, transaction(400, narrow, Insert(5, row("3", "9"))))
+    all_rounds(applier(tmp_path))
+    assert current(tmp_path, ("id", "note", "more")) == [(1, None, None), (2, None, 7), (3, None, 9)]
+    await _one(tmp_path, transaction(500, wider, Insert(5, row("4", "again", None, None))))
+    all_rounds(applier(tmp_path))
+    assert current(tmp_path, ("id", "note", "more")) == [(1, None, None), (2, None, 7), (3, None, 9), (4, "again", None)]
+
+
+@pytest.mark.parametrize(("oid", "modifier", "text", "value"), [(20, -1, "5000000000", 5_000_000_000), (25, -1, "five", "five")])
+async def test_a_widened_type_takes_all_rows_along(tmp_path: Path, oid: int, modifier: int, text: str, value: object) -> None:
+    before = Relation(5, "public", "t", "d", (Column("id", 23, -1, True), Column("note", 23, -1, False)))
+    after = Relation(5, "public", "t", "d", (Column("id", 20, -1, True), Column("note", oid, modifier, False)))
+    await _one(tmp_path, *(transaction(200 + n, before, Insert(5, row(str(n), "7"))) for n in range(30)))
+    all_rounds(applier(tmp_path))
+    await _one(tmp_path, transaction(300, after, Update(5, None, None, row("3", text))))
+    work = applier(tmp_path)
+    all_rounds(work)
+    work.tidy(now=True)
+    seven = 7 if isinstance(value, int) else "7"
+    assert current(tmp_path) == sorted([(n, value if n == 3 else seven) for n in range(30)])
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 31
+
+
+async def test_only_touched_files_are_written_anew_and_small_ones_are_merged(tmp_path: Path) -> None:
+    first = [Insert(5, row(str(n), "old", None)) for n in range(100)]
+    await _one(tmp_path, transaction(200, RELATION, *first))
+    settings = ApplierSettings(target_rows=10)
+    all_rounds(applier(tmp_path, settings))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    before = set(table.file_uris())
+    assert len(before) == 10
+    await _one(tmp_path, transaction(300, RELATION, Update(5, None, None, row("95", "new", None)), Insert(5, row("100", "new", None))))
+    all_rounds(applier(tmp_path, settings))
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    assert len(before & set(table.file_uris())) == 9
+    assert len(current(tmp_path)) == 101
+
+
+async def test_a_second_applier_is_refused(tmp_path: Path) -> None:
+    await _one(tmp_path, transaction(200, RELATION, Insert(5, row("1", None, None))))
+    first = applier(tmp_path)
+    first.open()
+    with pytest.raises(SubscriptionInUse, match="has an applier already"):
+        applier(tmp_path).open()
+    first.close()
+    with pytest.raises(TargetError, match="there is no lake"):
+        applier(tmp_path / "nowhere").open()
+
+
+async def test_a_table_changed_by_somebody_else_is_told_and_not_published(tmp_path: Path) -> None:
+    await _one(tmp_path, transaction(200, RELATION, Insert(5, row("1", None, None))))
+    work = applier(tmp_path)
+    all_rounds(work)
+    await _one(tmp_path, transaction(300, RELATION, Update(5, None, None, row("1", "x", None))))
+
+    class Meddled(LocalEngine):
+        def run(self, units: Sequence[Unit]) -> list[list[NewFile]]:
+            DeltaTable(str(tmp_path / "tables/public/t")).delete()
+            return super().run(units)
+
+    work = Applier(storage(tmp_path), Meddled(storage(tmp_path)), SMALL)
+    with pytest.raises(TargetError, match=r"public/t was changed by somebody else"):
+        work.run_round()
+    cut = read_cut(storage(tmp_path))
+    assert cut is not None
+    assert cut.lsn == 200
+
+
+@pytest.mark.parametrize(
+    ("victim", "error", "words"),
+    [
+        ("*300.json", DataLossError, "has a gap"),
+        ("*300-*.parquet", TargetError, "is missing"),
+    ],
+)
+async def test_what_is_missing_in_the_landing_zone_is_named(tmp_path: Path, victim: str, error: type[TargetError], words: str) -> None:
+    await _one(tmp_path, *(transaction(end, RELATION, Insert(5, row(str(end), None, None))) for end in (200, 300, 400)))
+    next((tmp_path / "landing").glob(victim)).unlink()
+    with pytest.raises(error, match=words):
+        applier(tmp_path).run_round()
+    assert read_cut(storage(tmp_path)) is None
+
+
+async def test_a_damaged_landed_file_is_named(tmp_path: Path) -> None:
+    await _one(tmp_path, transaction(200, RELATION, *(Insert(5, row(str(n), "x" * 100, None)) for n in range(1000))))
+    file = next((tmp_path / "landing").glob("*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(TargetError, match=rf"{file.name} is damaged"):
+        applier(tmp_path).run_round()
+
+
+async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path) -> None:
+    durable: list[int] = []
+    sink = await begun(make(tmp_path, "?batch_delay=1ms&confirm=applied"), durable)
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    async with asyncio.timeout(20):
+        while not list((tmp_path / "landing").glob("*200.json")):
+            await asyncio.sleep(0.01)
+    assert 200 not in durable
+    all_rounds(applier(tmp_path))
+    async with asyncio.timeout(20):
+        while 200 not in durable:
+            await asyncio.sleep(0.01)
+    await sink.apply(batch(transaction(300, RELATION, Insert(5, row("2", None, None)))))
+    await sink.close()
+    sink = make(tmp_path, "?batch_delay=1h&confirm=applied")
+    state = await sink.open("replica", durable.append)
+    assert state.position is not None
+    assert state.position.lsn == 200
+    # what comes again is dropped
+    await sink.apply(batch(transaction(300, RELATION, Insert(5, row("2", None, None)))))
+    await sink.close()
+    cut = all_rounds(applier(tmp_path))
+    assert cut.lsn == 300
+    assert current(tmp_path) == [(1, None), (2, None)]

@@ -1,0 +1,406 @@
+"""The landing zone through the sink: what is landed, what a crash leaves, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import (
+    ConfigurationError,
+    DataLossError,
+    ProtocolError,
+    RelationError,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import (
+    Column,
+    CommitPrepared,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    RollbackPrepared,
+    Truncate,
+    TruncateOption,
+    Update,
+)
+from subscriber.sinks.spark import SparkSink
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.manifest import Manifest, check_chain
+from subscriber.sinks.spark.storage import PendingFile, Storage
+from subscriber.transaction.model import PreparedTransaction
+from tests.unit.sinks.spark.stream import RELATION, START, TABLE, batch, begun, landed, make, row, transaction
+
+EVERYTHING: tuple[Message, ...] = (
+    RELATION,
+    Insert(5, row("1", "one", "2024-01-01")),
+    Update(5, None, None, row("1", "unchanged", "infinity")),
+    Update(5, row("1", None, None), None, row("2", "unchanged", "2024-01-03")),
+    Truncate(TruncateOption(0), (5,)),
+    Delete(5, row("2", None, None), None),
+)
+
+
+async def test_each_kind_of_change_becomes_rows(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, *EVERYTHING, xid=77)))
+    await sink.advance(Lsn(200))
+    rows = landed(tmp_path)
+    assert [(found["_op"], found["_seq"], found["id"], found["note"], found["_moved"], found["_un"]) for found in rows] == [
+        ("i", 0, 1, "one", False, None),
+        ("u", 1, 1, None, False, ["note"]),
+        ("d", 2, 1, None, False, None),
+        ("u", 3, 2, None, True, ["note"]),
+        ("t", 4, None, None, False, None),
+        ("d", 5, 2, None, False, None),
+    ]
+    assert {found["_lsn"] for found in rows} == {200}
+    assert {found["_xid"] for found in rows} == {77}
+    assert rows[0]["day"] == date(2024, 1, 1)
+    assert rows[1]["day"] is None
+    assert json.loads(rows[1]["_special"]) == {"day": "infinity"}
+    assert (sink.statistics.inserts, sink.statistics.updates, sink.statistics.deletes, sink.statistics.truncates) == (1, 2, 1, 1)
+    await sink.close()
+
+
+async def test_under_replica_identity_full_an_update_is_the_old_row_and_the_whole_new_one(tmp_path: Path) -> None:
+    full = Relation(5, "public", "t", "f", tuple(Column(column.name, column.type_oid, -1, True) for column in RELATION.columns))
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, full, Update(5, None, row("1", "long", None), row("1", "unchanged", "2024-01-01")))))
+    await sink.close()
+    assert [(found["_op"], found["note"], found["day"], found["_un"]) for found in landed(tmp_path)] == [
+        ("d", "long", None, None),
+        ("u", "long", date(2024, 1, 1), None),
+    ]
+
+
+async def test_what_was_gathered_is_landed_in_time_and_reported(tmp_path: Path) -> None:
+    durable: list[int] = []
+    sink = await begun(make(tmp_path, "?batch_delay=50ms"), durable)
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    async with asyncio.timeout(20):
+        while 200 not in durable:
+            await asyncio.sleep(0.01)
+    assert len(landed(tmp_path)) == 1
+    await sink.close()
+
+
+async def test_a_transaction_that_comes_again_is_dropped_but_its_relations_count(tmp_path: Path) -> None:
+    first = transaction(200, RELATION, Insert(5, row("1", None, None)))
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(first))
+    await sink.close()
+    sink = make(tmp_path)
+    state = await sink.open("replica", lambda _: None)
+    assert state.position is not None
+    assert state.position.lsn == 200
+    await sink.apply(batch(first, transaction(300, Insert(5, row("2", None, None)))))
+    await sink.close()
+    assert [found["id"] for found in landed(tmp_path)] == [1, 2]
+
+
+async def test_a_table_that_changes_begins_a_new_file_with_its_new_columns(tmp_path: Path) -> None:
+    wider = Relation(5, "public", "t", "d", (*RELATION.columns, Column("more", 20, -1, False)))
+    sink = await begun(make(tmp_path))
+    await sink.apply(
+        batch(
+            transaction(200, RELATION, Insert(5, row("1", None, None))),
+            transaction(300, wider, Insert(5, row("2", None, None, "9"))),
+        )
+    )
+    await sink.close()
+    assert [(found["id"], found.get("more")) for found in landed(tmp_path)] == [(1, None), (2, 9)]
+
+
+async def test_tables_that_are_gated_or_unknown_are_left_out(tmp_path: Path) -> None:
+    other = Relation(6, "public", "other", "d", RELATION.columns)
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, other, Insert(6, row("1", None, None)))))
+    await sink.advance(Lsn(250))
+    await sink.close()
+    assert landed(tmp_path) == []
+    state = await make(tmp_path).open("replica", lambda _: None)
+    assert state.position is not None
+    assert state.position.lsn == 250
+
+
+async def test_nothing_can_be_stored_past_what_was_lost(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    with pytest.raises(ProtocolError):
+        await sink.apply(batch(transaction(300, Insert(9, row("2", None, None)))))
+    with pytest.raises(TargetUnavailable):
+        await sink.advance(Lsn(300))
+    await sink.close()
+    state = await sink.open("replica", lambda _: None)
+    assert state.position == START
+    assert landed(tmp_path) == []
+    await sink.close()
+
+
+async def test_prepared_transactions_wait_apart_and_land_as_of_their_commit(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.prepare(PreparedTransaction(transaction(200, RELATION, Insert(5, row("1", "p", None)), xid=8), "gid"), lambda *_: True)
+    await sink.prepare(PreparedTransaction(transaction(210, Insert(5, row("9", "r", None)), xid=9), "no"), lambda *_: True)
+    assert landed(tmp_path) == []
+    await sink.close()
+    sink = make(tmp_path)
+    state = await sink.open("replica", lambda _: None)
+    assert state.position is not None
+    assert state.position.lsn == 210
+    await sink.rollback_prepared(RollbackPrepared(0, Lsn(210), Lsn(250), 0, 0, 9, "no"))
+    committed = CommitPrepared(0, Lsn(295), Lsn(300), 5_000_000, 8, "gid")
+    await sink.commit_prepared(committed)
+    await sink.commit_prepared(committed)
+    await sink.close()
+    assert [(found["id"], found["_lsn"], found["_ts"].isoformat()) for found in landed(tmp_path)] == [(1, 300, "2000-01-01T00:00:05+00:00")]
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+async def test_a_commit_of_what_was_never_prepared_is_a_loss(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    with pytest.raises(DataLossError, match="no prepared transaction of xid 8"):
+        await sink.commit_prepared(CommitPrepared(0, Lsn(295), Lsn(300), 0, 8, "gid"))
+    await sink.close()
+
+
+async def test_an_update_of_a_table_without_identity_is_refused(tmp_path: Path) -> None:
+    keyless = Relation(5, "public", "t", "d", tuple(Column(column.name, column.type_oid, -1, False) for column in RELATION.columns))
+    sink = await begun(make(tmp_path))
+    with pytest.raises(RelationError, match=r'replica identity of table "public\.t"'):
+        await sink.apply(batch(transaction(200, keyless, Insert(5, row("1", None, None)), Update(5, None, None, row("1", "x", None)))))
+    await sink.close()
+    assert landed(tmp_path) == []
+
+
+async def test_what_is_reported_never_goes_back(tmp_path: Path) -> None:
+    durable: list[int] = []
+    sink = await begun(make(tmp_path), durable)
+    await sink.advance(Lsn(300))
+    await sink.advance(Lsn(250))
+    await sink.close()
+    assert durable == sorted(durable)
+    assert durable[-1] == 300
+
+
+# --- crashes
+
+
+class Crashed(BaseException):
+    """The process is gone: nothing is written, renamed or removed any more."""
+
+
+class Crash:
+    """Ends the process at its n-th step on the disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+        self.left = steps
+        for owner, name in (
+            (os, "fsync"),
+            (Path, "rename"),
+            (Storage, "delete"),
+            (Storage, "create"),
+            (PendingFile, "commit"),
+            (Storage, "write"),
+        ):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+        discard = PendingFile.discard
+        monkeypatch.setattr(PendingFile, "discard", lambda pending: discard(pending) if self.left > 0 else None)
+        unlink = Path.unlink
+        monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: unlink(path, missing_ok=missing_ok) if self.left > 0 else None)
+
+    def _counted(self, original: Callable[..., object]) -> Callable[..., object]:
+        def step(*arguments: object, **named: object) -> object:
+            self.left -= 1
+            if self.left <= 0:
+                raise Crashed
+            return original(*arguments, **named)
+
+        return step
+
+
+async def test_a_crash_at_any_step_leaves_the_batch_before_or_after_it(tmp_path: Path) -> None:
+    first, second = (
+        transaction(200, RELATION, Insert(5, row("1", None, None))),
+        transaction(300, RELATION, Insert(5, row("2", None, None)), Insert(5, row("3", None, None))),
+    )
+    seen: set[int] = set()
+    for steps in range(1, 100):
+        place = tmp_path / str(steps)
+        sink = await begun(make(place))
+        await sink.apply(batch(first))
+        await sink.advance(Lsn(200))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            crash = Crash(monkeypatch, steps)
+            crashed = False
+            try:
+                await sink.apply(batch(second))
+                await sink.advance(Lsn(300))
+            except Crashed:
+                crashed = True
+            crash.left = 10**9
+        for task in sink._opened.tasks:  # type: ignore[union-attr]
+            task.cancel()
+        os.close(sink._lock._descriptor)  # type: ignore[union-attr, arg-type]
+        sink = make(place)
+        state = await sink.open("replica", lambda _: None)
+        assert state.position is not None
+        seen.add(int(state.position.lsn))
+        assert [found["id"] for found in landed(place)] == ([1] if state.position.lsn == 200 else [1, 2, 3])
+        assert not [file for file in (place / "landing").iterdir() if ".tmp-" in file.name]
+        await sink.apply(batch(first, second))
+        await sink.close()
+        assert [found["id"] for found in landed(place)] == [1, 2, 3]
+        named = {file["path"] for name in (place / "landing").glob("*.json") for file in json.loads(name.read_text())["document"]["files"]}
+        assert named == {f"landing/{file.name}" for file in (place / "landing").glob("*.parquet")}
+        if not crashed:
+            break
+    else:
+        raise AssertionError("it never came to its end")
+    assert seen == {200, 300}
+
+
+# --- bad input
+
+
+async def _two_batches(path: Path) -> None:
+    sink = await begun(make(path))
+    for end in (200, 300, 400):
+        await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
+        await sink.advance(Lsn(end))
+    await sink.close()
+
+
+def _cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "error", "words"),
+    [
+        (lambda path: (path / "landing/00000000000000000300.json").unlink(), DataLossError, "has a gap: no manifest from 0/C8 to 0/12C"),
+        (lambda path: _cut_off(path / "landing/00000000000000000300.json"), TargetError, r"00000000000000000300\.json is damaged"),
+        (lambda path: _cut_off(next(path.glob("landing/*400-*.parquet"))), TargetError, r"landed file .* has \d+ bytes, not \d+"),
+        (lambda path: next(path.glob("landing/*400-*.parquet")).unlink(), TargetError, "landed file .* is missing"),
+        (lambda path: (path / "catalog.json").write_text("{}"), TargetError, r"catalog\.json is damaged"),
+        (lambda path: (path / "subscriber.json").unlink(), TargetError, "is not empty, and no lake"),
+        (lambda path: (path / "position.json").write_text('{"format": 2, "crc": 0, "document": {}}'), TargetError, "has format 2, not 1"),
+    ],
+)
+async def test_a_damaged_lake_is_refused_by_name(
+    tmp_path: Path, harm: Callable[[Path], object], error: type[TargetError], words: str
+) -> None:
+    await _two_batches(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(error, match=words) as caught:
+        await make(tmp_path).open("replica", lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+
+
+async def test_a_lake_of_another_subscription_is_refused(tmp_path: Path) -> None:
+    await _two_batches(tmp_path)
+    sink = make(tmp_path)
+    for call in (sink.exists("other"), sink.open("other", lambda _: None)):
+        with pytest.raises(TargetError, match='is of subscription "replica", not "other"'):
+            await call
+
+
+async def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    sink = make(tmp_path)
+    with pytest.raises(TargetError, match='is not empty, and no lake: it has "photos"'):
+        await sink.open("replica", lambda _: None)
+    assert [finding.severity for finding in await sink.check([], two_phase=False)] == ["error"]
+    assert os.listdir(tmp_path) == ["photos"]
+
+
+async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    with pytest.raises(SubscriptionInUse, match="in use by another process"):
+        await make(tmp_path).open("replica", lambda _: None)
+    await sink.close()
+    second = await begun(make(tmp_path))
+    await second.close()
+
+
+async def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TargetError, match="lake/"):
+        await make(tmp_path / "file" / "lake").open("replica", lambda _: None)
+
+
+async def test_a_full_disk_acknowledges_nothing(tmp_path: Path) -> None:
+    durable: list[int] = []
+    sink = await begun(make(tmp_path), durable)
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    reported = list(durable)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+
+        def full(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TargetError, match="no space left") as caught:
+            await sink.advance(Lsn(200))
+    assert not isinstance(caught.value, TargetUnavailable)
+    assert caught.value.hint is not None
+    assert durable == reported
+    await sink.close()
+    state = await sink.open("replica", durable.append)
+    assert state.position == START
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    await sink.close()
+    assert [found["id"] for found in landed(tmp_path)] == [1]
+
+
+def test_a_chain_that_overlaps_is_refused() -> None:
+    with pytest.raises(TargetError, match="overlaps"):
+        check_chain([Manifest(previous=Lsn(1), begin=Lsn(1), end=Lsn(5)), Manifest(previous=Lsn(3), begin=Lsn(3), end=Lsn(8))], "landing")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("spark://host/path", "names a host"),
+        ("spark://", "names no directory"),
+        ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
+        ("spark:///lake?colour=red", "unrecognized parameter"),
+        ("spark:///lake?batch_delay=soon", "invalid value"),
+    ],
+)
+def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Location.parse(url)
+
+
+def test_a_url_is_read() -> None:
+    assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
+    assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", batch_delay=1.0)
+
+
+def test_binary_format_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="text format"):
+        SparkSink("spark:///lake", options=SubscriptionOptions(binary=True), settings=Settings())
+
+
+async def test_tables_keep_their_numbers(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path), tables=[TABLE, TableName("public", "u")])
+    numbers = {name: sink.open_table(name).relation_id for name in await sink.tables()}
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    assert sink.open_table(TABLE).relation_id not in numbers.values()
+    await sink.close()
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,112 @@
+"""The applier's jobs on Spark itself, in one session; and reading back by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.java import find_java, java_version
+from subscriber.sinks.spark.location import Location
+from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.stream import batch, begun, make
+from tests.unit.sinks.spark.test_applier import all_rounds, storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    from subscriber.sinks.spark.session import spark_session
+
+    try:
+        session = spark_session("local[2]", {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"})
+    except ConfigurationError as error:
+        pytest.skip(error.one_line())
+    yield session
+    session.stop()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore")
+async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_path: Path, spark: SparkSession) -> None:
+    from subscriber.sinks.spark.rewrite import RewriteEngine
+    from subscriber.spark import cut_of
+    from subscriber.spark import read as read_by_spark
+
+    publisher = Publisher(3)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    work = Applier(storage(tmp_path), RewriteEngine(spark, Location(path=str(tmp_path))), ApplierSettings(target_rows=30))
+    history: dict[int, int] = {}
+    for _ in range(2):
+        for _ in range(3):
+            await sink.apply(batch(publisher.transaction(30)))
+            await sink.advance(Lsn(publisher.end))
+        cut = all_rounds(work)
+        assert read(tmp_path, cut) == publisher.rows()
+        history[publisher.end] = len(publisher.keyed["keyed"])
+    await sink.close()
+    for lsn, count in history.items():
+        assert read_by_spark(spark, str(tmp_path), "public.keyed", Lsn(lsn)).count() == count
+    newest = cut_of(str(tmp_path))
+    rows = read_by_spark(spark, str(tmp_path), "public.pairs", cut=newest).collect()
+    expected = {(name, int(n or 0)) for name, n in publisher.keyed["pairs"]}
+    assert {(row["name"], row["n"]) for row in rows} == expected
+    with pytest.raises(TargetError, match="no published cut at or before 0/1"):
+        cut_of(str(tmp_path), "0/1")
+    with pytest.raises(TargetError, match="is not in the cut"):
+        read_by_spark(spark, str(tmp_path), "public.nothing")
+    # a unit that fails on an executor is named by what failed
+    await _and_damage(tmp_path, publisher)
+    with pytest.raises(TargetError, match=r"\.parquet is damaged"):
+        work.run_round()
+    assert cut_of(str(tmp_path)) == newest
+
+
+async def _and_damage(path: Path, publisher: Publisher) -> None:
+    """A file of a table loses its footer: only whoever merges into it sees that."""
+    sink = make(path)
+    await sink.open("replica", lambda _: None)
+    publisher.forget_described()
+    await sink.apply(batch(publisher.transaction(60)))
+    await sink.close()
+    for file in (path / "tables/public/keyed").glob("*.parquet"):
+        content = file.read_bytes()
+        file.write_bytes(content[:-8] + b"\0" * 8)
+
+
+def _java(directory: Path, output: str) -> Path:
+    program = directory / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{output}' >&2\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("output", "version"),
+    [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_392"', 8), ('openjdk version "25" 2025', 25), ("no", None)],
+)
+def test_javas_version_is_read(tmp_path: Path, output: str, version: int | None) -> None:
+    assert java_version(str(_java(tmp_path, output))) == version
+
+
+def test_a_java_that_is_missing_or_too_old_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match="Spark needs Java, and there is none"):
+        find_java(tmp_path)
+    _java(tmp_path, 'openjdk version "11.0.2"')
+    with pytest.raises(ConfigurationError, match=r"Spark needs Java 17 or later, and .* is 11"):
+        find_java(tmp_path)
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigurationError, match="JAVA_HOME=/nowhere is none"):
+        find_java(tmp_path)
