@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
-TEST_ARGS ?= -n 2
+TEST_ARGS ?= -n 3
 SECONDS ?= 600
 
 # the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with

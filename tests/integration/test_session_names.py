@@ -74,5 +74,7 @@ async def test_a_short_name_stays_as_it_is(publisher18_db: Database, target_db: 
     name = await create(publisher18_db, target_db, options=SubscriptionOptions(streaming="parallel"))
     async with launched(target_db):
         await same(publisher18_db, target_db, name, "SELECT * FROM t")
-        assert publisher18_db.fetch(f"SELECT application_name FROM pg_stat_replication WHERE application_name LIKE '{name}%'") == [(name,)]
+        # once the table's synchronization has gone
+        following = f"SELECT application_name FROM pg_stat_replication WHERE application_name LIKE '{name}%'"
+        await eventually(publisher18_db, following, [(name,)])
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
