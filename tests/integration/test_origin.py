@@ -251,6 +251,13 @@ class Decoder:
         return found
 
 
+async def _at_once(both: asyncio.Barrier, key: int) -> AsyncIterator[bytes]:
+    """A part of a copy that ends when the other one has begun: else one session may do both."""
+    await both.wait()
+    async for data in text((key, "copied")):
+        yield data
+
+
 @pytest.mark.target(min=16, lacks="origin = none of pgoutput, by which the test sees them")
 async def test_everything_that_changes_rows_carries_one(any_target_db: Database) -> None:
     any_target_db.execute(TABLE)
@@ -260,7 +267,8 @@ async def test_everything_that_changes_rows_carries_one(any_target_db: Database)
         for last in (False, True):
             await sink.begin()
             await sink.start_copy()
-            await asyncio.gather(*(sink.copy(["id", "v"], CopyFormat.TEXT, text((key, "copied"))) for key in (1, 2)))
+            both = asyncio.Barrier(2)
+            await asyncio.gather(*(sink.copy(["id", "v"], CopyFormat.TEXT, _at_once(both, key)) for key in (1, 2)))
             if not last:
                 await sink.close()
         assert decoder.changes("any") == "IIDDII"
