@@ -205,9 +205,9 @@ def _text_column(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | 
         # without regard to case, and '' for what it does not know: only for an enum whose labels it has
         labels = codec.source.labels
         return _texts(codec) if labels and set(labels) <= set(column_type.enums) else None
-    if isinstance(column_type, sql.CHAR) and codec.source.builtin != "bpchar":
-        # MySQL takes blanks off the end when it reads
-        return _checked_text(codec, _without_blanks_behind)
+    if isinstance(column_type, sql.CHAR):
+        # MySQL takes blanks off the end when it reads; those of a char(n) mean nothing, and would not be found in what is read
+        return _checked_text(codec, _stripped if codec.source.builtin == "bpchar" else _without_blanks_behind)
     return _texts(codec)
 
 
@@ -269,6 +269,10 @@ def _without_blanks_behind(text: str) -> str:
     if text.endswith(" "):
         raise ValueRefused("a value with blanks at its end in a CHAR column", hint="make the column VARCHAR in the target")
     return text
+
+
+def _stripped(text: str) -> str:
+    return text.rstrip(" ")
 
 
 def _any(codec: Codec) -> Converter:

@@ -59,7 +59,9 @@ EXACT: list[tuple[str, sql.TypeEngine[Any], str, bytes, object]] = [
     ("mysql", mysql.VARBINARY(10), "text", "ä".encode(), "ä".encode()),
     ("mysql", mysql.BINARY(2), "bytea", b"\\x00ff", b"\x00\xff"),
     ("mysql", mysql.ENUM("ok", "sad", "more"), "mood", b"sad", "sad"),
-    ("mysql", mysql.CHAR(5), "bpchar", b"ab   ", "ab   "),
+    ("mysql", mysql.CHAR(5), "bpchar", b"ab   ", "ab"),
+    ("mysql", mysql.CHAR(5), "bpchar", b"     ", ""),
+    ("mysql", mysql.VARCHAR(5), "bpchar", b"ab   ", "ab   "),
     ("mysql", mysql.CHAR(5), "text", b"ab", "ab"),
     ("mysql", sql.UUID(), "uuid", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
 ]

@@ -1,0 +1,65 @@
+"""A row is found by the very same value, in tables of the target's own making: whatever their columns take for equal, pad, strip or cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from subscriber.abc import TableEntry, TableState
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.protocol.messages import Column, Relation
+from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
+from subscriber.testing.compliance import ComplianceTarget
+from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.values import Table
+from tests.mariadb_database import MariaDatabase
+from tests.sinks.targets import MariaDBTarget, SqliteTarget
+
+BPCHAR = 1042
+
+
+@pytest.fixture
+def lite(tmp_path: Path) -> SqliteTarget:
+    return SqliteTarget(tmp_path / "replica.db")
+
+
+async def fed(target: ComplianceTarget, *tables: Table, settings: Settings | None = None) -> Feed:
+    """A sink, open, for tables that the target has already."""
+    feed = Feed(target)
+    sink = feed.sink
+    assert isinstance(sink, SqlAlchemySink)
+    if settings is not None:
+        feed.sink = SqlAlchemySink(sink._target, options=SubscriptionOptions(), settings=settings)
+    await feed.open()
+    await feed.describe(*tables)
+    for table in tables:
+        await feed.sink.add_table(table.name, TableEntry(TableState.READY))
+    return feed
+
+
+def typed(table: Table, name: str, oid: int, modifier: int = -1) -> Relation:
+    """The table's relation, where one column has a type that the scenarios do not know."""
+    columns = [
+        Column(column.name, oid, modifier, key=column.key) if column.name == name else column for column in table.relation.columns
+    ]
+    return replace(table.relation, columns=tuple(columns))
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_blanks_behind_a_char(mariadb_db: MariaDatabase, full: bool) -> None:
+    """char(n) comes with its blanks, and MariaDB gives CHAR(n) back without."""
+    target = MariaDBTarget(mariadb_db)
+    key = "" if full else ", PRIMARY KEY (k)"
+    mariadb_db.execute(f"CREATE TABLE c (k char(5) NOT NULL, v text{key})")
+    table = Table("c", "k" if full else "*k", "v", full=full)
+    feed = await fed(target, table)
+    before = [("ab   ", "old"), ("     ", "old"), ("abcde", "old")]
+    await feed.apply(typed(table, "k", BPCHAR, 9), *(table.insert(*row) for row in before))
+    await feed.apply(*(table.update(row[0], "new", old=row if full else None) for row in before[:2]))
+    await feed.expect(table, ("ab", "new"), ("", "new"), ("abcde", "old"))
+    await feed.apply(table.delete("ab   ", "new" if full else None), table.delete("abcde", "old" if full else None))
+    await feed.expect(table, ("", "new"))
+    assert (feed.sink.statistics.confl_update_missing, feed.sink.statistics.confl_delete_missing) == (0, 0)
+    await feed.close()
