@@ -10,6 +10,8 @@ import pytest
 from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.messages import Column, Relation
+from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.reflection import reflect
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import Feed
@@ -63,3 +65,38 @@ async def test_blanks_behind_a_char(mariadb_db: MariaDatabase, full: bool) -> No
     await feed.expect(table, ("", "new"))
     assert (feed.sink.statistics.confl_update_missing, feed.sink.statistics.confl_delete_missing) == (0, 0)
     await feed.close()
+
+
+@pytest.mark.parametrize(
+    ("definition", "nulls"),
+    [
+        ("k text PRIMARY KEY, v text", True),
+        ("k int PRIMARY KEY, v text", True),
+        ("k text, v text, PRIMARY KEY (k, v)", True),
+        ("k INTEGER PRIMARY KEY, v text", False),
+        ("k text NOT NULL PRIMARY KEY, v text", False),
+    ],
+)
+async def test_null_in_a_primary_key_of_sqlite(lite: SqliteTarget, definition: str, nulls: bool) -> None:
+    lite._execute(f"CREATE TABLE n ({definition})")
+    table = Table("n", "k int4" if "k int" in definition.lower() else "k", "v", full=True)
+    feed = await fed(lite, table)
+    null = None if nulls else 3
+    await feed.apply(table.relation, table.insert(1, "a"), table.insert(2, "a"), table.insert(null, "a"))
+    await feed.apply(table.update(1, "b", old=(1, "a")), table.update(null, "b", old=(null, "a")))
+    await feed.expect(table, (1, "b"), (2, "a"), (null, "b"))
+    await feed.apply(table.delete(2, "a"), table.delete(null, "b"))
+    await feed.expect(table, (1, "b"))
+    assert (feed.sink.statistics.confl_update_missing, feed.sink.statistics.confl_delete_missing) == (0, 0)
+    await feed.close()
+
+
+@pytest.mark.parametrize("suffix", ["STRICT", "WITHOUT ROWID"])
+async def test_a_primary_key_that_is_never_null(lite: SqliteTarget, suffix: str) -> None:
+    lite._execute(f"CREATE TABLE n (k text PRIMARY KEY, v text) {suffix}")
+    database = Database(f"sqlite:///{lite._path}")
+    async with database.reading() as connection:
+        found = await reflect(connection, Table("n", "k", "v").name)
+    await database.close()
+    assert found is not None
+    assert (found.not_null, found.keys) == ({"k"}, (("k",),))

@@ -228,11 +228,11 @@ def _positions(columns: Sequence[str], names: Sequence[str]) -> tuple[int, ...] 
 
 
 def _key(relation: Relation | PublishedTable, names: Sequence[str], found: ReflectedTable) -> tuple[int, ...] | None:
-    """The publisher's replica identity; with FULL, a key of the target that is published whole."""
+    """The publisher's replica identity; with FULL, a key of the target that is published whole and is never NULL."""
     if relation.replica_identity == "f":
         for columns in found.keys:
             positions = _positions(columns, names)
-            if positions is not None:
+            if positions is not None and found.not_null.issuperset(columns):
                 return positions
         return None
     if isinstance(relation, PublishedTable):

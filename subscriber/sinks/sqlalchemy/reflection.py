@@ -29,7 +29,8 @@ class ReflectedTable:
         generated: names of columns that the target computes.
         not_null: names of columns that are NOT NULL.
         required: of those, the ones that an INSERT has to name: there is no default.
-        keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns.
+        keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns. (SQLite's primary key may
+            hold NULL.)
         has_primary_key: whether the first of ``keys`` is the primary key.
         autoincrement: whether a column draws numbers from a sequence or counter of the table.
         inexact: names of text columns whose collation takes texts for equal that are not.
@@ -74,7 +75,9 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
         ]
     table = Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema)
     generated = frozenset(found["name"] for found in columns if found.get("computed") is not None)
-    not_null = frozenset(found["name"] for found in columns if not found["nullable"]) | frozenset(primary_key)
+    not_null = frozenset(found["name"] for found in columns if not found["nullable"])
+    if connection.dialect.name != "sqlite" or _is_rowid(connection, name):
+        not_null |= frozenset(primary_key)
     counted = frozenset(found["name"] for found in columns if found.get("autoincrement") is True)
     required = frozenset(found["name"] for found in columns if not found["nullable"] and found.get("default") is None)
     keys = [primary_key] if primary_key else []
@@ -95,6 +98,12 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
 
 def _partial(index: Mapping[str, Any]) -> bool:
     return bool(index.get("dialect_options", {}).get("sqlite_where") is not None or index.get("expressions"))
+
+
+def _is_rowid(connection: Connection, name: str) -> bool:
+    # any other primary key of SQLite takes NULL, unless it is NOT NULL, as it is in a STRICT table and in one WITHOUT ROWID
+    found = connection.execute(text("SELECT 1 FROM pragma_index_list(:name) WHERE origin = 'pk'"), {"name": name})
+    return found.first() is None
 
 
 def _sqlite_autoincrement(connection: Connection, name: str) -> bool:
