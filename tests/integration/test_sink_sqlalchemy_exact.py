@@ -10,9 +10,12 @@ import pytest
 from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.messages import Column, Relation
+from subscriber.sinks.sqlalchemy.columns import load_target_table
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.reflection import reflect
+from subscriber.sinks.sqlalchemy.schema import check
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
+from subscriber.sinks.sqlalchemy.statements import delete_row
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.values import Table
@@ -100,3 +103,47 @@ async def test_a_primary_key_that_is_never_null(lite: SqliteTarget, suffix: str)
     await database.close()
     assert found is not None
     assert (found.not_null, found.keys) == ({"k"}, (("k",),))
+
+
+@pytest.mark.parametrize("kind", ["text", ""])
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_column_of_sqlite_under_which_keys_are_equal(lite: SqliteTarget, full: bool, kind: str) -> None:
+    """The key is exact, the column is not."""
+    lite._execute(f"CREATE TABLE u (a {kind} COLLATE NOCASE NOT NULL, v text)")
+    lite._execute("CREATE UNIQUE INDEX i ON u (a COLLATE BINARY)")
+    table = Table("u", "*a", "v", full=full)
+    feed = await fed(lite, table)
+    await feed.apply(table.relation, *(table.insert(key, "old") for key in ("a", "A", "b", "B")))
+    await feed.apply(table.update("A", "new", old=("A", "old") if full else None))
+    await feed.expect(table, ("a", "old"), ("A", "new"), ("b", "old"), ("B", "old"))
+    await feed.apply(table.delete("b", "old" if full else None))
+    await feed.expect(table, ("a", "old"), ("A", "new"), ("B", "old"))
+    await feed.close()
+
+
+async def test_check_warns_of_collations_of_sqlite(lite: SqliteTarget) -> None:
+    for name, collation in (("n", "NOCASE"), ("r", "rtrim"), ("b", "binary")):
+        lite._execute(f"CREATE TABLE {name} (a text NOT NULL COLLATE {collation} PRIMARY KEY, v text COLLATE NOCASE)")
+    database = Database(f"sqlite:///{lite._path}")
+    async with database.reading() as connection:
+        findings = await check(connection, [Table(name, "*a", "v").published for name in "nrb"])
+    await database.close()
+    warned = 'key column "a" of table "public.{}" has a collation in the target under which different keys are equal'
+    assert [(finding.severity, finding.message) for finding in findings] == [("warning", warned.format(name)) for name in "nr"]
+
+
+async def test_keys_of_sqlite_are_looked_up_in_their_index(lite: SqliteTarget) -> None:
+    database = Database(f"sqlite:///{lite._path}")
+    table = Table("k", "*a", "v")
+    plans = []
+    for collation, index in (("BINARY", "BINARY"), ("NOCASE", "BINARY"), ("NOCASE", "NOCASE")):
+        lite._execute("DROP TABLE IF EXISTS k")
+        lite._execute(f"CREATE TABLE k (a text NOT NULL COLLATE {collation}, v text)")
+        lite._execute(f"CREATE UNIQUE INDEX i ON k (a COLLATE {index})")
+        async with database.reading() as connection:
+            target = await load_target_table(connection, table.relation)
+            statement = delete_row(target, connection.dialect, frozenset())
+        ((*_, plan),) = lite._execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.pick([None, None, "x", None]))
+        plans.append(plan)
+    await database.close()
+    assert plans == ["SEARCH k USING INDEX i (a=?)"] * 3

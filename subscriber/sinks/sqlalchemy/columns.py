@@ -54,6 +54,8 @@ class Comparison(StrEnum):
     """By its text: PostgreSQL, where a type has no equality or one that says less."""
     COLLATED = "collated"
     """Under the collation BINARY: SQLite, where the column may have another."""
+    KEY_COLLATED = "key collated"
+    """As COLLATED, but first as it is, so that an index is found, whichever of the two it has."""
     BYTES = "bytes"
     """By the bytes of its text: MySQL, where the collation takes texts for equal that are not."""
     KEY_BYTES = "key bytes"
@@ -98,6 +100,8 @@ class ColumnPlan:
                 return cast(column, Text()) == cast(parameter, Text())
             case Comparison.COLLATED:
                 return column == collate(parameter, "BINARY")
+            case Comparison.KEY_COLLATED:
+                return and_(column == parameter, column == collate(parameter, "BINARY"))
             case Comparison.BYTES:
                 return _bytes(column) == cast(parameter, LargeBinary())
             case Comparison.KEY_BYTES:
@@ -259,8 +263,9 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
             f'column "{name}" of table "{table}": {reason}', sqlstate="42804", hint="make it a text column in the target"
         ) from None
     comparison = Comparison.PLAIN
-    if name in found.inexact:
+    if dialect == "sqlite":
+        if family_of(column.type, dialect) in {Family.TEXT, Family.ANY}:
+            comparison = Comparison.KEY_COLLATED if indexed else Comparison.COLLATED
+    elif name in found.inexact:
         comparison = Comparison.KEY_BYTES if indexed else Comparison.BYTES
-    elif dialect == "sqlite" and not indexed and family_of(column.type, dialect) is Family.TEXT:
-        comparison = Comparison.COLLATED
     return ColumnPlan(name, source, column, binds.text, binds.binary, comparison)

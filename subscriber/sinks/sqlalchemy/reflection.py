@@ -33,7 +33,7 @@ class ReflectedTable:
             hold NULL.)
         has_primary_key: whether the first of ``keys`` is the primary key.
         autoincrement: whether a column draws numbers from a sequence or counter of the table.
-        inexact: names of text columns whose collation takes texts for equal that are not.
+        inexact: names of text columns whose collation takes texts for equal that are not; of SQLite, those in a unique key that does.
         engine: MySQL's storage engine, in lower case; None elsewhere.
     """
 
@@ -82,7 +82,7 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
     required = frozenset(found["name"] for found in columns if not found["nullable"] and found.get("default") is None)
     keys = [primary_key] if primary_key else []
     keys += sorted({each for each in unique if each and not_null.issuperset(each)})
-    mysql = _mysql_facts(connection, name) if connection.dialect.name in {"mysql", "mariadb"} else (frozenset[str](), None)
+    inexact, engine = _collations(connection, name)
     return ReflectedTable(
         table,
         generated,
@@ -91,8 +91,8 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
         tuple(keys),
         has_primary_key=bool(primary_key),
         autoincrement=bool(counted) or _sqlite_autoincrement(connection, name),
-        inexact=mysql[0],
-        engine=mysql[1],
+        inexact=inexact,
+        engine=engine,
     )
 
 
@@ -111,6 +111,24 @@ def _sqlite_autoincrement(connection: Connection, name: str) -> bool:
         return False
     found = connection.execute(text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name"), {"name": name}).scalar()
     return "AUTOINCREMENT" in str(found).upper()
+
+
+def _collations(connection: Connection, name: str) -> tuple[frozenset[str], str | None]:
+    match connection.dialect.name:
+        case "mysql" | "mariadb":
+            return _mysql_facts(connection, name)
+        case "sqlite":
+            found = connection.execute(_SQLITE_INEXACT, {"name": name})
+            return frozenset(str(column) for (column,) in found), None
+        case _:
+            return frozenset(), None
+
+
+_SQLITE_INEXACT: Final = text("""
+    SELECT part.name
+      FROM pragma_index_list(:name) AS found, pragma_index_xinfo(found.name) AS part
+     WHERE found."unique" AND part."key" AND part.cid >= 0 AND upper(part.coll) <> 'BINARY'
+""")
 
 
 def _mysql_facts(connection: Connection, name: str) -> tuple[frozenset[str], str | None]:
