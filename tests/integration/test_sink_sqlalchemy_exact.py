@@ -10,6 +10,7 @@ import pytest
 from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.messages import Column, Relation
+from subscriber.sinks.sqlalchemy.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.columns import load_target_table
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.reflection import reflect
@@ -20,7 +21,7 @@ from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.values import Table
 from tests.mariadb_database import MariaDatabase
-from tests.sinks.targets import MariaDBTarget, SqliteTarget
+from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 
 BPCHAR = 1042
 
@@ -147,3 +148,49 @@ async def test_keys_of_sqlite_are_looked_up_in_their_index(lite: SqliteTarget) -
         plans.append(plan)
     await database.close()
     assert plans == ["SEARCH k USING INDEX i (a=?)"] * 3
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb", "asyncpg"])
+async def test_upserts_of_keys_that_are_equal_in_the_target(kind: str, request: pytest.FixtureRequest) -> None:
+    """What is gathered gives the rows that change by change gives: an INSERT of "A" behind the DELETE of "a" stays."""
+    table = Table("u", "*a numeric" if kind == "asyncpg" else "*a", "v")
+    one, other = ("1.0", "1.00") if kind == "asyncpg" else ("a", "A")
+    target: ComplianceTarget
+    match kind:
+        case "sqlite":
+            target = request.getfixturevalue("lite")
+            request.getfixturevalue("lite")._execute("CREATE TABLE u (a text COLLATE NOCASE NOT NULL PRIMARY KEY, v text)")
+        case "mariadb":
+            database = request.getfixturevalue("mariadb_db")
+            target = MariaDBTarget(database)
+            database.execute("CREATE TABLE u (a varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY, v text)")
+        case _:
+            database = request.getfixturevalue("target_db")
+            target = AsyncpgTarget(database)
+            database.execute("CREATE TABLE u (a numeric PRIMARY KEY, v text)")
+    feed = await fed(target, table, settings=Settings(insert_conflict="upsert"))
+    await feed.apply(table.relation, table.insert(one, "old"))
+    await feed.apply(table.insert("7", "z"), table.delete(one, None), table.insert(other, "new"))
+    rows = await target.rows(table)
+    assert {(str(key), value) for key, value in rows} == {("7", "z"), (other, "new")}
+    await feed.close()
+
+
+async def test_upserts_of_exact_keys_are_gathered(lite: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    lite._execute("CREATE TABLE u (a text NOT NULL, b int NOT NULL, v text, PRIMARY KEY (a, b))")
+    table = Table("u", "*a", "*b int4", "v")
+    groups: list[int] = []
+    take = Batching.take
+
+    def noted(self: Batching) -> list[Group]:
+        found = take(self)
+        groups.append(len(found))
+        return found
+
+    monkeypatch.setattr(Batching, "take", noted)
+    feed = await fed(lite, table, settings=Settings(insert_conflict="upsert"))
+    changes = [change for key in range(9) for change in (table.insert("a", key, "old"), table.update("a", key, "new"))]
+    await feed.apply(table.relation, *changes)
+    assert groups == [2]
+    await feed.expect(table, *(("a", key, "new") for key in range(9)))
+    await feed.close()

@@ -34,6 +34,9 @@ _EQUALITY: Final = frozenset(
 )
 """Types whose operator = in PostgreSQL means the same value. Others have none, or one that says less (an interval, a box)."""
 
+_ONE_TEXT: Final = frozenset({"int2", "int4", "int8", "oid", "uuid"})
+"""Types of which PostgreSQL takes two texts that its output functions write for equal only if they are."""
+
 _CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
 """Types that text is cast to by a function, which takes less than their input does (no "-"). For character there is no such function."""
 
@@ -73,6 +76,7 @@ class ColumnPlan:
         text, binary: from the bytes on the wire to the parameter for the driver, past every processor of SQLAlchemy's. They raise
             :data:`subscriber.types.codec.READ_ERRORS` (ValueRefused, where the column cannot hold the value).
         comparison: how :meth:`matches` compares.
+        exact: whether values that a unique key of the target takes for equal are given to the driver as values that Python does.
     """
 
     name: str
@@ -81,6 +85,7 @@ class ColumnPlan:
     text: Bind
     binary: Bind
     comparison: Comparison = Comparison.PLAIN
+    exact: bool = False
 
     def parameter(self, name: str) -> ColumnElement[Any]:
         """What stands for a value of it in a statement: a parameter of this name."""
@@ -252,10 +257,9 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
     if column is None:
         return ColumnPlan(name, source, None, reading.text_from_text, reading.text_from_binary)
     if isinstance(column.type, NamedType):
-        plain = indexed or source.builtin in _EQUALITY
-        return ColumnPlan(
-            name, source, column, reading.text_from_text, reading.text_from_binary, Comparison.PLAIN if plain else Comparison.TEXT
-        )
+        comparison = Comparison.PLAIN if indexed or source.builtin in _EQUALITY else Comparison.TEXT
+        exact = column.type.namespace == "pg_catalog" and {source.builtin, column.type.name} <= _ONE_TEXT
+        return ColumnPlan(name, source, column, reading.text_from_text, reading.text_from_binary, comparison, exact)
     try:
         binds: Converter = converter(reading, column.type, dialect)
     except Unfit as reason:
@@ -263,9 +267,11 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
             f'column "{name}" of table "{table}": {reason}', sqlstate="42804", hint="make it a text column in the target"
         ) from None
     comparison = Comparison.PLAIN
+    family = family_of(column.type, dialect)
+    exact = family is Family.INTEGER or (family is Family.TEXT and name not in found.inexact)
     if dialect == "sqlite":
-        if family_of(column.type, dialect) in {Family.TEXT, Family.ANY}:
+        if family in {Family.TEXT, Family.ANY}:
             comparison = Comparison.KEY_COLLATED if indexed else Comparison.COLLATED
     elif name in found.inexact:
         comparison = Comparison.KEY_BYTES if indexed else Comparison.BYTES
-    return ColumnPlan(name, source, column, binds.text, binds.binary, comparison)
+    return ColumnPlan(name, source, column, binds.text, binds.binary, comparison, exact)
