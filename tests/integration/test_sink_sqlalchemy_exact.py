@@ -9,6 +9,7 @@ import pytest
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ApplyError
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.sqlalchemy.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.columns import load_target_table
@@ -68,6 +69,19 @@ async def test_blanks_behind_a_char(mariadb_db: MariaDatabase, full: bool) -> No
     await feed.apply(table.delete("ab   ", "new" if full else None), table.delete("abcde", "old" if full else None))
     await feed.expect(table, ("", "new"))
     assert (feed.sink.statistics.confl_update_missing, feed.sink.statistics.confl_delete_missing) == (0, 0)
+    await feed.close()
+
+
+async def test_blanks_that_mariadb_would_cut_off(mariadb_db: MariaDatabase) -> None:
+    mariadb_db.execute("CREATE TABLE l (id int PRIMARY KEY, v varchar(3), w tinytext)")
+    table = Table("l", "*id int4", "v", "w")
+    feed = await fed(MariaDBTarget(mariadb_db), table)
+    done = await feed.apply(table.relation, table.insert(1, "a  ", " " * 255))
+    for row in ((2, "a   ", ""), (2, "", " " * 256)):
+        with pytest.raises(ApplyError, match="a value with blanks behind the"):
+            await feed.apply(table.insert(*row))
+    assert await feed.position() == done.end_lsn
+    await feed.expect(table, (1, "a  ", " " * 255))
     await feed.close()
 
 
