@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, RelationError
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.sqlalchemy.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.columns import load_target_table
@@ -48,9 +48,7 @@ async def fed(target: ComplianceTarget, *tables: Table, settings: Settings | Non
 
 def typed(table: Table, name: str, oid: int, modifier: int = -1) -> Relation:
     """The table's relation, where one column has a type that the scenarios do not know."""
-    columns = [
-        Column(column.name, oid, modifier, key=column.key) if column.name == name else column for column in table.relation.columns
-    ]
+    columns = [Column(column.name, oid, modifier, key=column.key) if column.name == name else column for column in table.relation.columns]
     return replace(table.relation, columns=tuple(columns))
 
 
@@ -207,4 +205,18 @@ async def test_upserts_of_exact_keys_are_gathered(lite: SqliteTarget, monkeypatc
     await feed.apply(table.relation, *changes)
     assert groups == [2]
     await feed.expect(table, *(("a", key, "new") for key in range(9)))
+    await feed.close()
+
+
+async def test_upserts_into_a_table_of_two_unique_keys(mariadb_db: MariaDatabase) -> None:
+    """MariaDB cannot be told which of them is meant: another row would be overwritten."""
+    mariadb_db.execute("CREATE TABLE m (id int PRIMARY KEY, v varchar(20) COLLATE utf8mb4_general_ci UNIQUE)")
+    table = Table("m", "*id int4", "v")
+    feed = await fed(MariaDBTarget(mariadb_db), table, settings=Settings(insert_conflict="upsert"))
+    with pytest.raises(RelationError, match='table "public.m" of the target has a unique key beside its primary key'):
+        await feed.apply(table.relation, table.insert(1, "a@b"), table.insert(2, "A@b"))
+    await feed.expect(table)
+    mariadb_db.execute("ALTER TABLE m DROP KEY v, ADD UNIQUE (v, id)")
+    await feed.apply(table.relation, table.insert(1, "a@b"), table.insert(2, "A@b"), table.insert(2, "new"))
+    await feed.expect(table, (1, "a@b"), (2, "new"))
     await feed.close()

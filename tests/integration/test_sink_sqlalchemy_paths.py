@@ -260,7 +260,9 @@ async def test_a_deadlock_while_a_temporary_table_is_made(mariadb_db: MariaDatab
         if "`t`" in how.make or " t AS t" in how.make:
             # v is changed; the other session has t, and waits for v
             waiting.append(asyncio.get_running_loop().run_in_executor(None, lock_both))
-            state = f"SELECT count(*) FROM information_schema.processlist WHERE id = {other.thread_id()} AND state LIKE 'Waiting for table %'"
+            state = (
+                f"SELECT count(*) FROM information_schema.processlist WHERE id = {other.thread_id()} AND state LIKE 'Waiting for table %'"
+            )
             await asyncio.to_thread(mariadb_db.wait, state, 1)
         return await make(self, connection, how)
 

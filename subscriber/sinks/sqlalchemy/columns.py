@@ -137,6 +137,7 @@ class TargetTable:
             is not published.
         missing: names of published columns that the target has not.
         autoincrement: whether RESTART IDENTITY finds something to restart.
+        otherwise_unique: whether the target has unique keys beside ``unique``; not known of PostgreSQL.
     """
 
     name: TableName
@@ -146,6 +147,7 @@ class TargetTable:
     unique: tuple[int, ...] | None
     missing: tuple[str, ...]
     autoincrement: bool
+    otherwise_unique: bool = False
 
     def require_complete(self) -> None:
         """Refuse to work without a published column.
@@ -223,6 +225,7 @@ async def load_target_table(
         _positions(found.keys[0], names) if found.keys else None,
         tuple(column for column in names if column not in found.table.c),
         found.autoincrement,
+        found.otherwise_unique,
     )
 
 

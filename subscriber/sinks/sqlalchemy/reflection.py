@@ -35,6 +35,7 @@ class ReflectedTable:
         autoincrement: whether a column draws numbers from a sequence or counter of the table.
         inexact: names of text columns whose collation takes texts for equal that are not; of SQLite, those in a unique key that does.
         engine: MySQL's storage engine, in lower case; None elsewhere.
+        otherwise_unique: whether rows may be equal under a unique key, over any columns or expressions, but not under the first of ``keys``.
     """
 
     table: Table
@@ -46,6 +47,7 @@ class ReflectedTable:
     autoincrement: bool = False
     inexact: frozenset[str] = field(default=frozenset())
     engine: str | None = None
+    otherwise_unique: bool = False
 
 
 async def reflect(connection: AsyncConnection, name: TableName) -> ReflectedTable | None:
@@ -68,11 +70,8 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
             return None
         primary_key = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
         unique = [tuple(found["column_names"]) for found in inspector.get_unique_constraints(name, schema=schema)]
-        unique += [
-            tuple(column or "" for column in found["column_names"])
-            for found in inspector.get_indexes(name, schema=schema)
-            if found["unique"] and not _partial(found)
-        ]
+        indexes = [found for found in inspector.get_indexes(name, schema=schema) if found["unique"]]
+        unique += [tuple(column or "" for column in found["column_names"]) for found in indexes if not _partial(found)]
     table = Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema)
     generated = frozenset(found["name"] for found in columns if found.get("computed") is not None)
     not_null = frozenset(found["name"] for found in columns if not found["nullable"])
@@ -93,6 +92,7 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
         autoincrement=bool(counted) or _sqlite_autoincrement(connection, name),
         inexact=inexact,
         engine=engine,
+        otherwise_unique=any(map(_partial, indexes)) or any(not set(keys[0]) <= set(each) for each in unique if keys),
     )
 
 
