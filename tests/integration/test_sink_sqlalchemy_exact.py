@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from subscriber.sinks.sqlalchemy.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.columns import load_target_table
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.reflection import reflect
+from subscriber.sinks.sqlalchemy.relation_plan import RelationPlan
 from subscriber.sinks.sqlalchemy.schema import check
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.sinks.sqlalchemy.statements import delete_row
@@ -219,4 +221,30 @@ async def test_upserts_into_a_table_of_two_unique_keys(mariadb_db: MariaDatabase
     mariadb_db.execute("ALTER TABLE m DROP KEY v, ADD UNIQUE (v, id)")
     await feed.apply(table.relation, table.insert(1, "a@b"), table.insert(2, "A@b"), table.insert(2, "new"))
     await feed.expect(table, (1, "a@b"), (2, "new"))
+    await feed.close()
+
+
+async def test_statements_are_not_kept_without_bound(lite: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key there is one for each set of columns that are NULL."""
+    plans: list[RelationPlan] = []
+    init = RelationPlan.__init__
+
+    def noted(self: RelationPlan, *arguments: Any, **more: Any) -> None:
+        plans.append(self)
+        init(self, *arguments, **more)
+
+    monkeypatch.setattr(RelationPlan, "__init__", noted)
+    names = [f"c{number}" for number in range(10)]
+    lite._execute(f"CREATE TABLE w ({', '.join(f'{name} text' for name in names)})")
+    table = Table("w", *names, full=True)
+    rows = [[None if pattern >> number & 1 else "x" for number in range(10)] for pattern in range(600)]
+    feed = await fed(lite, table)
+    await feed.apply(table.relation, *(table.insert(*row) for row in rows))
+    await feed.apply(*(table.update(*row[:9], "new", old=row) for row in rows))
+    await feed.expect(table, *((*row[:9], "new") for row in rows))
+    await feed.apply(*(table.delete(*row[:9], "new") for row in rows[1:]))
+    await feed.expect(table, (*rows[0][:9], "new"))
+    assert plans
+    assert max(len(plan._statements) for plan in plans) <= 256
+    assert feed.sink.statistics.confl_delete_missing == 0
     await feed.close()
