@@ -285,3 +285,22 @@ async def test_the_binary_format_is_refused_where_it_says_too_little(lite: Conne
         'column "class" of table "public.t"',
     ]
     assert {finding.hint for finding in findings} == {"set binary = false on the subscription"}
+
+
+async def test_a_server_with_another_sql_mode(mariadb_db: MariaDatabase) -> None:
+    """One under which names are quoted otherwise, and a value that does not fit is cut."""
+    mode = mariadb_db.value("SELECT @@GLOBAL.sql_mode")
+    table = described(("key", INT4), ("v", TEXT), key=("key",))
+    mariadb_db.execute("SET GLOBAL sql_mode = 'ANSI'")
+    target = Target(mariadb_db.url, "test", replicates=True)
+    try:
+        async with target.writing() as connection:
+            await schema.create_table(connection, table)
+            await store(connection, await load_target_table(connection, table), ("1", "x"))
+            found = (await connection.exec_driver_sql("SELECT @@SESSION.sql_mode")).scalar()
+    finally:
+        mariadb_db.execute("SET GLOBAL sql_mode = %s", [mode])
+        await target.close()
+    assert "STRICT_ALL_TABLES" in str(found)
+    assert "ANSI_QUOTES" not in str(found)
+    assert mariadb_db.fetch("SELECT * FROM t") == [(1, "x")]
