@@ -117,7 +117,7 @@ async def test_a_primary_key_that_is_never_null(lite: SqliteTarget, suffix: str)
         found = await reflect(connection, Table("n", "k", "v").name)
     await database.close()
     assert found is not None
-    assert (found.not_null, found.keys) == ({"k"}, (("k",),))
+    assert (found.not_null, found.keys) == (frozenset("k"), (("k",),))
 
 
 @pytest.mark.parametrize("kind", ["text", ""])
@@ -215,7 +215,7 @@ async def test_upserts_into_a_table_of_two_unique_keys(mariadb_db: MariaDatabase
     mariadb_db.execute("CREATE TABLE m (id int PRIMARY KEY, v varchar(20) COLLATE utf8mb4_general_ci UNIQUE)")
     table = Table("m", "*id int4", "v")
     feed = await fed(MariaDBTarget(mariadb_db), table, settings=Settings(insert_conflict="upsert"))
-    with pytest.raises(RelationError, match='table "public.m" of the target has a unique key beside its primary key'):
+    with pytest.raises(RelationError, match="of the target has a unique key beside its primary key"):
         await feed.apply(table.relation, table.insert(1, "a@b"), table.insert(2, "A@b"))
     await feed.expect(table)
     mariadb_db.execute("ALTER TABLE m DROP KEY v, ADD UNIQUE (v, id)")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableEntry, TableState
@@ -250,6 +249,9 @@ async def test_a_deadlock_while_a_temporary_table_is_made(mariadb_db: MariaDatab
     first = await feed.apply(V.relation, T.relation, *(table.insert(key, "old", "old") for key in keys for table in (V, T)))
     make = BulkTables._table
     other = mariadb_db.connect()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT connection_id()")
+        ((session,),) = cursor.fetchall()
     waiting: list[asyncio.Future[int]] = []
 
     def lock_both() -> int:
@@ -260,9 +262,7 @@ async def test_a_deadlock_while_a_temporary_table_is_made(mariadb_db: MariaDatab
         if "`t`" in how.make or " t AS t" in how.make:
             # v is changed; the other session has t, and waits for v
             waiting.append(asyncio.get_running_loop().run_in_executor(None, lock_both))
-            state = (
-                f"SELECT count(*) FROM information_schema.processlist WHERE id = {other.thread_id()} AND state LIKE 'Waiting for table %'"
-            )
+            state = f"SELECT count(*) FROM information_schema.processlist WHERE id = {session} AND state LIKE 'Waiting for table %'"
             await asyncio.to_thread(mariadb_db.wait, state, 1)
         return await make(self, connection, how)
 

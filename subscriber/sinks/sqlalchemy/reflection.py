@@ -35,7 +35,7 @@ class ReflectedTable:
         autoincrement: whether a column draws numbers from a sequence or counter of the table.
         inexact: names of text columns whose collation takes texts for equal that are not; of SQLite, those in a unique key that does.
         engine: MySQL's storage engine, in lower case; None elsewhere.
-        otherwise_unique: whether rows may be equal under a unique key, over any columns or expressions, but not under the first of ``keys``.
+        otherwise_unique: whether rows may be equal under a unique key, of columns or expressions, and not under the first of ``keys``.
     """
 
     table: Table

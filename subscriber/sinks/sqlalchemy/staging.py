@@ -45,7 +45,7 @@ class Staging:
             await connection.exec_driver_sql(f"DROP TABLE {self._quoted(connection)}")
 
     async def make(self, connection: AsyncConnection, target: ReflectedTable) -> None:
-        """Make it, empty, with the columns of a table, but for those that it computes: here nothing would fill them, and they may be NOT NULL."""
+        """Make it, empty, with a table's columns but for those that it computes: nothing would fill them, and they may be NOT NULL."""
         await self.drop(connection)
         options = " ENGINE=InnoDB" if connection.dialect.name in _MYSQL else ""
         prepare = connection.dialect.identifier_preparer

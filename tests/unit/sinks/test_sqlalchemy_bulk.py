@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.sinks.sqlalchemy.bulk import Bulk, BulkTables
 
-HOW = Bulk("CREATE TEMPORARY TABLE \0stage\0", "INSERT", "DELETE", lambda vector: tuple(vector), 1)
+HOW = Bulk("CREATE TEMPORARY TABLE \0stage\0", "INSERT", "DELETE", tuple, 1)
 
 
 class Refusing:
