@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.config import SchemaChange, Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, RelationError
+from subscriber.errors import ApplyError, RelationError, TargetUnavailable
 from subscriber.protocol.messages import Message
 from subscriber.sinks.sqlalchemy.apply import Applier
+from subscriber.sinks.sqlalchemy.bulk import Bulk, BulkTables
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import Feed
@@ -23,6 +26,7 @@ from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 
 T = Table("t", "*id int4", "v", "w")
 U = Table("u", "*a int4", "*b", "v", relation_id=2)
+V = Table("v", "*id int4", "v", "w", relation_id=3)
 
 
 @pytest.fixture(params=["sqlite", "mariadb", "asyncpg"])
@@ -232,6 +236,51 @@ async def test_without_temporary_tables(mariadb_db: MariaDatabase, monkeypatch: 
     await feed.expect(T, (0, "c", "b"))
     assert feed.sink.statistics.confl_update_missing == 1
     assert feed.sink.statistics.confl_delete_missing == 1
+    await feed.close()
+
+
+async def test_a_deadlock_while_a_temporary_table_is_made(mariadb_db: MariaDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server rolls the transaction back, and with it what was done before: nothing of it may be taken for done."""
+    target = MariaDBTarget(mariadb_db)
+    feed = Feed(target)
+    await feed.open()
+    await feed.create(T, V)
+    keys = range(20)
+    first = await feed.apply(V.relation, T.relation, *(table.insert(key, "old", "old") for key in keys for table in (V, T)))
+    make = BulkTables._table
+    other = mariadb_db.connect()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT connection_id()")
+        ((session,),) = cursor.fetchall()
+    waiting: list[asyncio.Future[int]] = []
+
+    def lock_both() -> int:
+        with other.cursor() as cursor:
+            return cursor.execute("LOCK TABLES t WRITE, v WRITE")
+
+    async def made(self: BulkTables, connection: AsyncConnection, how: Bulk) -> str | None:
+        if "`t`" in how.make or " t AS t" in how.make:
+            # v is changed; the other session has t, and waits for v
+            waiting.append(asyncio.get_running_loop().run_in_executor(None, lock_both))
+            state = f"SELECT count(*) FROM information_schema.processlist WHERE id = {session} AND state LIKE 'Waiting for table %'"
+            await asyncio.to_thread(mariadb_db.wait, state, 1)
+        return await make(self, connection, how)
+
+    monkeypatch.setattr(BulkTables, "_table", made)
+    changes = [table.update(key, "new", UNSENT) for table in (V, T) for key in keys]
+    try:
+        with pytest.raises(TargetUnavailable, match="deadlock detected"):
+            await feed.apply(*changes)
+        assert len(waiting) == 1
+        await waiting[0]
+    finally:
+        other.close()
+    monkeypatch.undo()
+    assert await feed.position() == first.end_lsn
+    await feed.expect(V, *((key, "old", "old") for key in keys))
+    await feed.apply(V.relation, T.relation, *changes)
+    await feed.expect(V, *((key, "new", "old") for key in keys))
+    await feed.expect(T, *((key, "new", "old") for key in keys))
     await feed.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, inspect, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Finding, PublishedTable, TableName
@@ -16,6 +16,9 @@ from subscriber.sinks.sqlalchemy import schema
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.engine import Database as Target
 from subscriber.sinks.sqlalchemy.errors import ChangeRefused
+from subscriber.sinks.sqlalchemy.reflection import reflect
+from subscriber.sinks.sqlalchemy.staging import Staging
+from subscriber.sinks.sqlalchemy.tables import catalog_tables
 from subscriber.types import TypeFact, TypeKind
 from tests.integration.sqlalchemy_targets import OtherTarget
 from tests.mariadb_database import MariaDatabase
@@ -285,3 +288,42 @@ async def test_the_binary_format_is_refused_where_it_says_too_little(lite: Conne
         'column "class" of table "public.t"',
     ]
     assert {finding.hint for finding in findings} == {"set binary = false on the subscription"}
+
+
+async def test_a_server_with_another_sql_mode(mariadb_db: MariaDatabase) -> None:
+    """One under which names are quoted otherwise, and a value that does not fit is cut."""
+    mode = mariadb_db.value("SELECT @@GLOBAL.sql_mode")
+    table = described(("key", INT4), ("v", TEXT), key=("key",))
+    mariadb_db.execute("SET GLOBAL sql_mode = 'ANSI'")
+    target = Target(mariadb_db.url, "test", replicates=True)
+    try:
+        async with target.writing() as connection:
+            await schema.create_table(connection, table)
+            await store(connection, await load_target_table(connection, table), ("1", "x"))
+            found = (await connection.exec_driver_sql("SELECT @@SESSION.sql_mode")).scalar()
+    finally:
+        mariadb_db.execute("SET GLOBAL sql_mode = %s", [mode])
+        await target.close()
+    assert "STRICT_ALL_TABLES" in str(found)
+    assert "ANSI_QUOTES" not in str(found)
+    assert mariadb_db.fetch("SELECT * FROM t") == [(1, "x")]
+
+
+async def test_a_staging_table_has_no_columns_that_are_computed(place: Connected, other_target: OtherTarget) -> None:
+    other_target.execute("CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, v varchar(9))")
+    other_target.execute("INSERT INTO t (id, v) VALUES (1, 'there')")
+    table = described(("id", INT4), ("v", TEXT), key=("id",))
+    staging = Staging(catalog_tables(other_target.kind), 7)
+    async with place() as connection:
+        if other_target.kind == "postgresql":
+            await connection.exec_driver_sql("CREATE SCHEMA subscriber_sqlalchemy")
+        found = await reflect(connection, table.name)
+        assert found is not None
+        await staging.make(connection, found)
+        target = await load_target_table(connection, table)
+        like = staging.like(target)
+        made = await connection.run_sync(lambda sync: inspect(sync).get_columns(like.name, schema=like.schema))
+        assert [column["name"] for column in made] == ["id", "v"]
+        await store(connection, replace(target, table=like), ("2", "copied"))
+        await staging.move(connection, target)
+    assert other_target.fetch("SELECT id, g, v FROM t ORDER BY id") == [(1, 2, "there"), (2, 3, "copied")]

@@ -125,6 +125,9 @@ class RelationMap:
         ordered, unique = await connection.run_sync(_facts, target)
         key = {target.columns[number].name for number in target.key or ()}
         keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
+        if self._settings.insert_conflict == "upsert":
+            # where another key is equal in the target, an INSERT finds its row
+            keyed = keyed and all(target.columns[number].exact for number in target.key or ())
         return RelationPlan(
             relation,
             target,

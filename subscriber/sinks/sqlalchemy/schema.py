@@ -208,5 +208,7 @@ def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable
         findings.append(Finding("warning", message, "add a primary key or unique index over these columns"))
     for name in sorted(names & found.inexact):
         message = f'key column "{name}" of table "{published.name}" has a collation in the target under which different keys are equal'
-        findings.append(Finding("warning", message, "give it a binary collation without padding, such as utf8mb4_nopad_bin"))
+        findings.append(
+            Finding("warning", message, "give it a binary collation without padding: BINARY, utf8mb4_nopad_bin, utf8mb4_0900_bin")
+        )
     return findings

@@ -10,6 +10,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.sinks.sqlalchemy.columns import TargetTable
+from subscriber.sinks.sqlalchemy.reflection import ReflectedTable
 from subscriber.sinks.sqlalchemy.tables import PREFIX, CatalogTables
 
 __all__ = ["Staging"]
@@ -43,13 +44,14 @@ class Staging:
         if await connection.run_sync(look):
             await connection.exec_driver_sql(f"DROP TABLE {self._quoted(connection)}")
 
-    async def make(self, connection: AsyncConnection, target: Table) -> None:
-        """Make it, empty, with the columns of a table."""
+    async def make(self, connection: AsyncConnection, target: ReflectedTable) -> None:
+        """Make it, empty, with a table's columns but for those that it computes: nothing would fill them, and they may be NOT NULL."""
         await self.drop(connection)
         options = " ENGINE=InnoDB" if connection.dialect.name in _MYSQL else ""
-        source = connection.dialect.identifier_preparer.format_table(target)
-        # quoted
-        await connection.exec_driver_sql(f"CREATE TABLE {self._quoted(connection)}{options} AS SELECT * FROM {source} WHERE 1 = 0")  # noqa: S608
+        prepare = connection.dialect.identifier_preparer
+        names = ", ".join(prepare.format_column(column) for column in target.table.c if column.name not in target.generated)
+        made = f"CREATE TABLE {self._quoted(connection)}{options} AS SELECT {names} FROM {prepare.format_table(target.table)} WHERE 1 = 0"  # noqa: S608
+        await connection.exec_driver_sql(made)  # quoted
 
     def like(self, target: TargetTable) -> Table:
         """It, with the columns that rows are copied into."""

@@ -10,7 +10,7 @@ the database has schemas they lie in schema ``subscriber_sqlalchemy``; elsewhere
 ``fence``
     one row a subscription: a number that grows with every writer that opens it. Whoever writes anything of the subscription locks that
     row first, shared with others of its own writer, and compares the number
-    (:mod:`subscriber.sinks.sqlalchemy.session` says why nothing of an earlier writer comes through).
+    (:mod:`subscriber.sinks.sqlalchemy.fencing` says why nothing of an earlier writer comes through).
 ``pg_subscription_rel``
     state of each table. ``srrelid`` is drawn when the table is added; ``srnspname`` and ``srrelname`` are its name at the publisher.
     ``srcopy`` says how an unfinished copy is undone: ``d`` its rows went straight into the table, which was empty; ``s`` into
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["CATALOG_SCHEMA_NAME", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "LsnText", "Names", "catalog_tables"]
 
 VERSION: Final = 1
-"""Of the catalog. A later one is reached by the steps of :mod:`subscriber.sinks.sqlalchemy.migration`."""
+"""Of the catalog. There is no other one yet."""
 
 CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
 PREFIX: Final = "subscriber_"

@@ -174,7 +174,7 @@ class SqlAlchemyTableSink:
             occupied = (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
             if occupied:
                 # commits by itself on some databases, and the lock on the row is gone then; the state is looked at again
-                await self._staging.make(connection, found.table)
+                await self._staging.make(connection, found)
             else:
                 await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
         if occupied:
