@@ -19,9 +19,8 @@ def test_drivers_do_not_show_their_parameters(tmp_path: Path) -> None:
     file = tmp_path / "replica.db"
     with contextlib.closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE mine (id int)")
-    done = subprocess.run(
-        [*PROGRAM, "-vv", "status", f"--target=sqlite:///{file}"], env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [*PROGRAM, "-vv", "status", f"--target=sqlite:///{file}"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
