@@ -232,6 +232,23 @@ async def test_a_column_that_is_new_at_the_publisher_is_copied(target: Complianc
     await feed.close()
 
 
+async def test_upsert_of_what_is_copied(target: ComplianceTarget) -> None:
+    """The bug was that a row that was there already ended the copy for ever, with insert_conflict = upsert too."""
+    feed = await _feed(target, Settings(insert_conflict="upsert"))
+    only_key, keyless = Table("k", "*id int4", relation_id=3), Table("n", "id int4", relation_id=4)
+    await feed.begin(TableState.INIT, U, only_key, keyless)
+    await target.insert(U, [("1", "x", "old"), ("2", "x", "mine")])
+    await target.insert(only_key, [("1",)])
+    await target.insert(keyless, [("1",)])
+    await _copied(feed, U, b"1\tx\tnew\n", b"1\ty\tnew\n")
+    await _copied(feed, only_key, b"1\n", b"2\n")
+    await _copied(feed, keyless, b"1\n")
+    await feed.expect(U, (1, "x", "new"), (1, "y", "new"), (2, "x", "mine"))
+    await feed.expect(only_key, (1,), (2,))
+    await feed.expect(keyless, (1,), (1,))
+    await feed.close()
+
+
 async def test_triggers_of_the_target_see_changes_in_order(tmp_path: Path) -> None:
     target = SqliteTarget(tmp_path / "replica.db")
     feed = Feed(target)

@@ -271,7 +271,7 @@ class SqlAlchemyTableSink:
         async with self._locked(TableState.DATASYNC) as (connection, row):
             if row.copy == _STAGED:
                 known = self._described or self._published[self._table]
-                await self._staging.move(connection, await self._target(connection, known))
+                await self._staging.move(connection, await self._target(connection, known), self._settings.insert_conflict)
             await self._rows.save_position(connection, self.relation_id, position)
             await self._change(connection, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
         if row.copy == _STAGED:
