@@ -45,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="more of what happens, on stderr")
     args = parser.parse_args(arguments)
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose, 2)]
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # ours alone: what drivers say of their calls shows the parameters (rows, a connection string with its password)
+    logging.getLogger(subscriber.__name__).setLevel(level)
     try:
         ended: int = asyncio.run(_execute(args))
     except asyncio.CancelledError:

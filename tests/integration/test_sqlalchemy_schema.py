@@ -23,7 +23,7 @@ from subscriber.types import TypeFact, TypeKind
 from tests.integration.sqlalchemy_targets import OtherTarget
 from tests.mariadb_database import MariaDatabase
 
-INT4, TEXT, BYTEA, FLOAT8, DATE, JSON = 23, 25, 17, 701, 1082, 114
+INT4, TEXT, BYTEA, FLOAT8, DATE, JSON, TIMESTAMP = 23, 25, 17, 701, 1082, 114, 1114
 MOOD = TypeFact(20_000, "app", "mood", TypeKind.ENUM, labels=("sad", "ok"))
 
 
@@ -325,5 +325,23 @@ async def test_a_staging_table_has_no_columns_that_are_computed(place: Connected
         made = await connection.run_sync(lambda sync: inspect(sync).get_columns(like.name, schema=like.schema))
         assert [column["name"] for column in made] == ["id", "v"]
         await store(connection, replace(target, table=like), ("2", "copied"))
-        await staging.move(connection, target)
+        await staging.move(connection, target, "error")
     assert other_target.fetch("SELECT id, g, v FROM t ORDER BY id") == [(1, 2, "there"), (2, 3, "copied")]
+
+
+async def test_a_timestamp_that_null_becomes_the_current_time_in(maria: Connected) -> None:
+    """Older servers do so, whatever sql_mode says: a NULL of the publisher would be lost silently."""
+    table = described(("id", INT4), ("at", TIMESTAMP), ("other", TIMESTAMP), ("never", TIMESTAMP), key=("id",))
+    table = replace(table, not_null=frozenset({"id", "never"}))
+    said = 'column "at" of table "public.t" is TIMESTAMP NOT NULL in the target, where NULL becomes the current time'
+    async with maria() as connection:
+        await connection.exec_driver_sql("SET SESSION explicit_defaults_for_timestamp = 0")
+        await connection.exec_driver_sql(
+            "CREATE TABLE t (id int PRIMARY KEY, at timestamp(6) NOT NULL DEFAULT '2000-01-01', other timestamp(6) NULL, "
+            "never timestamp(6) NOT NULL DEFAULT '2000-01-01')"
+        )
+        await connection.exec_driver_sql("INSERT INTO t VALUES (1, NULL, NULL, '2000-01-01')")
+        assert (await connection.exec_driver_sql("SELECT at IS NULL, other IS NULL FROM t")).one() == (0, 1)
+        assert messages(await schema.check(connection, [table])) == [said]
+        await connection.exec_driver_sql("SET SESSION explicit_defaults_for_timestamp = 1")
+        assert messages(await schema.check(connection, [table])) == []

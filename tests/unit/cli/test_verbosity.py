@@ -1,0 +1,36 @@
+"""What the program says of itself on standard error, and what of its drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from subscriber.cli.main import main
+from tests.integration.program import PROGRAM, environment
+
+
+def test_drivers_do_not_show_their_parameters(tmp_path: Path) -> None:
+    """The bug was that -vv made aiosqlite write every call with its parameters: rows, and the publisher's password."""
+    file = tmp_path / "replica.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE mine (id int)")
+    command = [*PROGRAM, "-vv", "status", f"--target=sqlite:///{file}"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("flags", "level"), [([], logging.WARNING), (["-v"], logging.INFO), (["-vv"], logging.DEBUG)])
+def test_we_say_as_much_as_is_asked_for(flags: list[str], level: int, tmp_path: Path) -> None:
+    ours = logging.getLogger("subscriber")
+    before = ours.level
+    try:
+        assert main([*flags, "status", f"--target=sqlite:///{tmp_path}/none.db"]) == 1
+        assert logging.getLogger("subscriber.apply.worker").getEffectiveLevel() == level
+        assert not logging.getLogger("aiosqlite").isEnabledFor(logging.INFO)
+    finally:
+        ours.setLevel(before)
