@@ -349,10 +349,11 @@ class Sink(Protocol):
         """
         ...
 
-    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """Pass over a transaction, and forget ``skip_lsn``; durable on return. What it says of relations counts.
 
-        A prepared one is prepared without any change: its COMMIT PREPARED will come.
+        A prepared one is prepared without any change: its COMMIT PREPARED will come. With that, what was kept of a prepared one is
+        forgotten unapplied, if it is there; only without ``capabilities.prepares_in_target``.
         """
         ...
 

@@ -141,17 +141,19 @@ class ApplyWorker:
                     if not await self._skipping.skips(event, self._sink):
                         await self._sink.apply(Batch((event,), self._tables.gate))
                         await self._skipping.passed(event, self._sink)
-                case PreparedTransaction(transaction):
-                    end_lsn = transaction.end_lsn
+                case PreparedTransaction():
+                    end_lsn = event.transaction.end_lsn
                     if not await self._tables.hand(end_lsn, self._finished):
                         return
                     if not await self._skipping.skips(event, self._sink):
                         prepared = event
                         await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
-                        await self._skipping.passed(transaction, self._sink)
+                        await self._skipping.passed(event, self._sink)
                 case CommitPrepared():
                     end_lsn = event.end_lsn
-                    await self._sink.commit_prepared(event)
+                    if not await self._skipping.skips(event, self._sink):
+                        await self._sink.commit_prepared(event)
+                        await self._skipping.passed(event, self._sink)
                 case RollbackPrepared():
                     end_lsn = event.rollback_end_lsn
                     await self._sink.rollback_prepared(event)

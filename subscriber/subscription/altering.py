@@ -132,7 +132,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if lsn == INVALID_LSN:
             raise ConfigurationError(f"invalid WAL location (LSN): {lsn}", hint="the LSN behind 'finished at' in the error's message")
         position = self.definition.position
-        if position is not None and lsn <= position:
+        if position is not None and lsn < position:
             raise ConfigurationError(
                 f"skip WAL location (LSN {lsn}) must be greater than origin LSN {position}",
                 hint="that one was applied already",

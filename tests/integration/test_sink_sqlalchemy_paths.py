@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TableEntry, TableState
+from subscriber.abc import CopyFormat, Position, TableEntry, TableState
 from subscriber.config import SchemaChange, Settings, SubscriptionOptions
-from subscriber.errors import ApplyError, RelationError
+from subscriber.errors import ApplyError, RelationError, TargetUnavailable
 from subscriber.protocol.messages import Message
 from subscriber.sinks.sqlalchemy.apply import Applier
+from subscriber.sinks.sqlalchemy.bulk import Bulk, BulkTables
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
-from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.values import UNSENT, Table
 from tests.mariadb_database import MariaDatabase
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 
 T = Table("t", "*id int4", "v", "w")
 U = Table("u", "*a int4", "*b", "v", relation_id=2)
+V = Table("v", "*id int4", "v", "w", relation_id=3)
 
 
 @pytest.fixture(params=["sqlite", "mariadb", "asyncpg"])
@@ -189,6 +194,65 @@ async def test_a_column_that_is_new_at_the_publisher(target: ComplianceTarget, c
     await feed.close()
 
 
+async def _copied(feed: Feed, table: Table, *lines: bytes) -> None:
+    """The table's synchronization, as far as the copy."""
+
+    async def data() -> AsyncIterator[bytes]:
+        for line in lines:
+            yield line
+
+    sink = feed.sink.open_table(table.name)
+    try:
+        assert await sink.begin() == TableEntry(TableState.INIT)
+        await sink.start_copy()
+        await sink.describe(table.published)
+        await sink.copy([column.name for column in table.columns], CopyFormat.TEXT, data())
+        await sink.finish_copy(Position("slot", SYSTEM, 1, START))
+    finally:
+        await sink.close()
+
+
+@pytest.mark.parametrize("change", ["add", "ignore", "error"])
+@pytest.mark.parametrize("occupied", [False, True])
+async def test_a_column_that_is_new_at_the_publisher_is_copied(target: ComplianceTarget, change: SchemaChange, *, occupied: bool) -> None:
+    """The bug was that a table without the column could never be copied: the setting was asked for changes only."""
+    feed = await _feed(target, Settings(schema_change=lambda *_: change))
+    await feed.begin(TableState.INIT, T)
+    await feed.describe(WIDER)
+    if occupied:
+        await target.insert(T, [("1", "mine", "mine")])
+    lines = b"2\ta\tb\t7\tc\n", b"3\ta\tb\t\\N\t\\N\n"
+    before = [(1, "mine", "mine")] if occupied else []
+    if change == "error":
+        with pytest.raises(RelationError, match='is missing replicated columns: "added", "also"'):
+            await _copied(feed, WIDER, *lines)
+        await feed.expect(T, *before)
+    else:
+        await _copied(feed, WIDER, *lines)
+        if change == "add":
+            await feed.expect(WIDER, *((*row, None, None) for row in before), (2, "a", "b", 7, "c"), (3, "a", "b", None, None))
+        else:
+            await feed.expect(T, *before, (2, "a", "b"), (3, "a", "b"))
+    await feed.close()
+
+
+async def test_upsert_of_what_is_copied(target: ComplianceTarget) -> None:
+    """The bug was that a row that was there already ended the copy for ever, with insert_conflict = upsert too."""
+    feed = await _feed(target, Settings(insert_conflict="upsert"))
+    only_key, keyless = Table("k", "*id int4", relation_id=3), Table("n", "id int4", relation_id=4)
+    await feed.begin(TableState.INIT, U, only_key, keyless)
+    await target.insert(U, [("1", "x", "old"), ("2", "x", "mine")])
+    await target.insert(only_key, [("1",)])
+    await target.insert(keyless, [("1",)])
+    await _copied(feed, U, b"1\tx\tnew\n", b"1\ty\tnew\n")
+    await _copied(feed, only_key, b"1\n", b"2\n")
+    await _copied(feed, keyless, b"1\n")
+    await feed.expect(U, (1, "x", "new"), (1, "y", "new"), (2, "x", "mine"))
+    await feed.expect(only_key, (1,), (2,))
+    await feed.expect(keyless, (1,), (1,))
+    await feed.close()
+
+
 async def test_triggers_of_the_target_see_changes_in_order(tmp_path: Path) -> None:
     target = SqliteTarget(tmp_path / "replica.db")
     feed = Feed(target)
@@ -232,6 +296,51 @@ async def test_without_temporary_tables(mariadb_db: MariaDatabase, monkeypatch: 
     await feed.expect(T, (0, "c", "b"))
     assert feed.sink.statistics.confl_update_missing == 1
     assert feed.sink.statistics.confl_delete_missing == 1
+    await feed.close()
+
+
+async def test_a_deadlock_while_a_temporary_table_is_made(mariadb_db: MariaDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server rolls the transaction back, and with it what was done before: nothing of it may be taken for done."""
+    target = MariaDBTarget(mariadb_db)
+    feed = Feed(target)
+    await feed.open()
+    await feed.create(T, V)
+    keys = range(20)
+    first = await feed.apply(V.relation, T.relation, *(table.insert(key, "old", "old") for key in keys for table in (V, T)))
+    make = BulkTables._table
+    other = mariadb_db.connect()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT connection_id()")
+        ((session,),) = cursor.fetchall()
+    waiting: list[asyncio.Future[int]] = []
+
+    def lock_both() -> int:
+        with other.cursor() as cursor:
+            return cursor.execute("LOCK TABLES t WRITE, v WRITE")
+
+    async def made(self: BulkTables, connection: AsyncConnection, how: Bulk) -> str | None:
+        if "`t`" in how.make or " t AS t" in how.make:
+            # v is changed; the other session has t, and waits for v
+            waiting.append(asyncio.get_running_loop().run_in_executor(None, lock_both))
+            state = f"SELECT count(*) FROM information_schema.processlist WHERE id = {session} AND state LIKE 'Waiting for table %'"
+            await asyncio.to_thread(mariadb_db.wait, state, 1)
+        return await make(self, connection, how)
+
+    monkeypatch.setattr(BulkTables, "_table", made)
+    changes = [table.update(key, "new", UNSENT) for table in (V, T) for key in keys]
+    try:
+        with pytest.raises(TargetUnavailable, match="deadlock detected"):
+            await feed.apply(*changes)
+        assert len(waiting) == 1
+        await waiting[0]
+    finally:
+        other.close()
+    monkeypatch.undo()
+    assert await feed.position() == first.end_lsn
+    await feed.expect(V, *((key, "old", "old") for key in keys))
+    await feed.apply(V.relation, T.relation, *changes)
+    await feed.expect(V, *((key, "new", "old") for key in keys))
+    await feed.expect(T, *((key, "new", "old") for key in keys))
     await feed.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, inspect, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Finding, PublishedTable, TableName
@@ -16,11 +16,14 @@ from subscriber.sinks.sqlalchemy import schema
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.engine import Database as Target
 from subscriber.sinks.sqlalchemy.errors import ChangeRefused
+from subscriber.sinks.sqlalchemy.reflection import reflect
+from subscriber.sinks.sqlalchemy.staging import Staging
+from subscriber.sinks.sqlalchemy.tables import catalog_tables
 from subscriber.types import TypeFact, TypeKind
 from tests.integration.sqlalchemy_targets import OtherTarget
 from tests.mariadb_database import MariaDatabase
 
-INT4, TEXT, BYTEA, FLOAT8, DATE, JSON = 23, 25, 17, 701, 1082, 114
+INT4, TEXT, BYTEA, FLOAT8, DATE, JSON, TIMESTAMP = 23, 25, 17, 701, 1082, 114, 1114
 MOOD = TypeFact(20_000, "app", "mood", TypeKind.ENUM, labels=("sad", "ok"))
 
 
@@ -285,3 +288,60 @@ async def test_the_binary_format_is_refused_where_it_says_too_little(lite: Conne
         'column "class" of table "public.t"',
     ]
     assert {finding.hint for finding in findings} == {"set binary = false on the subscription"}
+
+
+async def test_a_server_with_another_sql_mode(mariadb_db: MariaDatabase) -> None:
+    """One under which names are quoted otherwise, and a value that does not fit is cut."""
+    mode = mariadb_db.value("SELECT @@GLOBAL.sql_mode")
+    table = described(("key", INT4), ("v", TEXT), key=("key",))
+    mariadb_db.execute("SET GLOBAL sql_mode = 'ANSI'")
+    target = Target(mariadb_db.url, "test", replicates=True)
+    try:
+        async with target.writing() as connection:
+            await schema.create_table(connection, table)
+            await store(connection, await load_target_table(connection, table), ("1", "x"))
+            found = (await connection.exec_driver_sql("SELECT @@SESSION.sql_mode")).scalar()
+    finally:
+        mariadb_db.execute("SET GLOBAL sql_mode = %s", [mode])
+        await target.close()
+    assert "STRICT_ALL_TABLES" in str(found)
+    assert "ANSI_QUOTES" not in str(found)
+    assert mariadb_db.fetch("SELECT * FROM t") == [(1, "x")]
+
+
+async def test_a_staging_table_has_no_columns_that_are_computed(place: Connected, other_target: OtherTarget) -> None:
+    other_target.execute("CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, v varchar(9))")
+    other_target.execute("INSERT INTO t (id, v) VALUES (1, 'there')")
+    table = described(("id", INT4), ("v", TEXT), key=("id",))
+    staging = Staging(catalog_tables(other_target.kind), 7)
+    async with place() as connection:
+        if other_target.kind == "postgresql":
+            await connection.exec_driver_sql("CREATE SCHEMA subscriber_sqlalchemy")
+        found = await reflect(connection, table.name)
+        assert found is not None
+        await staging.make(connection, found)
+        target = await load_target_table(connection, table)
+        like = staging.like(target)
+        made = await connection.run_sync(lambda sync: inspect(sync).get_columns(like.name, schema=like.schema))
+        assert [column["name"] for column in made] == ["id", "v"]
+        await store(connection, replace(target, table=like), ("2", "copied"))
+        await staging.move(connection, target, "error")
+    assert other_target.fetch("SELECT id, g, v FROM t ORDER BY id") == [(1, 2, "there"), (2, 3, "copied")]
+
+
+async def test_a_timestamp_that_null_becomes_the_current_time_in(maria: Connected) -> None:
+    """Older servers do so, whatever sql_mode says: a NULL of the publisher would be lost silently."""
+    table = described(("id", INT4), ("at", TIMESTAMP), ("other", TIMESTAMP), ("never", TIMESTAMP), key=("id",))
+    table = replace(table, not_null=frozenset({"id", "never"}))
+    said = 'column "at" of table "public.t" is TIMESTAMP NOT NULL in the target, where NULL becomes the current time'
+    async with maria() as connection:
+        await connection.exec_driver_sql("SET SESSION explicit_defaults_for_timestamp = 0")
+        await connection.exec_driver_sql(
+            "CREATE TABLE t (id int PRIMARY KEY, at timestamp(6) NOT NULL DEFAULT '2000-01-01', other timestamp(6) NULL, "
+            "never timestamp(6) NOT NULL DEFAULT '2000-01-01')"
+        )
+        await connection.exec_driver_sql("INSERT INTO t VALUES (1, NULL, NULL, '2000-01-01')")
+        assert (await connection.exec_driver_sql("SELECT at IS NULL, other IS NULL FROM t")).one() == (0, 1)
+        assert messages(await schema.check(connection, [table])) == [said]
+        await connection.exec_driver_sql("SET SESSION explicit_defaults_for_timestamp = 1")
+        assert messages(await schema.check(connection, [table])) == []

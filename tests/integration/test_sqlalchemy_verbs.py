@@ -187,3 +187,30 @@ async def test_skip_and_disable_on_error(publisher18_db: Database, sqlite_file: 
         publisher.execute("INSERT INTO t VALUES (3, 'c')")
         await asyncio.to_thread(target.wait, "SELECT v FROM t WHERE id >= 2 ORDER BY id", [("in the way",), ("c",)])
     await drop_subscription(name, target=target.url, settings=SETTINGS)
+
+
+async def test_skip_of_a_prepared_transaction_that_is_refused_at_its_commit(publisher18_db: Database, sqlite_file: OtherTarget) -> None:
+    """The bug was that the LSN that the error named skipped nothing, and the transaction came again for ever."""
+    publisher, target = publisher18_db, sqlite_file
+    publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    name = await create(publisher, target, options=SubscriptionOptions(disable_on_error=True, two_phase=True))
+    async with launched(target):
+        await same(publisher, target, name)
+        two_phase = f"SELECT subtwophasestate FROM {target.ours('pg_subscription')}"
+        await asyncio.to_thread(target.wait, two_phase, [("e",)])
+        publisher.execute("BEGIN; INSERT INTO t VALUES (2, 'b'); PREPARE TRANSACTION 'refused'")
+        await asyncio.to_thread(target.wait, f"SELECT gid FROM {target.ours('prepared_transaction')}", [("refused",)])
+        target.execute("INSERT INTO t VALUES (2, 'in the way')")
+        publisher.execute("COMMIT PREPARED 'refused'")
+        await asyncio.to_thread(target.wait, f"SELECT subenabled FROM {target.ours('pg_subscription')}", [(0,)])
+        (status,) = await subscription_status(target.url)
+        assert status.observation.last_error is not None
+        lsn = status.observation.last_error.rsplit("finished at ", 1)[1].split()[0].strip(";,")
+        for change in (f"--skip-lsn={lsn}", "--enable"):
+            done = await asyncio.to_thread(subscriber, "alter", name, f"--target={target.url}", change)
+            assert (done.status, done.errors) == (0, "")
+        publisher.execute("INSERT INTO t VALUES (3, 'c')")
+        await asyncio.to_thread(target.wait, "SELECT v FROM t WHERE id >= 2 ORDER BY id", [("in the way",), ("c",)])
+        assert target.fetch(f"SELECT gid FROM {target.ours('prepared_transaction')}") == []
+        assert target.fetch(f"SELECT subskiplsn FROM {target.ours('pg_subscription')}") == [("0/0",)]
+    await drop_subscription(name, target=target.url, settings=SETTINGS)

@@ -43,16 +43,18 @@ class Applier:
         Raises:
             ApplyError: the target refuses one.
             RelationError: a relation does not fit its table.
+            ProtocolError: a change does not fit its relation.
         """
         counted = ApplyStatistics()
         self._undo = []
         for change in changes:
             try:
                 self._change(change, counted)
-            except TargetError as error:
+            except BaseException as error:
                 for undo in reversed(self._undo):
                     undo()
-                self._explain(error, change, transaction)
+                if isinstance(error, TargetError):
+                    self._explain(error, change, transaction)
                 raise
         self._undo = []
         mine = self._statistics

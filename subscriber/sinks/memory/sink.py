@@ -250,8 +250,13 @@ class MemorySink:
         """Nothing waits here."""
         return ()
 
-    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """Pass over a transaction. See :meth:`subscriber.abc.Sink.skip`."""
+        if isinstance(event, CommitPrepared):
+            self._open.prepared.pop((event.xid, event.gid), None)
+            self._open.skip_lsn = INVALID_LSN
+            self._move(event.end_lsn)
+            return
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         _, described = await self._relations.read(transaction, _nothing, self._statistics)
         self._relations.learn(described)

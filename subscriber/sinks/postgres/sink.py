@@ -304,12 +304,13 @@ class PostgresSink:
         if opened.applier.position == before and opened.durability.idle:
             opened.durability.committed(before, None)
 
-    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """See :meth:`subscriber.abc.Sink.skip`.
 
         Raises:
             TargetError, TargetUnavailable
         """
+        assert not isinstance(event, CommitPrepared), "prepares_in_target is declared"
         self._require_ready()
         opened = self._open
         before = opened.applier.position

@@ -460,9 +460,14 @@ class SparkSink:
         """Nothing of a lake waits."""
         return []
 
-    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """Pass over a transaction; a prepared one is prepared without rows."""
         opened = self._now
+        if isinstance(event, CommitPrepared):
+            # in this order: COMMIT PREPARED of what is forgotten, if it came again, would be a loss
+            await self.advance(event.end_lsn)
+            await self.commit_prepared(event)
+            return
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         await opened.lander.described.learn(transaction)
         if isinstance(event, PreparedTransaction):

@@ -13,7 +13,8 @@ where a change has no key, or other unique indexes or triggers look on, only nei
 *An error anywhere* has the whole batch rolled back and made change by change (:mod:`subscriber.sinks.sqlalchemy.apply`).
 
 Two keys that Python takes for different and the database for equal (a collation, trailing blanks) may only collide with an error: rows
-are found by comparisons that take none but the very same value (:meth:`ColumnPlan.matches`).
+are found by comparisons that take none but the very same value (:meth:`ColumnPlan.matches`). With ``insert_conflict = upsert`` they collide
+without one: there, a table whose key has such a column has changes without a key.
 """
 
 from __future__ import annotations

@@ -27,6 +27,9 @@ _DIALECTS: Final = frozenset({"mysql", "mariadb"})
 _LEAST: Final = 16
 _TABLES: Final = 32
 _STAGE: Final = "\0stage\0"
+_NOT_ALLOWED: Final = frozenset({1044, 1142, 1227, 1786, 1787})
+"""A privilege is missing, or the server's GTIDs do not go with temporary tables: only the statement is refused. After any other error (a
+deadlock) the transaction may be gone, and all that was in it."""
 
 
 def uses_bulk(dialect: Dialect) -> bool:
@@ -130,7 +133,7 @@ class BulkTables:
 
         Raises:
             Uncounted: that cannot be told.
-            sqlalchemy.exc.SQLAlchemyError
+            sqlalchemy.exc.SQLAlchemyError: nothing may be left of the transaction.
         """
         name = await self._table(connection, how)
         if name is None:
@@ -158,9 +161,9 @@ class BulkTables:
         try:
             await connection.exec_driver_sql(how.make.replace(_STAGE, name))
         except DBAPIError as error:
-            if error.connection_invalidated:
+            original = error.orig
+            if original is None or not original.args or original.args[0] not in _NOT_ALLOWED:
                 raise
-            # the privilege CREATE TEMPORARY TABLES is missing: the statement is refused, the transaction is not
             self._refused = True
             return None
         self._names[how] = name

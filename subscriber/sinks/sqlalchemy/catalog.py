@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.config import Streaming, SubscriptionOptions
-from subscriber.errors import ConfigurationError
-from subscriber.protocol.lsn import Lsn
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.sqlalchemy.integrity import unknown_lsn, unknown_names, unknown_value
+from subscriber.sinks.sqlalchemy.tables import CatalogTables, Unknown
 
 __all__ = ["OPTION_COLUMNS", "STREAMING_CODES", "definition", "option_values", "require_name", "row_values"]
 
@@ -41,6 +43,14 @@ _COLUMNS: Final[Mapping[str, str]] = {
     **OPTION_COLUMNS,
 }
 _NAME_BYTES: Final = 63
+
+# column -> values that it can have, that of a row which cannot be understood first
+_WORDS: Final[Mapping[str, Sequence[str]]] = {
+    "substream": ("p", "f", "t"),
+    "subsynccommit": ("off", "local", "remote_write", "remote_apply", "on"),
+    "suborigin": ("any", "none"),
+    "subtwophasestate": ("d", "p", "e"),
+}
 
 
 def require_name(name: str) -> None:
@@ -76,14 +86,16 @@ def _value(name: str, value: Any) -> Any:
             return value
 
 
-def definition(row: Mapping[str, Any], position: Lsn | None, *, claimed: bool) -> Definition:
-    """The other way.
+def definition(tables: CatalogTables, given: Mapping[str, Any], position: Lsn | Unknown | None, *, claimed: bool) -> Definition:
+    """The other way. A row that a hand made senseless is a definition with a problem.
 
     Args:
-        row: of ``pg_subscription``, by column.
+        tables: of the catalog.
+        given: row of ``pg_subscription``, by column.
         position: up to where the target has everything.
         claimed: whether a verb is at work on it.
     """
+    row, known_position, error = _understood(tables, given, position)
     two_phase = TwoPhaseState(row["subtwophasestate"])
     values = {name: row[column] for name, column in OPTION_COLUMNS.items()}
     values["streaming"] = next(word for word, letter in STREAMING_CODES.items() if letter == row["substream"])
@@ -93,13 +105,36 @@ def definition(row: Mapping[str, Any], position: Lsn | None, *, claimed: bool) -
         enabled=row["subenabled"],
         conninfo=row["subconninfo"],
         slot_name=row["subslotname"],
-        publications=tuple(row["subpublications"]),
+        publications=row["subpublications"],
         options=SubscriptionOptions(two_phase=two_phase is not TwoPhaseState.DISABLED, **values),
         two_phase=two_phase,
         skip_lsn=row["subskiplsn"],
-        position=position,
+        position=known_position,
         made=row["submade"],
         generation=row["subgeneration"],
         pending_refresh=row["subrefresh"],
         claimed=claimed,
+        problem=None if error is None else str(error),
+        remedy=None if error is None else error.hint,
     )
+
+
+def _understood(
+    tables: CatalogTables, given: Mapping[str, Any], position: Lsn | Unknown | None
+) -> tuple[dict[str, Any], Lsn | None, TargetError | None]:
+    """Row and position with a default for each value that is not known, and the first of those as an error."""
+    row, table, errors = dict(given), tables.pg_subscription, list[TargetError]()
+    for column, words in _WORDS.items():
+        if row[column] not in words:
+            errors.append(unknown_value(table, column, row[column], sorted(words)))
+            row[column] = words[0]
+    if not isinstance(row["subskiplsn"], Lsn):
+        errors.append(unknown_lsn(table, "subskiplsn", row["subskiplsn"]))
+        row["subskiplsn"] = INVALID_LSN
+    if not isinstance(row["subpublications"], tuple):
+        errors.append(unknown_names(table, "subpublications", row["subpublications"]))
+        row["subpublications"] = ()
+    known_position = position if isinstance(position, Lsn) else None
+    if isinstance(position, Unknown):
+        errors.append(unknown_lsn(tables.position, "remote_lsn", position))
+    return row, known_position, errors[0] if errors else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import text
@@ -47,11 +49,28 @@ async def check_target(
             return [Finding("error", f'there is no directory "{database.path.parent}"', "make it, or name another file")]
         if not creating:
             return [Finding("error", f'there is no file "{database.path}"', "run with --create-tables")]
-        return await _new_file(tables, options)
+        return [*_file(database.path), *await _new_file(tables, options)]
+    unwritable = [] if database.path is None else _file(database.path)
+    if unwritable:
+        # nor can it be counted on to be read: a reader writes beside it, too
+        return unwritable
     async with database.reading() as connection:
         findings = await _server(connection, database.dialect_name)
         findings += await check(connection, tables, creating=creating, adding=settings.schema_change != "error", binary=options.binary)
     return findings
+
+
+def _file(path: Path) -> list[Finding]:
+    """Whether the SQLite file, and its journal and our locks beside it, may be written."""
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return [
+            Finding(
+                "error", f'no file can be made in directory "{path.parent}"', "give its rights: a journal and locks lie beside the file"
+            )
+        ]
+    if path.exists() and not os.access(path, os.W_OK):
+        return [Finding("error", f'the SQLite file "{path}" is read-only', "give its rights, or name a file that may be written")]
+    return []
 
 
 async def _new_file(tables: Sequence[PublishedTable], options: SubscriptionOptions) -> list[Finding]:
@@ -67,9 +86,6 @@ async def _new_file(tables: Sequence[PublishedTable], options: SubscriptionOptio
 async def _server(connection: AsyncConnection, dialect_name: str) -> list[Finding]:
     if dialect_name in _MYSQL:
         return await _mysql(connection)
-    if dialect_name == "sqlite":
-        mode = (await connection.exec_driver_sql("PRAGMA query_only")).scalar()
-        return [Finding("error", "the SQLite file is read-only", "name a file that may be written")] if mode else []
     return []
 
 

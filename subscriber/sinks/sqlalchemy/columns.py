@@ -34,6 +34,9 @@ _EQUALITY: Final = frozenset(
 )
 """Types whose operator = in PostgreSQL means the same value. Others have none, or one that says less (an interval, a box)."""
 
+_ONE_TEXT: Final = frozenset({"int2", "int4", "int8", "oid", "uuid"})
+"""Types of which PostgreSQL takes two texts that its output functions write for equal only if they are."""
+
 _CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
 """Types that text is cast to by a function, which takes less than their input does (no "-"). For character there is no such function."""
 
@@ -54,6 +57,8 @@ class Comparison(StrEnum):
     """By its text: PostgreSQL, where a type has no equality or one that says less."""
     COLLATED = "collated"
     """Under the collation BINARY: SQLite, where the column may have another."""
+    KEY_COLLATED = "key collated"
+    """As COLLATED, but first as it is, so that an index is found, whichever of the two it has."""
     BYTES = "bytes"
     """By the bytes of its text: MySQL, where the collation takes texts for equal that are not."""
     KEY_BYTES = "key bytes"
@@ -71,6 +76,7 @@ class ColumnPlan:
         text, binary: from the bytes on the wire to the parameter for the driver, past every processor of SQLAlchemy's. They raise
             :data:`subscriber.types.codec.READ_ERRORS` (ValueRefused, where the column cannot hold the value).
         comparison: how :meth:`matches` compares.
+        exact: whether values that a unique key of the target takes for equal are given to the driver as values that Python does.
     """
 
     name: str
@@ -79,6 +85,7 @@ class ColumnPlan:
     text: Bind
     binary: Bind
     comparison: Comparison = Comparison.PLAIN
+    exact: bool = False
 
     def parameter(self, name: str) -> ColumnElement[Any]:
         """What stands for a value of it in a statement: a parameter of this name."""
@@ -98,6 +105,8 @@ class ColumnPlan:
                 return cast(column, Text()) == cast(parameter, Text())
             case Comparison.COLLATED:
                 return column == collate(parameter, "BINARY")
+            case Comparison.KEY_COLLATED:
+                return and_(column == parameter, column == collate(parameter, "BINARY"))
             case Comparison.BYTES:
                 return _bytes(column) == cast(parameter, LargeBinary())
             case Comparison.KEY_BYTES:
@@ -128,6 +137,7 @@ class TargetTable:
             is not published.
         missing: names of published columns that the target has not.
         autoincrement: whether RESTART IDENTITY finds something to restart.
+        otherwise_unique: whether the target has unique keys beside ``unique``; not known of PostgreSQL.
     """
 
     name: TableName
@@ -137,6 +147,7 @@ class TargetTable:
     unique: tuple[int, ...] | None
     missing: tuple[str, ...]
     autoincrement: bool
+    otherwise_unique: bool = False
 
     def require_complete(self) -> None:
         """Refuse to work without a published column.
@@ -214,6 +225,7 @@ async def load_target_table(
         _positions(found.keys[0], names) if found.keys else None,
         tuple(column for column in names if column not in found.table.c),
         found.autoincrement,
+        found.otherwise_unique,
     )
 
 
@@ -228,11 +240,11 @@ def _positions(columns: Sequence[str], names: Sequence[str]) -> tuple[int, ...] 
 
 
 def _key(relation: Relation | PublishedTable, names: Sequence[str], found: ReflectedTable) -> tuple[int, ...] | None:
-    """The publisher's replica identity; with FULL, a key of the target that is published whole."""
+    """The publisher's replica identity; with FULL, a key of the target that is published whole and is never NULL."""
     if relation.replica_identity == "f":
         for columns in found.keys:
             positions = _positions(columns, names)
-            if positions is not None:
+            if positions is not None and found.not_null.issuperset(columns):
                 return positions
         return None
     if isinstance(relation, PublishedTable):
@@ -248,10 +260,9 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
     if column is None:
         return ColumnPlan(name, source, None, reading.text_from_text, reading.text_from_binary)
     if isinstance(column.type, NamedType):
-        plain = indexed or source.builtin in _EQUALITY
-        return ColumnPlan(
-            name, source, column, reading.text_from_text, reading.text_from_binary, Comparison.PLAIN if plain else Comparison.TEXT
-        )
+        comparison = Comparison.PLAIN if indexed or source.builtin in _EQUALITY else Comparison.TEXT
+        exact = column.type.namespace == "pg_catalog" and {source.builtin, column.type.name} <= _ONE_TEXT
+        return ColumnPlan(name, source, column, reading.text_from_text, reading.text_from_binary, comparison, exact)
     try:
         binds: Converter = converter(reading, column.type, dialect)
     except Unfit as reason:
@@ -259,8 +270,11 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
             f'column "{name}" of table "{table}": {reason}', sqlstate="42804", hint="make it a text column in the target"
         ) from None
     comparison = Comparison.PLAIN
-    if name in found.inexact:
+    family = family_of(column.type, dialect)
+    exact = family is Family.INTEGER or (family is Family.TEXT and name not in found.inexact)
+    if dialect == "sqlite":
+        if family in {Family.TEXT, Family.ANY}:
+            comparison = Comparison.KEY_COLLATED if indexed else Comparison.COLLATED
+    elif name in found.inexact:
         comparison = Comparison.KEY_BYTES if indexed else Comparison.BYTES
-    elif dialect == "sqlite" and not indexed and family_of(column.type, dialect) is Family.TEXT:
-        comparison = Comparison.COLLATED
-    return ColumnPlan(name, source, column, binds.text, binds.binary, comparison)
+    return ColumnPlan(name, source, column, binds.text, binds.binary, comparison, exact)

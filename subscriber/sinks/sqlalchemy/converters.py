@@ -40,6 +40,9 @@ _SINGLE_INTEGERS: Final = 2**24
 _DOUBLE_INTEGERS: Final = 2**53
 """Up to where all integers are floating point numbers."""
 
+_TEXT_BYTES: Final = ((mysql.TINYTEXT, 2**8 - 1), (mysql.MEDIUMTEXT, 2**24 - 1), (mysql.TEXT, 2**16 - 1))
+"""What MySQL's types of text hold, in UTF-8."""
+
 Bind = Callable[[bytes], object]
 
 
@@ -205,10 +208,11 @@ def _text_column(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | 
         # without regard to case, and '' for what it does not know: only for an enum whose labels it has
         labels = codec.source.labels
         return _texts(codec) if labels and set(labels) <= set(column_type.enums) else None
-    if isinstance(column_type, sql.CHAR) and codec.source.builtin != "bpchar":
-        # MySQL takes blanks off the end when it reads
-        return _checked_text(codec, _without_blanks_behind)
-    return _texts(codec)
+    if isinstance(column_type, sql.CHAR):
+        # MySQL takes blanks off the end when it reads; those of a char(n) mean nothing, and would not be found in what is read
+        return _checked_text(codec, _stripped if codec.source.builtin == "bpchar" else _without_blanks_behind)
+    fits = _within(column_type)
+    return _texts(codec) if fits is None else _checked_text(codec, fits)
 
 
 def _float(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | None:
@@ -269,6 +273,30 @@ def _without_blanks_behind(text: str) -> str:
     if text.endswith(" "):
         raise ValueRefused("a value with blanks at its end in a CHAR column", hint="make the column VARCHAR in the target")
     return text
+
+
+def _within(column_type: sql.TypeEngine[Any]) -> Callable[[str], str] | None:
+    """A value that is too long is the server's to refuse, but for blanks at its end: MySQL cuts them off, in every mode."""
+    limit = getattr(column_type, "length", None)
+    if limit is not None:
+        return _uncut(lambda text: len(text) > limit, f"blanks behind the {limit} characters of the column")
+    size = next((size for kind, size in _TEXT_BYTES if isinstance(column_type, kind)), None)
+    if size is None:
+        return None
+    return _uncut(lambda text: len(text.encode()) > size, f"blanks behind the {size} bytes of the column")
+
+
+def _uncut(is_longer: Callable[[str], bool], what: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text.endswith(" ") and is_longer(text):
+            raise ValueRefused(f"a value with {what}", hint="make the column longer in the target")
+        return text
+
+    return check
+
+
+def _stripped(text: str) -> str:
+    return text.rstrip(" ")
 
 
 def _any(codec: Codec) -> Converter:

@@ -22,13 +22,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+import re
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SAWarning, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -43,6 +45,8 @@ _CONNECT_SECONDS: Final = 30.0
 _BEGIN: Final = "subscriber_begin"
 _SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
 _MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
+_PARAMETER: Final = re.compile(r"argument(?:\(s\))? '(\w+)'")
+_PARAMETER_HINT: Final = "look at its port, and at the parameters behind the question mark"
 _READ_COMMITTED: Final = frozenset({"mysql", "mariadb", "postgresql"})
 
 
@@ -163,13 +167,14 @@ class Database:
         """Open a session.
 
         Raises:
+            ConfigurationError: the driver does not take a parameter of the URL, or its port.
             TargetUnavailable: the target cannot be reached.
             TargetError: it refuses us; there is no such file or database.
         """
         if self.path is not None:
             _prepare_file(self.path, create=self._create)
         try:
-            with translated():
+            with translated(), _url_understood():
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     connection = await self._engine.connect()
         except TimeoutError:
@@ -259,18 +264,36 @@ def _engine(url: URL) -> AsyncEngine:
     if kind == "sqlite":
         _sqlite_path(url)
     try:
-        engine = create_async_engine(
-            url, poolclass=NullPool, hide_parameters=True, connect_args=connect_arguments(kind, url.get_driver_name()), **arguments
-        )
+        with _url_understood(), warnings.catch_warnings():
+            # a parameter that the driver would not get
+            warnings.filterwarnings("error", "Query string argument", SAWarning)
+            engine = create_async_engine(
+                url, poolclass=NullPool, hide_parameters=True, connect_args=connect_arguments(kind, url.get_driver_name()), **arguments
+            )
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f'a target of kind "{kind}" needs {error.name}, which is not installed', hint=f"pip install {error.name}"
         ) from error
-    except (ArgumentError, TypeError) as error:
-        raise ConfigurationError(f"the target's URL is not understood: {error}", hint="look at its parameters") from None
     if kind == "sqlite":
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+@contextlib.contextmanager
+def _url_understood() -> Iterator[None]:
+    """Around what hands the URL to a driver: it judges parameters and port each in its own way, and some texts show them.
+
+    Raises:
+        ConfigurationError
+    """
+    try:
+        yield
+    except (ArgumentError, TypeError, SAWarning) as error:
+        name = _PARAMETER.search(str(error))
+        which = f'the parameter "{name[1]}"' if name else "a parameter"
+        raise ConfigurationError(f"the target's driver does not know {which} of its URL", hint=_PARAMETER_HINT) from None
+    except (ValueError, OverflowError):
+        raise ConfigurationError("a value in the target's URL is none that its driver takes", hint=_PARAMETER_HINT) from None
 
 
 def _example(kind: str) -> str:

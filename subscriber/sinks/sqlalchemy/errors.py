@@ -103,11 +103,6 @@ def _refusal(original: BaseException) -> Refusal | None:
             return mysql_refusal(code, str(rest[0]) if rest else "")
         case _:
             pass
-    match original.args:
-        case (int() as code, *rest):
-            return mysql_refusal(code, str(rest[0]) if rest else "")
-        case _:
-            pass
     sqlstate = getattr(original, "sqlstate", None)
     return postgresql_refusal(sqlstate, original.__cause__ or original) if isinstance(sqlstate, str) else None
 

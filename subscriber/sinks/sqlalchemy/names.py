@@ -7,6 +7,7 @@ and ``T`` where case does not count), and a name may become too long: both are r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
@@ -113,7 +114,8 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
 
 
 def _is_ours(name: str) -> bool:
-    return name.removeprefix(_OWN_PREFIX) in _OWN_TABLES
+    own = name.removeprefix(_OWN_PREFIX)
+    return own in _OWN_TABLES or _OWN_NUMBERED.fullmatch(own) is not None
 
 
 _OWN_TABLES: Final = frozenset(
@@ -129,3 +131,5 @@ _OWN_TABLES: Final = frozenset(
         "subscription_stats",
     }
 )
+_OWN_NUMBERED: Final = re.compile(r"(copy|bulk)_[0-9]+")
+"""Tables that come and go: where a copy waits, and keys of many changes at once. They are dropped whatever they are."""

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import Table, inspect, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TableEntry, TableName, TableState, WorkerActivity
+from subscriber.abc import TableName, WorkerActivity
 from subscriber.catalog import Definition, Observation, TableObservation
 from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog import definition
 from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.integrity import known_table_entry
 from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
 from subscriber.sinks.sqlalchemy.reporter import COUNTERS
-from subscriber.sinks.sqlalchemy.tables import VERSION
+from subscriber.sinks.sqlalchemy.tables import VERSION, CatalogTables, Unknown
 
 __all__ = ["observe"]
 
 _APPLICATION: Final = "subscriber status"
-_WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 Row = Mapping[str, Any]
 
@@ -55,7 +57,8 @@ async def _observe(database: Database) -> Sequence[Observation]:
     running = await _running(database, [row["oid"] for row in subscriptions])
     return [
         _observation(
-            definition(row, positions.get(row["oid"]), claimed=False),
+            tables,
+            definition(tables, row, positions.get(row["oid"]), claimed=False),
             {relid: worker for (oid, relid), worker in workers.items() if oid == row["oid"] and oid in running},
             [entry for entry in entries if entry["srsubid"] == row["oid"]],
             stats.get(row["oid"], {}),
@@ -90,13 +93,19 @@ async def _running(database: Database, oids: Sequence[int]) -> frozenset[int]:
         await locks.close()
 
 
-def _observation(defined: Definition, workers: Mapping[int, Row], entries: Sequence[Row], stats: Row) -> Observation:
+def _observation(tables: CatalogTables, defined: Definition, workers: Mapping[int, Row], entries: Sequence[Row], stats: Row) -> Observation:
     apply = workers.get(0)
+    known = list[TableObservation]()
+    for entry in entries:
+        try:
+            known.append(_table(tables.pg_subscription_rel, entry, workers.get(entry["srrelid"])))
+        except TargetError as error:
+            defined = replace(defined, problem=defined.problem or str(error), remedy=defined.remedy or error.hint)
     return Observation(
         definition=defined,
         pid=apply["pid"] if apply else None,
         worker=_activity(apply, None) if apply else None,
-        tables=tuple(sorted((_table(entry, workers.get(entry["srrelid"])) for entry in entries), key=lambda found: found.table)),
+        tables=tuple(sorted(known, key=lambda found: found.table)),
         counters={name: stats[name] for name in COUNTERS if name in stats},
         stats_reset=_time(stats.get("stats_reset")),
         last_error=stats.get("last_error"),
@@ -104,11 +113,11 @@ def _observation(defined: Definition, workers: Mapping[int, Row], entries: Seque
     )
 
 
-def _table(row: Row, worker: Row | None) -> TableObservation:
-    name, state = TableName(row["srnspname"], row["srrelname"]), TableState(row["srsubstate"])
+def _table(table: Table, row: Row, worker: Row | None) -> TableObservation:
+    name = TableName(row["srnspname"], row["srrelname"])
     return TableObservation(
         table=name,
-        entry=TableEntry(state, row["srsublsn"] if state in _WITH_LSN else None),
+        entry=known_table_entry(table, row["srsubstate"], row["srsublsn"]),
         worker=_activity(worker, name) if worker else None,
     )
 
@@ -116,13 +125,13 @@ def _table(row: Row, worker: Row | None) -> TableObservation:
 def _activity(row: Row, table: TableName | None) -> WorkerActivity:
     return WorkerActivity(
         table=table,
-        received=row["received_lsn"],
-        latest_end=row["latest_end_lsn"],
+        received=_lsn(row["received_lsn"]),
+        latest_end=_lsn(row["latest_end_lsn"]),
         sent_at=row["last_msg_send_time"],
         received_at=row["last_msg_receipt_time"],
         reported_at=row["latest_end_time"],
-        applied=row["applied_lsn"],
-        flushed=row["flushed_lsn"],
+        applied=_lsn(row["applied_lsn"]),
+        flushed=_lsn(row["flushed_lsn"]),
         transactions=row["transactions"],
         changes=row["changes"],
         transactions_per_second=row["transactions_per_second"],
@@ -130,6 +139,11 @@ def _activity(row: Row, table: TableName | None) -> WorkerActivity:
         copied_rows=row["copied_rows"],
         estimated_rows=row["estimated_rows"],
     )
+
+
+def _lsn(value: Lsn | Unknown | None) -> Lsn | None:
+    # what is senseless here is written anew within a second
+    return value if isinstance(value, Lsn) else None
 
 
 def _time(seconds: float | None) -> datetime | None:

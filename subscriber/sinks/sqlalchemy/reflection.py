@@ -29,11 +29,13 @@ class ReflectedTable:
         generated: names of columns that the target computes.
         not_null: names of columns that are NOT NULL.
         required: of those, the ones that an INSERT has to name: there is no default.
-        keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns.
+        keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns. (SQLite's primary key may
+            hold NULL.)
         has_primary_key: whether the first of ``keys`` is the primary key.
         autoincrement: whether a column draws numbers from a sequence or counter of the table.
-        inexact: names of text columns whose collation takes texts for equal that are not.
+        inexact: names of text columns whose collation takes texts for equal that are not; of SQLite, those in a unique key that does.
         engine: MySQL's storage engine, in lower case; None elsewhere.
+        otherwise_unique: whether rows may be equal under a unique key, of columns or expressions, and not under the first of ``keys``.
     """
 
     table: Table
@@ -45,6 +47,7 @@ class ReflectedTable:
     autoincrement: bool = False
     inexact: frozenset[str] = field(default=frozenset())
     engine: str | None = None
+    otherwise_unique: bool = False
 
 
 async def reflect(connection: AsyncConnection, name: TableName) -> ReflectedTable | None:
@@ -67,19 +70,18 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
             return None
         primary_key = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
         unique = [tuple(found["column_names"]) for found in inspector.get_unique_constraints(name, schema=schema)]
-        unique += [
-            tuple(column or "" for column in found["column_names"])
-            for found in inspector.get_indexes(name, schema=schema)
-            if found["unique"] and not _partial(found)
-        ]
+        indexes = [found for found in inspector.get_indexes(name, schema=schema) if found["unique"]]
+        unique += [tuple(column or "" for column in found["column_names"]) for found in indexes if not _partial(found)]
     table = Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema)
     generated = frozenset(found["name"] for found in columns if found.get("computed") is not None)
-    not_null = frozenset(found["name"] for found in columns if not found["nullable"]) | frozenset(primary_key)
+    not_null = frozenset(found["name"] for found in columns if not found["nullable"])
+    if connection.dialect.name != "sqlite" or _is_rowid(connection, name):
+        not_null |= frozenset(primary_key)
     counted = frozenset(found["name"] for found in columns if found.get("autoincrement") is True)
     required = frozenset(found["name"] for found in columns if not found["nullable"] and found.get("default") is None)
     keys = [primary_key] if primary_key else []
     keys += sorted({each for each in unique if each and not_null.issuperset(each)})
-    mysql = _mysql_facts(connection, name) if connection.dialect.name in {"mysql", "mariadb"} else (frozenset[str](), None)
+    inexact, engine = _collations(connection, name)
     return ReflectedTable(
         table,
         generated,
@@ -88,8 +90,9 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
         tuple(keys),
         has_primary_key=bool(primary_key),
         autoincrement=bool(counted) or _sqlite_autoincrement(connection, name),
-        inexact=mysql[0],
-        engine=mysql[1],
+        inexact=inexact,
+        engine=engine,
+        otherwise_unique=any(map(_partial, indexes)) or any(not set(keys[0]) <= set(each) for each in unique if keys),
     )
 
 
@@ -97,11 +100,35 @@ def _partial(index: Mapping[str, Any]) -> bool:
     return bool(index.get("dialect_options", {}).get("sqlite_where") is not None or index.get("expressions"))
 
 
+def _is_rowid(connection: Connection, name: str) -> bool:
+    # any other primary key of SQLite takes NULL, unless it is NOT NULL, as it is in a STRICT table and in one WITHOUT ROWID
+    found = connection.execute(text("SELECT 1 FROM pragma_index_list(:name) WHERE origin = 'pk'"), {"name": name})
+    return found.first() is None
+
+
 def _sqlite_autoincrement(connection: Connection, name: str) -> bool:
     if connection.dialect.name != "sqlite":
         return False
     found = connection.execute(text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name"), {"name": name}).scalar()
     return "AUTOINCREMENT" in str(found).upper()
+
+
+def _collations(connection: Connection, name: str) -> tuple[frozenset[str], str | None]:
+    match connection.dialect.name:
+        case "mysql" | "mariadb":
+            return _mysql_facts(connection, name)
+        case "sqlite":
+            found = connection.execute(_SQLITE_INEXACT, {"name": name})
+            return frozenset(str(column) for (column,) in found), None
+        case _:
+            return frozenset(), None
+
+
+_SQLITE_INEXACT: Final = text("""
+    SELECT part.name
+      FROM pragma_index_list(:name) AS found, pragma_index_xinfo(found.name) AS part
+     WHERE found."unique" AND part."key" AND part.cid >= 0 AND upper(part.coll) <> 'BINARY'
+""")
 
 
 def _mysql_facts(connection: Connection, name: str) -> tuple[frozenset[str], str | None]:

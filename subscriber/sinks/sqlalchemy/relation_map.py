@@ -21,7 +21,7 @@ from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.relation_plan import RelationPlan
 from subscriber.transaction.model import Transaction
 
-__all__ = ["RelationMap", "SchemaBehind"]
+__all__ = ["RelationMap", "SchemaBehind", "schema_change"]
 
 _RELATION: Final = bytes([Tag.RELATION])
 _PREREQUISITE: Final = "55000"
@@ -115,7 +115,7 @@ class RelationMap:
         published = self._published.get(name)
         target = await load_target_table(connection, relation, published)
         if target.missing:
-            match self._schema_change(name, target.missing):
+            match schema_change(self._settings, name, target.missing):
                 case "add":
                     raise SchemaBehind(relation, published)
                 case "error":
@@ -125,6 +125,9 @@ class RelationMap:
         ordered, unique = await connection.run_sync(_facts, target)
         key = {target.columns[number].name for number in target.key or ()}
         keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
+        if self._settings.insert_conflict == "upsert":
+            # where another key is equal in the target, an INSERT finds its row
+            keyed = keyed and all(target.columns[number].exact for number in target.key or ())
         return RelationPlan(
             relation,
             target,
@@ -135,9 +138,11 @@ class RelationMap:
             problem=_problem(relation, target, unique),
         )
 
-    def _schema_change(self, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
-        choice = self._settings.schema_change
-        return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
+
+def schema_change(settings: Settings, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
+    """What the user wants with columns that a table of the target has not."""
+    choice = settings.schema_change
+    return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
 
 
 def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[str]]]:

@@ -25,6 +25,8 @@ from subscriber.types.codec import READ_ERRORS
 __all__ = ["Operation", "RelationPlan", "RowBinder"]
 
 _NEW: Final = ord("N")
+_STATEMENTS: Final = 256
+"""How many are kept of one relation."""
 _APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
 
 # a pattern names what makes two rows need different statements
@@ -244,7 +246,7 @@ class RelationPlan:
         pattern = (new.kinds.translate(_ONLY_UNCHANGED), nulls, old is None)
         statement = self._statements.get(pattern)
         if statement is None:
-            statement = self._statements[pattern] = self._update(new, nulls, key if old is None else None)
+            statement = self._kept(pattern, self._update(new, nulls, key if old is None else None))
         vector = self._binder.row(new)
         found = vector if old is None else self._search(old)
         keys: tuple[object, ...] = ()
@@ -253,6 +255,13 @@ class RelationPlan:
             after = before if old is None else self._of(self._key, vector)
             keys = (before,) if before == after else (before, after)
         return Operation(statement, vector + found, keys)
+
+    def _kept(self, pattern: object, statement: Statement) -> Statement:
+        # without a key there may be one for each set of columns that are NULL
+        if len(self._statements) >= _STATEMENTS:
+            self._statements.clear()
+        self._statements[pattern] = statement
+        return statement
 
     def _update(self, new: TupleData, nulls: bytes, unchanged_key: Sequence[int] | None) -> Statement:
         sent = [number for number in self._present if new.kinds[number] != UNCHANGED]
@@ -278,7 +287,7 @@ class RelationPlan:
         nulls = b"" if key is not None else old.kinds.translate(_ONLY_NULL)
         statement = self._statements.get(nulls)
         if statement is None:
-            statement = self._statements[nulls] = delete_row(self.target, self._dialect, _numbers(nulls))
+            statement = self._kept(nulls, delete_row(self.target, self._dialect, _numbers(nulls)))
         found = self._search(old)
         return Operation(statement, [None] * self._binder.width + found, (self._of(self._key, found),) if self._key is not None else ())
 

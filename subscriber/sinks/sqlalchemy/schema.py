@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Column, Dialect, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
+from sqlalchemy import TIMESTAMP, Column, Dialect, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateSchema, CreateTable, DDLElement
@@ -139,8 +139,10 @@ async def check(
         binary: values come in the binary format.
     """
     caseless: bool | None = None
+    becomes_now = False
     if connection.dialect.name in _MYSQL:
-        caseless = (await connection.execute(text("SELECT @@lower_case_table_names"))).scalar() != 0
+        query = text("SELECT @@lower_case_table_names <> 0, @@explicit_defaults_for_timestamp = 0")
+        caseless, becomes_now = map(bool, (await connection.execute(query)).one())
     findings = name_findings([table.name for table in tables], connection.dialect, caseless=caseless)
     for published in tables:
         findings += _column_names(published, connection.dialect)
@@ -158,6 +160,8 @@ async def check(
             continue
         if found is not None:
             findings += _table(published, target, found)
+            if becomes_now:
+                findings += _timestamps(published, target, found)
     return findings
 
 
@@ -185,6 +189,22 @@ def _binary(published: PublishedTable) -> list[Finding]:
     ]
 
 
+def _timestamps(published: PublishedTable, target: TargetTable, found: ReflectedTable) -> list[Finding]:
+    """Of a server that takes NULL for the current time, where a column is NOT NULL."""
+    return [
+        Finding(
+            "error",
+            f'column "{plan.name}" of table "{published.name}" is TIMESTAMP NOT NULL in the target, where NULL becomes the current time',
+            "make it NULL or DATETIME there, or set explicit_defaults_for_timestamp = ON",
+        )
+        for plan in target.columns
+        if plan.column is not None
+        and isinstance(plan.column.type, TIMESTAMP)
+        and plan.name in found.not_null
+        and plan.name not in published.not_null
+    ]
+
+
 def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable) -> list[Finding]:
     findings = []
     unfilled = sorted(found.required - set(published.columns))
@@ -208,5 +228,7 @@ def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable
         findings.append(Finding("warning", message, "add a primary key or unique index over these columns"))
     for name in sorted(names & found.inexact):
         message = f'key column "{name}" of table "{published.name}" has a collation in the target under which different keys are equal'
-        findings.append(Finding("warning", message, "give it a binary collation without padding, such as utf8mb4_nopad_bin"))
+        findings.append(
+            Finding("warning", message, "give it a binary collation without padding: BINARY, utf8mb4_nopad_bin, utf8mb4_0900_bin")
+        )
     return findings

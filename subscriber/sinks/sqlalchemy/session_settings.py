@@ -21,10 +21,12 @@ _SQLITE_ALWAYS: Final = (
     "PRAGMA foreign_keys = OFF",
     "PRAGMA cache_size = -65536",
 )
-_MYSQL: Final = (
-    # a value that does not fit is an error, and a zero in an AUTO_INCREMENT column is a zero
+# a value that does not fit is an error, and a zero in an AUTO_INCREMENT column is a zero
+_MYSQL_MODE: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE,"
-    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'",
+    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'"
+)
+_MYSQL: Final = (
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION innodb_lock_wait_timeout = 10",
     "SET SESSION lock_wait_timeout = 30",
@@ -71,7 +73,8 @@ def connect_arguments(kind: str, driver: str) -> Mapping[str, Any]:
             # no transactions but ours
             return {"timeout": _BUSY_SECONDS, "isolation_level": None, "factory": RollingBack}
         case "mysql" | "mariadb":
-            return {"connect_timeout": 10, "charset": "utf8mb4"}
+            # first of all: SQLAlchemy quotes names as the mode says that it finds (ANSI_QUOTES)
+            return {"connect_timeout": 10, "charset": "utf8mb4", "init_command": _MYSQL_MODE}
         case "postgresql" if driver == "asyncpg":
             return {"timeout": 10.0}
         case _:

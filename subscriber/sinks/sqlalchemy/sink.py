@@ -329,20 +329,23 @@ class SqlAlchemySink:
         """
         await self._require_position().applier.apply(batch)
 
-    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """See :meth:`subscriber.abc.Sink.skip`.
 
         Raises:
             TargetError, TargetUnavailable
         """
         opened = self._require_position()
-        if isinstance(event, PreparedTransaction):
-            await opened.applier.skip(event.transaction)
-            nothing = PreparedTransaction(event.transaction.without_records(), event.gid)
-            await opened.two_phase.prepare(nothing, _nothing_applies, opened.rows.clear_skip)
-        else:
-            await opened.applier.skip(event)
-            await opened.applier.move(event.end_lsn, opened.rows.clear_skip)
+        match event:
+            case CommitPrepared():
+                await opened.two_phase.skip(event, opened.rows.clear_skip)
+            case PreparedTransaction(transaction):
+                await opened.applier.skip(transaction)
+                nothing = PreparedTransaction(transaction.without_records(), event.gid)
+                await opened.two_phase.prepare(nothing, _nothing_applies, opened.rows.clear_skip)
+            case Transaction():
+                await opened.applier.skip(event)
+                await opened.applier.move(event.end_lsn, opened.rows.clear_skip)
 
     async def clear_skip(self) -> None:
         """Forget the transaction to be skipped."""

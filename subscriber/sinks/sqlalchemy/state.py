@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy import Connection, RowMapping, delete, insert, inspect, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState
 from subscriber.errors import RelationError, SubscriptionChanged, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.sqlalchemy.entries import draw_oid
+from subscriber.sinks.sqlalchemy.integrity import known_lsn, known_names, known_table_entry, known_two_phase
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
 
 __all__ = ["SubscriptionRows", "TableRow", "has_table"]
-
-_WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,7 @@ class SubscriptionRows:
 
         Raises:
             SubscriptionChanged: it is gone.
+            TargetError: it holds a value that nothing of ours writes.
         """
         table = self._tables.pg_subscription
         row = (await connection.execute(select(table).where(table.c.oid == self.oid))).mappings().one_or_none()
@@ -65,11 +64,11 @@ class SubscriptionRows:
             name=row["subname"],
             target_identifier=identifier,
             slot_name=row["subslotname"],
-            publications=row["subpublications"],
-            two_phase=TwoPhaseState(row["subtwophasestate"]),
+            publications=known_names(table, "subpublications", row["subpublications"]),
+            two_phase=known_two_phase(table, row["subtwophasestate"]),
             position=await self.position(connection, 0),
             managed=row["subconninfo"] is not None,
-            skip_lsn=row["subskiplsn"],
+            skip_lsn=known_lsn(table, "subskiplsn", row["subskiplsn"]),
             generation=row["subgeneration"],
             pending_refresh=row["subrefresh"],
         )
@@ -86,10 +85,16 @@ class SubscriptionRows:
     # --- positions
 
     async def position(self, connection: AsyncConnection, relid: int) -> Position | None:
-        """Read the position of the subscription (0) or of a table."""
+        """Read the position of the subscription (0) or of a table.
+
+        Raises:
+            TargetError: it is no LSN.
+        """
         table = self._tables.position
         row = (await connection.execute(select(table).where(table.c.srsubid == self.oid, table.c.srrelid == relid))).one_or_none()
-        return None if row is None else Position(row.slot_name, row.system_identifier, row.timeline, row.remote_lsn)
+        if row is None:
+            return None
+        return Position(row.slot_name, row.system_identifier, row.timeline, known_lsn(table, "remote_lsn", row.remote_lsn))
 
     async def slot_names(self, connection: AsyncConnection) -> frozenset[str]:
         """The slots of all its positions."""
@@ -133,23 +138,31 @@ class SubscriptionRows:
     # --- tables
 
     async def tables(self, connection: AsyncConnection, *, lock: bool = False) -> Mapping[TableName, TableRow]:
-        """The subscription's tables. ``lock``: wait for transactions that change one of them."""
+        """The subscription's tables. ``lock``: wait for transactions that change one of them.
+
+        Raises:
+            TargetError: a state is not known.
+        """
         table = self._tables.pg_subscription_rel
         query = select(table).where(table.c.srsubid == self.oid)
         rows = (await connection.execute(query.with_for_update() if lock else query)).mappings()
-        return {TableName(row["srnspname"], row["srrelname"]): _row(row) for row in rows}
+        return {TableName(row["srnspname"], row["srrelname"]): self._row(row) for row in rows}
 
     async def table(self, connection: AsyncConnection, name: TableName, *, lock: bool = False) -> TableRow | None:
-        """One of them. ``lock``: wait for a transaction that changes it, and keep others from that."""
+        """One of them. ``lock``: wait for a transaction that changes it, and keep others from that.
+
+        Raises:
+            TargetError: its state is not known.
+        """
         table = self._tables.pg_subscription_rel
         named = (table.c.srsubid == self.oid, table.c.srnspname == name.namespace, table.c.srrelname == name.name)
         row = (await connection.execute(select(table).where(*named))).mappings().one_or_none()
         if row is None or not lock:
-            return None if row is None else _row(row)
+            return None if row is None else self._row(row)
         # by its key: MariaDB locks every row that it looks at on the way, and other tables' synchronizations would wait
         keyed = (table.c.srsubid == self.oid, table.c.srrelid == row["srrelid"])
         row = (await connection.execute(select(table).where(*keyed).with_for_update())).mappings().one_or_none()
-        return None if row is None else _row(row)
+        return None if row is None else self._row(row)
 
     async def add_table(self, connection: AsyncConnection, name: TableName, entry: TableEntry) -> None:
         """Add a table, or set its state if it is there.
@@ -199,7 +212,6 @@ class SubscriptionRows:
         row = (table.c.srsubid == self.oid, table.c.srrelid == relid)
         await connection.execute(update(table).where(*row).values(srsubstate=entry.state.value, srsublsn=entry.lsn, srcopy=copy))
 
-
-def _row(row: RowMapping) -> TableRow:
-    state = TableState(row["srsubstate"])
-    return TableRow(row["srrelid"], TableEntry(state, row["srsublsn"] if state in _WITH_LSN else None), row["srcopy"])
+    def _row(self, row: RowMapping) -> TableRow:
+        entry = known_table_entry(self._tables.pg_subscription_rel, row["srsubstate"], row["srsublsn"])
+        return TableRow(row["srrelid"], entry, row["srcopy"])

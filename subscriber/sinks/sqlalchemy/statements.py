@@ -92,7 +92,7 @@ def insert_row(target: TargetTable, dialect: Dialect, conflict: InsertConflict =
         into: another table of the same columns.
 
     Raises:
-        RelationError: an upsert is asked for, and the database has none, or the table has no key.
+        RelationError: an upsert is asked for, and the database has none, or the table has no key, or (MySQL) another one besides.
     """
     table = target.table if into is None else into
     values = {
@@ -121,6 +121,14 @@ def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> Up
                 index_elements=keys, set_={name: statement.excluded[name] for name in rest}
             )
         case "mysql" | "mariadb":
+            if target.otherwise_unique:
+                # ON DUPLICATE KEY UPDATE would overwrite a row that is equal under any of them
+                raise RelationError(
+                    f'table "{target.name}" of the target has a unique key beside its primary key: insert_conflict = upsert would not tell '
+                    "which row is meant",
+                    sqlstate="55000",
+                    hint="drop that key in the target, or leave the setting out",
+                )
             replacing: Any = mysql.insert(target.table).inline().values(values)
             return replacing.on_duplicate_key_update(  # type: ignore[no-any-return]
                 {name: replacing.inserted[name] for name in rest or keys}

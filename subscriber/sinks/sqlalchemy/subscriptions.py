@@ -75,7 +75,7 @@ class SqlAlchemyCatalog:
             query = select(position.c.srsubid, position.c.remote_lsn).where(position.c.srrelid == 0)
             positions = {int(oid): lsn for oid, lsn in await connection.execute(query)}
         return [
-            definition(row, positions.get(row["oid"]), claimed=await self._locks.held(verb_key(row["oid"])))
+            definition(self._tables, row, positions.get(row["oid"]), claimed=await self._locks.held(verb_key(row["oid"])))
             for row in sorted(rows, key=lambda row: str(row["subname"]))
         ]
 
@@ -111,10 +111,12 @@ class SqlAlchemyCatalog:
         """Claim one that is there.
 
         Raises:
-            TargetError: it does not exist.
+            TargetError: it does not exist, or its row cannot be understood.
             SubscriptionInUse: another verb is at work on it, or whoever runs it does not stop.
         """
-        oid = (await self._find(name)).oid
+        before = await self._find(name)
+        before.require_understood()
+        oid = before.oid
         what = f'subscription "{name}"'
         await self._locks.take(verb_key(oid), what)
         try:
@@ -134,6 +136,7 @@ class SqlAlchemyCatalog:
             found = await self._find(name)
             if found.oid != oid:
                 raise TargetError(f'subscription "{name}" was made anew just now', hint="try again")
+            found.require_understood()
             yield found
         finally:
             await self._release(oid)

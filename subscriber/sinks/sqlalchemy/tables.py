@@ -10,7 +10,7 @@ the database has schemas they lie in schema ``subscriber_sqlalchemy``; elsewhere
 ``fence``
     one row a subscription: a number that grows with every writer that opens it. Whoever writes anything of the subscription locks that
     row first, shared with others of its own writer, and compares the number
-    (:mod:`subscriber.sinks.sqlalchemy.session` says why nothing of an earlier writer comes through).
+    (:mod:`subscriber.sinks.sqlalchemy.fencing` says why nothing of an earlier writer comes through).
 ``pg_subscription_rel``
     state of each table. ``srrelid`` is drawn when the table is added; ``srnspname`` and ``srrelname`` are its name at the publisher.
     ``srcopy`` says how an unfinished copy is undone: ``d`` its rows went straight into the table, which was empty; ``s`` into
@@ -30,6 +30,7 @@ LSNs are kept as PostgreSQL writes them (``16/B374D848``): the database compares
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,10 +44,10 @@ from subscriber.protocol.lsn import Lsn
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
-__all__ = ["CATALOG_SCHEMA_NAME", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "LsnText", "Names", "catalog_tables"]
+__all__ = ["CATALOG_SCHEMA_NAME", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "LsnText", "Names", "Unknown", "catalog_tables"]
 
 VERSION: Final = 1
-"""Of the catalog. A later one is reached by the steps of :mod:`subscriber.sinks.sqlalchemy.migration`."""
+"""Of the catalog. There is no other one yet."""
 
 CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
 PREFIX: Final = "subscriber_"
@@ -76,34 +77,49 @@ _COUNTERS: Final = (
 )
 
 
-class LsnText(TypeDecorator[Lsn]):
+class Unknown(str):
+    """What a column holds, and is none of its values: whoever reads it says so, where it is known whose it is."""
+
+    __slots__ = ()
+
+
+class LsnText(TypeDecorator[Lsn | Unknown]):
     """An LSN as PostgreSQL writes it."""
 
     impl = String(17)
     cache_ok = True
 
-    def process_bind_param(self, value: Lsn | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: Lsn | Unknown | None, dialect: Dialect) -> str | None:
         """To the database."""
         return None if value is None else str(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Lsn | None:
+    def process_result_value(self, value: object, dialect: Dialect) -> Lsn | Unknown | None:
         """From the database."""
-        return None if value is None else Lsn.parse(value)
+        try:
+            return None if value is None else Lsn.parse(str(value))
+        except ValueError:
+            return Unknown(value)
 
 
-class Names(TypeDecorator[tuple[str, ...]]):
+class Names(TypeDecorator[tuple[str, ...] | Unknown]):
     """Several names, as a JSON array."""
 
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: tuple[str, ...] | Unknown | None, dialect: Dialect) -> str | None:
         """To the database."""
         return None if value is None else json.dumps(list(value))
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
+    def process_result_value(self, value: object, dialect: Dialect) -> tuple[str, ...] | Unknown | None:
         """From the database."""
-        return None if value is None else tuple(json.loads(value))
+        if value is None:
+            return None
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(str(value))
+            if isinstance(found, list) and all(isinstance(name, str) for name in found):
+                return tuple(found)
+        return Unknown(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,9 @@ from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.fencing import Fence
 from subscriber.sinks.sqlalchemy.reflection import reflect
-from subscriber.sinks.sqlalchemy.relation_map import RelationMap
+from subscriber.sinks.sqlalchemy.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.relation_plan import RowBinder
+from subscriber.sinks.sqlalchemy.schema import add_columns
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.state import SubscriptionRows, TableRow
 from subscriber.sinks.sqlalchemy.statements import Statement, insert_row
@@ -157,12 +158,13 @@ class SqlAlchemyTableSink:
             raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
 
     async def start_copy(self) -> None:
-        """Store DATASYNC, and where the rows will go.
+        """Store DATASYNC, and where the rows will go. Columns that are to be added to the target's table are there then.
 
         Raises:
             RelationError: the target has no such table.
             TargetError: the table is copied already.
         """
+        await self._add_columns()
         async with self._locked(TableState.INIT) as (connection, _):
             found = await reflect(connection, self._table)
             if found is None:
@@ -174,12 +176,23 @@ class SqlAlchemyTableSink:
             occupied = (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
             if occupied:
                 # commits by itself on some databases, and the lock on the row is gone then; the state is looked at again
-                await self._staging.make(connection, found.table)
+                await self._staging.make(connection, found)
             else:
                 await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
         if occupied:
             async with self._locked(TableState.INIT) as (connection, _):
                 await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _STAGED)
+
+    async def _add_columns(self) -> None:
+        # before a staging table is made; by what was said of the table last, which a later attempt corrects
+        known = self._described or self._published.get(self._table)
+        if known is None or self._settings.schema_change in ("error", "ignore"):
+            return
+        async with self._locked(TableState.INIT) as (connection, _):
+            target = await load_target_table(connection, known, known)
+            if target.missing and schema_change(self._settings, self._table, target.missing) == "add":
+                # commits by itself on some databases
+                await add_columns(connection, known, known)
 
     async def describe(self, table: PublishedTable) -> None:
         """See :meth:`subscriber.abc.TableSink.describe`."""
@@ -239,7 +252,7 @@ class SqlAlchemyTableSink:
 
     async def _target(self, connection: AsyncConnection, described: PublishedTable) -> TargetTable:
         target = await load_target_table(connection, described, described)
-        if self._settings.schema_change != "ignore":
+        if target.missing and schema_change(self._settings, self._table, target.missing) != "ignore":
             target.require_complete()
         return target
 
@@ -258,7 +271,7 @@ class SqlAlchemyTableSink:
         async with self._locked(TableState.DATASYNC) as (connection, row):
             if row.copy == _STAGED:
                 known = self._described or self._published[self._table]
-                await self._staging.move(connection, await self._target(connection, known))
+                await self._staging.move(connection, await self._target(connection, known), self._settings.insert_conflict)
             await self._rows.save_position(connection, self.relation_id, position)
             await self._change(connection, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
         if row.copy == _STAGED:

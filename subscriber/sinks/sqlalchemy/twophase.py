@@ -26,7 +26,8 @@ A PREPARE is not judged by its LSN. One from before the slot's two-phase start i
 it had: long behind the position. If such a pair comes again although it was applied, PREPARE is kept once more, and its COMMIT PREPARED,
 which is not past the position, removes it.
 
-A change that the target refuses is known only at COMMIT PREPARED, an ApplyError then: the transaction stays as it is, and is tried again.
+A change that the target refuses is known only at COMMIT PREPARED, an ApplyError then: the transaction stays as it is, and is tried again,
+or passed over by the LSN of COMMIT PREPARED.
 """
 
 from __future__ import annotations
@@ -212,6 +213,17 @@ class TwoPhase:
         Raises:
             TargetError, TargetUnavailable
         """
+        await self._forget(message, message.rollback_end_lsn)
+
+    async def skip(self, message: CommitPrepared, finish: Finish) -> None:
+        """Remove what was kept, unapplied; ``finish``: in the same transaction.
+
+        Raises:
+            TargetError, TargetUnavailable
+        """
+        await self._forget(message, message.end_lsn, finish)
+
+    async def _forget(self, message: CommitPrepared | RollbackPrepared, lsn: Lsn, finish: Finish | None = None) -> None:
         async with self._session.snapshot() as connection:
             header = await self._header(connection, message.xid)
 
@@ -219,8 +231,10 @@ class TwoPhase:
             # without a complete row these are the leftovers of a PREPARE that was interrupted
             if header is None or header.gid == message.gid:
                 await self._remove(connection, message.xid)
+            if finish is not None:
+                await finish(connection)
 
-        await self._applier.move(message.rollback_end_lsn, remove)
+        await self._applier.move(lsn, remove)
 
 
 def _everything(_relation: Relation, _final_lsn: Lsn) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from subscriber.abc import Position, TwoPhaseState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared
 from subscriber.testing.compliance.checking import demand, equal, refused
 from subscriber.testing.compliance.feed import NAME, SLOT, START, SYSTEM, Feed
 from subscriber.testing.compliance.registry import Scenarios
@@ -134,4 +135,22 @@ async def skipping_prepared(feed: Feed) -> None:
     await feed.sink.skip(PreparedTransaction(skipped, f"gid of {skipped.xid}"))
     await feed.apply(t.insert(2))
     await feed.commit_prepared(skipped)
+    await feed.expect(t, (2,))
+
+
+@scenarios.needing("two_phase")
+async def skipping_what_was_kept(feed: Feed) -> None:
+    """Where changes are kept until COMMIT PREPARED and refused there, that is what is passed over."""
+    if feed.sink.capabilities.prepares_in_target:
+        return
+    t = Table("t", "*id int4")
+    await feed.create(t)
+    made = await feed.prepare(t.relation, t.insert(1))
+    lsn = feed.next_lsn()
+    message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, made.xid, f"gid of {made.xid}")
+    await feed.sink.skip(message)
+    feed.given = message.end_lsn
+    equal(await feed.position(), message.end_lsn, "the position behind what was passed over")
+    await feed.sink.commit_prepared(message)
+    await feed.apply(t.relation, t.insert(2))
     await feed.expect(t, (2,))

@@ -98,6 +98,7 @@ class MemorySink:
         server: the target.
         step: see :data:`Step`.
         lazy: commits of batches are not on disk when they return; :meth:`settle` reports them.
+        keeps: what a prepared transaction changes is kept until its COMMIT PREPARED, and may be refused there.
 
     Attributes:
         parallel: the parallel transactions opened.
@@ -105,7 +106,14 @@ class MemorySink:
     """
 
     def __init__(
-        self, server: TargetServer, *, step: Step = never_fails, lazy: bool = False, two_phase: bool = False, parallel: bool = False
+        self,
+        server: TargetServer,
+        *,
+        step: Step = never_fails,
+        lazy: bool = False,
+        two_phase: bool = False,
+        keeps: bool = False,
+        parallel: bool = False,
     ) -> None:
         self.server = server
         self.batches: list[Batch] = []
@@ -115,7 +123,7 @@ class MemorySink:
         self._lazy = lazy
         self.parallel: list[MemoryParallel] = []
         self.held_up_by: list[MemoryParallel] = []
-        self._capabilities = Capabilities(two_phase=two_phase, prepares_in_target=two_phase, parallel_apply=parallel)
+        self._capabilities = Capabilities(two_phase=two_phase, prepares_in_target=two_phase and not keeps, parallel_apply=parallel)
         self._statistics = ApplyStatistics()
         self._relations: dict[int, Relation] = {}
         self._on_durable: Callable[[Lsn], None] | None = None
@@ -294,9 +302,14 @@ class MemorySink:
         if not self._lazy:
             self.settle()
 
-    async def skip(self, event: Transaction | PreparedTransaction) -> None:
+    async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         await self._step("skip")
         self._state.skip_lsn = INVALID_LSN
+        if isinstance(event, CommitPrepared):
+            del self._state.prepared[event.gid]
+            self._move(event.end_lsn)
+            self.settle()
+            return
         if isinstance(event, PreparedTransaction):
             self._state.prepared[event.gid] = []
             event = event.transaction

@@ -33,10 +33,10 @@ QUIET = Settings(wal_receiver_timeout=0)
 class Shop:
     """One worker and all around it."""
 
-    def __init__(self, *, settings: Settings, entry: TableEntry, lazy: bool, two_phase: TwoPhaseState, skip_lsn: Lsn) -> None:
+    def __init__(self, *, settings: Settings, entry: TableEntry, lazy: bool, two_phase: TwoPhaseState, keeps: bool, skip_lsn: Lsn) -> None:
         entries = {table(0): entry}
         self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
-        self.sink = MemorySink(self.server, lazy=lazy, two_phase=True)
+        self.sink = MemorySink(self.server, lazy=lazy, two_phase=True, keeps=keeps)
         self.stream = ScriptedStream()
         self.tracker = FlushTracker(Lsn(50))
         self.states = TableStates()
@@ -83,9 +83,10 @@ async def shop(
     entry: TableEntry = READY,
     lazy: bool = False,
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED,
+    keeps: bool = False,
     skip_lsn: Lsn = INVALID_LSN,
 ) -> AsyncIterator[tuple[Shop, asyncio.Task[None]]]:
-    found = Shop(settings=settings or QUIET, entry=entry, lazy=lazy, two_phase=two_phase, skip_lsn=skip_lsn)
+    found = Shop(settings=settings or QUIET, entry=entry, lazy=lazy, two_phase=two_phase, keeps=keeps, skip_lsn=skip_lsn)
     await found.sink.open("sub", found.tracker.flush)
     await found.receiver.start()
     task = asyncio.create_task(found.worker.run())
@@ -363,6 +364,34 @@ def test_prepared_transactions_in_their_place() -> None:
             assert [batch.end_lsn for batch in s.sink.batches] == [208, 608]
             assert s.stream.last.flush == 608
             assert s.held == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("keeps", "named", "rows"),
+    [
+        (True, 400, ["5"]),  # what is refused at COMMIT PREPARED is named by its LSN
+        (False, 400, ["1", "5"]),  # it is applied at PREPARE: the name was mistaken
+        (True, 300, ["1", "5"]),  # a name that fits nothing is forgotten
+        (True, 500, ["1", "5"]),  # before what it would have fitted
+        (True, 100, ["5"]),  # its PREPARE may be named too
+        (False, 100, ["5"]),
+    ],
+)
+def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) -> None:
+    """The bug was that what a target refused at COMMIT PREPARED could not be passed over by the LSN that the error named."""
+
+    async def work() -> None:
+        async with shop(two_phase=TwoPhaseState.ENABLED, keeps=keeps, skip_lsn=Lsn(named)) as (s, _):
+            s.server.visible.skip_lsn = Lsn(named)
+            frames = [*prepared(1), xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408), *transaction(5)]
+            s.stream.give(frames)
+            await asyncio.sleep(1)
+            assert s.rows == rows
+            assert s.server.visible.prepared == {}
+            assert s.server.visible.skip_lsn == INVALID_LSN
+            assert s.stream.last.flush == 508
 
     run(work())
 

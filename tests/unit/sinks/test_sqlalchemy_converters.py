@@ -59,8 +59,17 @@ EXACT: list[tuple[str, sql.TypeEngine[Any], str, bytes, object]] = [
     ("mysql", mysql.VARBINARY(10), "text", "ä".encode(), "ä".encode()),
     ("mysql", mysql.BINARY(2), "bytea", b"\\x00ff", b"\x00\xff"),
     ("mysql", mysql.ENUM("ok", "sad", "more"), "mood", b"sad", "sad"),
-    ("mysql", mysql.CHAR(5), "bpchar", b"ab   ", "ab   "),
+    ("mysql", mysql.CHAR(5), "bpchar", b"ab   ", "ab"),
+    ("mysql", mysql.CHAR(5), "bpchar", b"     ", ""),
+    ("mysql", mysql.VARCHAR(5), "bpchar", b"ab   ", "ab   "),
     ("mysql", mysql.CHAR(5), "text", b"ab", "ab"),
+    ("mysql", mysql.VARCHAR(3), "text", "ä  ".encode(), "ä  "),
+    # the server refuses it
+    ("mysql", mysql.VARCHAR(3), "text", b"abcd", "abcd"),
+    ("mysql", mysql.TINYTEXT(), "text", b"a" * 254 + b" ", "a" * 254 + " "),
+    ("mysql", mysql.TEXT(), "text", b" " * 65535, " " * 65535),
+    ("mysql", mysql.MEDIUMTEXT(), "text", b" " * 65536, " " * 65536),
+    ("mysql", mysql.LONGTEXT(), "text", b" " * 2**24, " " * 2**24),
     ("mysql", sql.UUID(), "uuid", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
 ]
 
@@ -90,6 +99,11 @@ REFUSED: list[tuple[str, sql.TypeEngine[Any], str, bytes]] = [
     ("mysql", mysql.DATETIME(fsp=6), "timestamptz", b"-infinity"),
     ("mysql", mysql.BINARY(3), "bytea", b"\\x00ff"),
     ("mysql", mysql.CHAR(5), "text", b"ab "),
+    ("mysql", mysql.VARCHAR(3), "text", b"ab  "),
+    ("mysql", mysql.VARCHAR(3), "bpchar", b"    "),
+    ("mysql", mysql.TINYTEXT(), "text", "ä".encode() * 127 + b"  "),
+    ("mysql", mysql.TEXT(), "text", b" " * 65536),
+    ("mysql", mysql.MEDIUMTEXT(), "text", b" " * 2**24),
 ]
 
 UNFIT: list[tuple[str, sql.TypeEngine[Any], str]] = [

@@ -48,3 +48,9 @@ def test_names_of_our_own_tables() -> None:
     (found,) = name_findings(tables("public.subscriber_position", "public.subscriber_mine"), SQLITE)
     assert '"public.subscriber_position"' in found.message
     assert name_findings(tables("public.subscriber_position"), POSTGRESQL) == []
+
+
+def test_names_of_tables_that_come_and_go() -> None:
+    """The bug was that a replicated table of the name of a staging table was dropped as one."""
+    found = name_findings(tables("public.subscriber_copy_16390", "public.Subscriber_Bulk_1", "public.subscriber_copy_of_t"), SQLITE)
+    assert [finding.message.split()[1] for finding in found] == ['"public.subscriber_copy_16390"', '"public.Subscriber_Bulk_1"']
