@@ -146,7 +146,8 @@ async def test_same_rows(target_db: Database, tmp_path: Path, monkeypatch: pytes
                         if rng.random() < 0.6:
                             await found.attempts_are_even(task)
                 found.stream.give(piece)
-                await found.applied(Lsn(history.lsn + 8), task)
+                # a commit ends 8 bytes later, but the last that is sent may be an abort
+                await found.applied(Lsn(history.lsn), task)
             assert dict(target_db.fetch("SELECT id, v FROM t")) == history.rows, f"seed {seed}"
             logged: list[tuple[str, int]] = target_db.fetch("SELECT label, seen FROM log")
             assert sorted(label for label, _ in logged) == sorted(history.log), f"seed {seed}"

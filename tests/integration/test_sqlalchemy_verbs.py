@@ -172,7 +172,8 @@ async def test_skip_and_disable_on_error(publisher18_db: Database, sqlite_file: 
     name = await create(publisher, target, options=SubscriptionOptions(disable_on_error=True))
     async with launched(target):
         await same(publisher, target, name)
-        target.execute("INSERT INTO t VALUES (2, 'in the way')")
+        # the launcher is in this very loop, and may hold the file
+        await asyncio.to_thread(target.execute, "INSERT INTO t VALUES (2, 'in the way')")
         publisher.execute("INSERT INTO t VALUES (2, 'b')")
         await asyncio.to_thread(target.wait, f"SELECT subenabled FROM {target.ours('pg_subscription')}", [(0,)])
         (status,) = await subscription_status(target.url)
@@ -200,7 +201,7 @@ async def test_skip_of_a_prepared_transaction_that_is_refused_at_its_commit(publ
         await asyncio.to_thread(target.wait, two_phase, [("e",)])
         publisher.execute("BEGIN; INSERT INTO t VALUES (2, 'b'); PREPARE TRANSACTION 'refused'")
         await asyncio.to_thread(target.wait, f"SELECT gid FROM {target.ours('prepared_transaction')}", [("refused",)])
-        target.execute("INSERT INTO t VALUES (2, 'in the way')")
+        await asyncio.to_thread(target.execute, "INSERT INTO t VALUES (2, 'in the way')")
         publisher.execute("COMMIT PREPARED 'refused'")
         await asyncio.to_thread(target.wait, f"SELECT subenabled FROM {target.ours('pg_subscription')}", [(0,)])
         (status,) = await subscription_status(target.url)
