@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from subscriber.abc import TableName
-from subscriber.apply.retry import Backoff, Policy, policy
+from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.config import Settings
@@ -28,6 +28,7 @@ class SyncLauncher:
     Args:
         make: gives a table's synchronization; called once per table, the object is run again after a failure.
         patient: asked when an attempt failed: False lets an error that time alone does not mend end it all.
+        disable_on_error: the first error that this is about ends it all.
         ended: told of the end of every attempt: with its error, or None when the table is synchronized.
     """
 
@@ -39,12 +40,14 @@ class SyncLauncher:
         ended: Callable[[TableName, SubscriberError | None], None],
         *,
         patient: Callable[[], bool],
+        disable_on_error: bool = False,
     ) -> None:
         self._states = states
         self._settings = settings
         self._make = make
         self._tell = ended
         self._patient = patient
+        self._disable_on_error = disable_on_error
         self._work: dict[TableName, TableSynchronization] = {}
         self._backoff: dict[TableName, Backoff] = {}
         self._not_before: dict[TableName, float] = {}
@@ -118,6 +121,8 @@ class SyncLauncher:
             self._tell(table, error)
             answer = policy(error)
             if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient()):
+                raise
+            if self._disable_on_error and disables(error):
                 raise
             pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
             self._not_before[table] = asyncio.get_running_loop().time() + pause

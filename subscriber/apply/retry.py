@@ -28,7 +28,7 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 
-__all__ = ["Backoff", "Policy", "is_coming_up", "policy"]
+__all__ = ["Backoff", "Policy", "disables", "is_coming_up", "policy"]
 
 
 class Policy(Enum):
@@ -77,6 +77,21 @@ def policy(error: SubscriberError) -> Answer:
         if isinstance(error, cls):
             return Answer(found, hint)
     raise AssertionError("SubscriberError is the last row")
+
+
+_STATEMENT_ENDED: Final = frozenset({"40P01", "55P03", "57014"})
+"""Deadlock, lock_timeout, and a statement that was canceled: the session lives on, and natively it is an ERROR of the worker."""
+
+
+def disables(error: SubscriberError) -> bool:
+    """Whether ``disable_on_error`` is about an error that was met while changes came or a table was copied.
+
+    Natively every ERROR of the worker counts, and so does a lost connection to the publisher. What ends the worker itself does not: the
+    target's server that stops, or somebody who alters the subscription.
+    """
+    if isinstance(error, TargetUnavailable):
+        return error.sqlstate in _STATEMENT_ENDED
+    return not isinstance(error, SubscriptionInUse | SubscriptionChanged)
 
 
 def is_coming_up(error: SubscriberError) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 from subscriber.abc import Sink, TableName, TableState
 from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import CopyProgress, Quiet
-from subscriber.apply.retry import Backoff, is_coming_up, policy
+from subscriber.apply.retry import Backoff, disables, is_coming_up, policy
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.apply.tasks import task_group
@@ -110,9 +110,10 @@ class Subscription:
         """Copy what is not copied, follow the changes; return after :meth:`stop`, or when ``until`` is reached.
 
         What passes by itself (a server that is away) is waited for, except when the first attempt meets it; a server that is starting
-        up is waited for then too. What somebody has to mend is
-        tried again every ``wal_retrieve_retry_interval``, unless ``until`` is given or ``disable_on_error`` is set. Of a subscription that
-        was made just now, a table that cannot be copied ends the run too, as long as no other table was synchronized.
+        up is waited for then too. What somebody has to mend is tried again every ``wal_retrieve_retry_interval``, unless ``until`` is
+        given. With ``disable_on_error`` any error ends the run, as natively: also a connection to the publisher that is lost once changes
+        come. Of a subscription that was made just now, a table that cannot be copied ends the run too, as long as no other table was
+        synchronized.
 
         Cancelling it loses nothing and is safe at any moment; :meth:`stop` is kinder: what was received last need not be sent again.
 
@@ -184,6 +185,11 @@ class Subscription:
             statistics=self._sink.statistics,
             last_message=running.session.receiver.received_at if running.session is not None else None,
         )
+
+    @property
+    def disabled_by(self) -> SubscriberError | None:
+        """The error that ended :meth:`run` because ``disable_on_error`` is set. None: it ended otherwise, or has not."""
+        return self._running.disabled_by
 
     # --- the workers
 
@@ -275,11 +281,20 @@ class Subscription:
                 progress=self._progress,
             )
 
-        return SyncLauncher(self._running.states, self._settings, make, self._synchronization_ended, patient=patient)
+        return SyncLauncher(
+            self._running.states,
+            self._settings,
+            make,
+            self._synchronization_ended,
+            patient=patient,
+            disable_on_error=self._options.disable_on_error,
+        )
 
     def _synchronization_ended(self, _: TableName, error: SubscriberError | None) -> None:
         if error is not None:
             self._running.last_error = error
+            if self._options.disable_on_error and disables(error):
+                self._running.disabled_by = error
             self._sink.statistics.sync_error_count += 1
         self._running.wake()
 

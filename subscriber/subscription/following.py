@@ -16,7 +16,7 @@ from typing import Final
 
 from subscriber.abc import Sink, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
-from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
+from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
@@ -73,7 +73,7 @@ class Following:
         self._backoff = Backoff(settings)
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
-        self._was_streaming = False
+        self._was_streaming = self._is_streaming = False
         self._undecodable_at: Lsn | None = None
 
     async def run(self) -> None:
@@ -84,6 +84,7 @@ class Following:
             Stopped: the run is to stop, and nothing was under way.
         """
         while not self._running.finished():
+            self._is_streaming = False
             try:
                 if not self._sink_is_open:
                     await self._running.unless_stopped(self._open_sink())
@@ -110,6 +111,9 @@ class Following:
     def _judge(self, error: SubscriberError) -> float:
         """Seconds until the next attempt; raises the error if there shall be none."""
         answer = policy(error)
+        if self._slot.options.disable_on_error and self._is_streaming and disables(error) and not comes_of_streaming(error):
+            self._running.disabled_by = error
+            raise error
         if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient):
             raise error
         if not self._was_streaming:
@@ -167,7 +171,7 @@ class Following:
     async def _apply(self, session: StreamSession) -> None:
         running = self._running
         running.tracker, running.session = session.tracker, session
-        self._was_streaming = True
+        self._was_streaming = self._is_streaming = True
         skipping = self._skipping
         parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(

@@ -24,10 +24,7 @@ from subscriber.apply.tasks import task_group
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings
 from subscriber.errors import (
-    ApplyError,
     ConfigurationError,
-    ProtocolError,
-    RelationError,
     SubscriberError,
     SubscriptionChanged,
     SubscriptionInUse,
@@ -251,7 +248,7 @@ class Launcher:
                     backoff.reset()
                 answer = policy(error)
                 self._note(definition, error)
-                if definition.options.disable_on_error and _is_of_the_data(error):
+                if worker.subscription.disabled_by is not None:
                     await self._disable(definition, error)
                     return
                 pause = backoff.pause(answer)
@@ -285,13 +282,6 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-
-
-def _is_of_the_data(error: SubscriberError) -> bool:
-    """Whether disable_on_error is about it: a publisher or target that cannot be reached is none of it, as natively."""
-    return isinstance(error, ApplyError | RelationError | ProtocolError) or (
-        isinstance(error, TargetError) and policy(error).policy is Policy.INTERVAL
-    )
 
 
 def _essence(definition: Definition) -> tuple[object, ...]:

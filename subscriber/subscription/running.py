@@ -33,6 +33,7 @@ class Running:
         until: the LSN at which the run ends by itself.
         awaited: LSNs that somebody waits for.
         last_error: the latest.
+        disabled_by: the error that ended the run because of ``disable_on_error``, or None.
         watchers: of everything here.
     """
 
@@ -45,13 +46,14 @@ class Running:
         self.until: Lsn | None = None
         self.awaited: list[Lsn] = []
         self.last_error: SubscriberError | None = None
+        self.disabled_by: SubscriberError | None = None
         self.watchers = Watchers()
 
     def begin(self) -> None:
         """Forget the run before this one."""
         self.states = TableStates()
         self.prepared = False
-        self.last_error = None
+        self.last_error = self.disabled_by = None
 
     def end(self) -> None:
         """No run is under way."""
