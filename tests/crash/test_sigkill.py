@@ -178,7 +178,7 @@ async def _survives(publisher: Database, target: Database, directory: Path, seed
             await _kill_in_parallel_apply(process, killer)
             for number in range(3):
                 prepare_one(publisher, f"left {number} {publisher.name}", rng)
-        await assert_all_arrives(process, load, 60)
+        await assert_all_arrives(process, load, 120)
     finally:
         process.end()
     _assert_it_was_hard(publisher, process, killer.met, load.report, kills)
@@ -197,12 +197,12 @@ def _assert_it_was_hard(publisher: Database, process: SubscriberProcess, met: Co
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 async def test_twenty_kills(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     await _survives(publisher18_db, target_db, tmp_path, secrets.randbelow(10**6), 20)
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 async def test_some_kills_with_an_older_publisher(publisher16_db: Database, target_db: Database, tmp_path: Path) -> None:
     await _survives(publisher16_db, target_db, tmp_path, _FIXED_SEED, 11)

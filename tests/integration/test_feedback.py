@@ -27,7 +27,7 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
 POSITION = 'SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'
 
-SHUTDOWN_SECONDS = 8.0
+SHUTDOWN_SECONDS = 25.0
 """A fast shutdown takes a fraction of a second here; who is not answered waits for wal_sender_timeout, a minute."""
 
 

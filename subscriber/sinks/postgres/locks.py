@@ -24,7 +24,8 @@ Kinds of keys, each a 64-bit hash of what it guards; all in the target database,
     Of the sessions that apply streamed transactions before their end: see :mod:`subscriber.sinks.postgres.parallel_sessions`.
 
 A killed process's backend notices after a moment (at the next read, or within client_connection_check_interval while it waits for
-something), so taking a lock is tried for some seconds before it is an error.
+something; see :func:`subscriber.sinks.postgres.settings.end_abruptly`), so taking a lock is tried for some seconds before it is an error.
+Where nobody but a dead process can have it, whoever has it still is ended then: behind a proxy, a backend that waits may never notice.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ __all__ = [
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
+_COMMIT_SECONDS: Final = 3.0
+"""What a dead process left under way has so long to end by itself."""
 
 HOLDERS: Final = """
 SELECT pid FROM pg_catalog.pg_locks
@@ -58,6 +61,14 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
   AND classid = ((%s::int8 >> 32) & 4294967295)::oid AND objid = (%s::int8 & 4294967295)::oid
 ORDER BY pid
 """
+
+
+# those of another user we may not end
+_END_HOLDERS: Final = f"""
+SELECT pg_catalog.pg_terminate_backend(holder.pid)
+FROM ({HOLDERS}) AS holder JOIN pg_catalog.pg_stat_activity AS a ON a.pid = holder.pid
+WHERE a.usename = current_user
+"""  # noqa: S608 -- made of constants
 
 
 class Fetch(Protocol):
@@ -106,20 +117,32 @@ def copying_key(oid: int, relid: int) -> int:
     return _key("copying", oid, relid)
 
 
-async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = False, wait: float = _WAIT) -> None:
-    """Take a lock exclusively, for the session or for the transaction that is open in it. ``wait``: seconds.
+async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = False, wait: float = _WAIT, of_the_dead: bool = False) -> None:
+    """Take a lock exclusively, for the session or for the transaction that is open in it.
+
+    Args:
+        fetch: of the session.
+        key: of the lock.
+        what: is active for somebody, as the error says.
+        in_transaction: the lock goes with the transaction.
+        wait: seconds.
+        of_the_dead: none but sessions of a process that has ended can have it; after a while they are terminated, if we may.
 
     Raises:
         SubscriptionInUse: another session still has it after that time.
     """
     function = "pg_try_advisory_xact_lock" if in_transaction else "pg_try_advisory_lock"
     clock = asyncio.get_running_loop()
-    deadline = clock.time() + wait
+    began = clock.time()
+    deadline = began + wait
     while True:
         if (await fetch(f"SELECT pg_catalog.{function}(%s)", key))[0][0]:
             return
         if clock.time() >= deadline:
             break
+        if of_the_dead and clock.time() >= began + _COMMIT_SECONDS:
+            of_the_dead = False
+            await fetch(_END_HOLDERS, key, key)
         await asyncio.sleep(_POLL)
     holders = ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key))
     raise SubscriptionInUse(

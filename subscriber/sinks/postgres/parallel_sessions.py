@@ -83,7 +83,7 @@ async def raise_fence(session: ApplySession, oid: int) -> int:
         TargetError: or a subclass.
     """
     key, fence = parallel_key(oid), secrets.randbits(63)
-    await take(session.fetch, key, f"parallel apply of subscription with oid {oid}")
+    await take(session.fetch, key, f"parallel apply of subscription with oid {oid}", of_the_dead=True)
     await session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s), pg_catalog.pg_advisory_lock(%s)", key, fence)
     return fence
 

@@ -21,7 +21,7 @@ from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.origin import Origins
 from subscriber.sinks.postgres.pipeline import Completed, Pipeline, PreparedStatements, StatementFailed
-from subscriber.sinks.postgres.settings import configure_psycopg, durable_commit
+from subscriber.sinks.postgres.settings import configure_psycopg, durable_commit, end_abruptly
 from subscriber.sinks.postgres.target import Target
 
 __all__ = ["ApplySession"]
@@ -59,6 +59,7 @@ class ApplySession:
         connection = await target.connect(application_name)
         try:
             await configure_psycopg(connection, synchronous_commit)
+            end_abruptly(connection, True)
             session = cls(connection, synchronous_commit)
             session.commit_timestamps = (await session.fetch(_COMMIT_TIMESTAMPS))[0][0]
         except BaseException:
@@ -169,5 +170,8 @@ class ApplySession:
         if self._broken:
             # psycopg would wait for the pipeline
             self.connection.pgconn.finish()
+        elif not self.connection.closed:
+            # the last message is a polite one
+            end_abruptly(self.connection, False)
         with contextlib.suppress(psycopg.Error):
             await self.connection.close()

@@ -7,6 +7,10 @@ use an index wherever one fits, as native does: the tables fill up while cached 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import struct
 from typing import Any, Final
 
 import asyncpg
@@ -16,7 +20,7 @@ from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
 from subscriber.sinks.postgres.errors import translated
 
-__all__ = ["configure_asyncpg", "configure_psycopg", "durable_commit"]
+__all__ = ["configure_asyncpg", "configure_psycopg", "durable_commit", "end_abruptly"]
 
 _SETTINGS: Final = {
     "search_path": "",
@@ -86,6 +90,16 @@ async def configure_psycopg(connection: psycopg.AsyncConnection[tuple[Any, ...]]
                 await connection.execute(_CONNECTION_CHECK)
             except psycopg.errors.InvalidParameterValue:
                 return
+
+
+def end_abruptly(connection: psycopg.AsyncConnection[tuple[Any, ...]], abruptly: bool) -> None:
+    """Whether the end of our process, or a close, throws away what was not sent yet.
+
+    The operating system sends the end of a connection behind everything that was written to it. A backend that waits for a lock reads
+    nothing: with its buffers full, it would not learn that its client is dead, and keep all its locks.
+    """
+    with contextlib.closing(socket.socket(fileno=os.dup(connection.fileno()))) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", abruptly, 0))
 
 
 async def configure_asyncpg(connection: asyncpg.Connection[asyncpg.Record], synchronous_commit: SynchronousCommit) -> None:

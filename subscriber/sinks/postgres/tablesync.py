@@ -183,7 +183,11 @@ class PostgresTableSink:
         try:
             async with control.transaction():
                 await take(
-                    control.fetch, copying_key(self._oid, self.relation_id), f'a copy into table "{self._table}"', in_transaction=True
+                    control.fetch,
+                    copying_key(self._oid, self.relation_id),
+                    f'a copy into table "{self._table}"',
+                    in_transaction=True,
+                    of_the_dead=True,
                 )
                 parts = await control.fetch(
                     "SELECT xid::text FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid",
