@@ -131,7 +131,7 @@ class _Killer:
         self._process = process
         self._rng = rng
 
-    async def kill(self, moments: list[tuple[str, Moment]], patience: float = 6.0) -> None:
+    async def kill(self, moments: list[tuple[str, Moment]], patience: float = 15.0) -> None:
         process, rng = self._process, self._rng
         for name, moment in moments:
             process.start()
