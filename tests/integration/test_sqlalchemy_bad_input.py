@@ -259,6 +259,29 @@ def test_names_that_fall_together(publisher18_db: Database, sqlite_file: OtherTa
     assert sqlite_file.fetch("SELECT * FROM s__t") == [(1, "a")]
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb", "postgresql"], indirect=True)
+def test_a_table_of_the_name_of_one_of_ours(other_replica: Replica) -> None:
+    """The bug was that one published later was copied into our own."""
+    pair, publisher = other_replica, other_replica.publisher
+    ours = pair.target.ours("position")
+    publisher.execute("CREATE SCHEMA subscriber_sqlalchemy")
+    publisher.execute(f"CREATE TABLE {ours} (id int PRIMARY KEY, v text); ALTER PUBLICATION pub ADD TABLE {ours}")
+    name = ours if "." in ours else f"public.{ours}"
+    said = f'table "{name}" would be table "{ours}" in the target, a name that subscriber keeps for its own tables'
+    assert said in subscriber(*pair.arguments(verb="check")).output
+    assert "leave it out of the publication" in told(subscriber(*pair.arguments("--until-caught-up")), said)
+    assert slots(publisher) == []
+    publisher.execute(f"ALTER PUBLICATION pub DROP TABLE {ours}")
+    pair.catches_up()
+    position = pair.target.fetch(f"SELECT * FROM {ours}")
+    publisher.execute(f"ALTER PUBLICATION pub ADD TABLE {ours}; INSERT INTO {ours} VALUES (1, 'a')")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.output) == (0, "")
+    assert f"a table is published now, but left out: {said}" in done.errors
+    assert len(pair.target.fetch(f"SELECT * FROM {ours}")) == len(position) == 1
+    assert list(pair.target.states()) == ["t"]
+
+
 def test_a_read_only_server(publisher18_db: Database, target_db: Database) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")

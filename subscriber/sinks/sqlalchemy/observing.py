@@ -18,8 +18,7 @@ from subscriber.sinks.sqlalchemy.catalog import definition
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.integrity import known_table_entry
 from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
-from subscriber.sinks.sqlalchemy.reporter import COUNTERS
-from subscriber.sinks.sqlalchemy.tables import VERSION, CatalogTables, Unknown
+from subscriber.sinks.sqlalchemy.tables import COUNTERS, VERSION, CatalogTables, Unknown
 
 __all__ = ["observe"]
 

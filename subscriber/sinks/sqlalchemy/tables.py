@@ -44,7 +44,18 @@ from subscriber.protocol.lsn import Lsn
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
-__all__ = ["CATALOG_SCHEMA_NAME", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "LsnText", "Names", "Unknown", "catalog_tables"]
+__all__ = [
+    "CATALOG_SCHEMA_NAME",
+    "COUNTERS",
+    "FIRST_OID",
+    "PREFIX",
+    "VERSION",
+    "CatalogTables",
+    "LsnText",
+    "Names",
+    "Unknown",
+    "catalog_tables",
+]
 
 VERSION: Final = 1
 """Of the catalog. There is no other one yet."""
@@ -64,7 +75,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {
     "mariadb_charset": "utf8mb4",
     "mariadb_collate": "utf8mb4_bin",
 }
-_COUNTERS: Final = (
+COUNTERS: Final = (
     "apply_error_count",
     "sync_error_count",
     "confl_insert_exists",
@@ -75,6 +86,7 @@ _COUNTERS: Final = (
     "confl_delete_missing",
     "confl_multiple_unique_conflicts",
 )
+"""Names both of pg_stat_subscription_stats and of ApplyStatistics."""
 
 
 class Unknown(str):
@@ -224,7 +236,7 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
         subscription_stats=table(
             "subscription_stats",
             *_key("subid"),
-            *(Column(name, BigInteger, nullable=False, default=0) for name in _COUNTERS),
+            *(Column(name, BigInteger, nullable=False, default=0) for name in COUNTERS),
             Column("stats_reset", Double),
             Column("last_error", Text),
             Column("last_error_time", Double),
