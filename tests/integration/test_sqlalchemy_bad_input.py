@@ -183,20 +183,30 @@ def test_a_value_that_is_too_long(publisher18_db: Database, other_target: OtherT
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET}')", said, mend=mend)
 
 
-def test_a_value_that_is_out_of_range(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
-    mariadb_db.execute("CREATE TABLE t (id int PRIMARY KEY, v tinyint)")
-    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 1)")
-    pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
-    pair.catches_up()
-    publisher18_db.execute("INSERT INTO t VALUES (5000, 5)")
-    publisher18_db.execute("INSERT INTO t VALUES (5001, 6), (5002, 12345678)")
+@pytest.mark.parametrize("other_target", ["mariadb", "postgresql"], indirect=True)
+def test_a_value_that_is_out_of_range(publisher18_db: Database, other_target: OtherTarget) -> None:
+    other_target.execute("CREATE TABLE t (id int PRIMARY KEY, other bigint, v smallint)")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, other int, v int); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 1, 1), (2, 2, 12345678)")
+    pair = Replica(publisher18_db, other_target)
+    # while it is copied
+    line = told(subscriber(*pair.arguments("--until-caught-up")), 'while copying table "public.t" column "v"', "(?i)range")
+    assert "12345678" not in line
+    publisher18_db.execute("DELETE FROM t WHERE id = 2")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    # and while it is followed
+    publisher18_db.execute("INSERT INTO t VALUES (5000, 1, 5)")
+    publisher18_db.execute("INSERT INTO t VALUES (5001, 1, 6), (5002, 1, 12345678)")
     line = told(
         subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "(?i)range", r"finished at [0-9A-F]+/"
     )
     assert "12345678" not in line
-    assert mariadb_db.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
-    mariadb_db.execute("ALTER TABLE t MODIFY v int")
-    pair.catches_up()
+    assert other_target.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
+    other_target.execute(f"ALTER TABLE t {'MODIFY v int' if other_target.kind == 'mariadb' else 'ALTER v TYPE int'}")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    assert other_target.fetch("SELECT id, v FROM t ORDER BY id") == [(1, 1), (5000, 5), (5001, 6), (5002, 12345678)]
 
 
 def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db: OtherTarget) -> None:

@@ -233,6 +233,13 @@ _PG_NAMED: Final = {
     "23514": 'new row for relation "{table}" violates check constraint "{constraint}"',
     "23P01": 'conflicting key value violates exclusion constraint "{constraint}"',
 }
+_PG_VALUE: Final = {
+    "22001": ("a value is too long for the column", "widen the column"),
+    "22003": ("a value is out of the column's range", "widen the column, or make it text"),
+    "22007": ("a value cannot be read as the column's type", "make the column text"),
+    "22008": ("a value is out of the column's range", "make the column text"),
+    "22P02": ("a value cannot be read as the column's type", "make the column text, or give an enum the label"),
+}
 _PG_SPEAKS_OF_OBJECTS: Final = frozenset({"08", "25", "28", "3D", "3F", "42", "53", "55", "57", "58"})
 _PG_APPLY: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
@@ -244,6 +251,8 @@ def postgresql_refusal(sqlstate: str, report: BaseException) -> Refusal:
     named = _PG_NAMED.get(sqlstate)
     if named is not None:
         text = named.format(**fields)
+    elif sqlstate in _PG_VALUE:
+        text = _PG_VALUE[sqlstate][0]
     elif sqlstate[:2] in _PG_SPEAKS_OF_OBJECTS and not getattr(report, "context", None):
         text = _one_line(str(report.args[0]) if report.args else f"SQLSTATE {sqlstate}")
     else:
@@ -271,6 +280,8 @@ def _pg_hint(sqlstate: str) -> str | None:
             return _READ_ONLY_HINT
         case "53100":
             return _DISK_HINT
+        case _ if sqlstate in _PG_VALUE:
+            return _PG_VALUE[sqlstate][1]
         case _:
             return _CONSTRAINT_HINT if sqlstate.startswith("23") else None
 
