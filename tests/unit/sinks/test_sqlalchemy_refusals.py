@@ -78,7 +78,8 @@ class _Report(Exception):
     [
         ("23505", "apply", 'duplicate key value violates unique constraint "t_pkey"'),
         ("23502", "apply", 'null value in column "v" of relation "t" violates not-null constraint'),
-        ("22P02", "apply", "the target refused a value or statement (SQLSTATE 22P02)"),
+        ("22P02", "apply", "a value cannot be read as the column's type"),
+        ("22012", "apply", "the target refused a value or statement (SQLSTATE 22012)"),
         ("57P01", "unavailable", SECRET),
         ("40001", "unavailable", "the target refused a value or statement (SQLSTATE 40001)"),
         ("42P01", "relation", SECRET),
