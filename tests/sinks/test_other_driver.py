@@ -17,8 +17,8 @@ _TOPICS: Final = {"types", "twophase", "failures", "writers"}
 
 
 class _AiomysqlTarget(MariaDBTarget):
-    def new_sink(self) -> Sink:
-        return SqlAlchemySink(self._database.url.replace("mariadb://", "mariadb+aiomysql://"), options=OPTIONS, settings=Settings())
+    def new_sink_with(self, settings: Settings) -> Sink:
+        return SqlAlchemySink(self._database.url.replace("mariadb://", "mariadb+aiomysql://"), options=OPTIONS, settings=settings)
 
 
 @pytest.mark.parametrize("scenario", [scenario for scenario in SCENARIOS if scenario.name.partition(".")[0] in _TOPICS], ids=str)

@@ -51,7 +51,16 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SqlAlchemySink"]
 
-_CAPABILITIES: Final = Capabilities(transactional=True, two_phase=True, truncate=True, described=True)
+_CAPABILITIES: Final = Capabilities(
+    transactional=True,
+    two_phase=True,
+    truncate=True,
+    described=True,
+    creates_tables=True,
+    follows_columns=True,
+    upserts=True,
+    any_key=True,
+)
 
 
 class _Open:
