@@ -16,6 +16,7 @@ Kind = Literal["unavailable", "relation", "apply", "target"]
 APPLY_HINT: Final = "compare the column's type in the target with the publisher's"
 _CONSTRAINT_HINT: Final = "mend the target's rows, or change its constraint"
 _UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is tried again"
+_IO_HINT: Final = "look at the disk: whether there is room, and whether it fails"
 _DISK_HINT: Final = "make room on the target's disk"
 _READ_ONLY_HINT: Final = "name a target and a user that allow writing"
 _LOCKED_HINT: Final = "another program keeps the target locked: end it or its transaction; it is tried again"
@@ -55,7 +56,7 @@ def sqlite_refusal(name: str, message: str) -> Refusal | None:
         ("SQLITE_BUSY", Refusal("unavailable", "the SQLite file is locked by another program", "55P03", hint=_LOCKED_HINT)),
         ("SQLITE_LOCKED", Refusal("unavailable", "a table of the SQLite file is locked", "55P03", hint=_LOCKED_HINT)),
         ("SQLITE_FULL", Refusal("target", "no room is left for the SQLite file", "53100", hint=_DISK_HINT)),
-        ("SQLITE_IOERR", Refusal("target", f"the SQLite file cannot be read or written ({name})", "58030", hint="look at the disk")),
+        ("SQLITE_IOERR", Refusal("target", f"the SQLite file cannot be read or written ({name})", "58030", hint=_IO_HINT)),
         ("SQLITE_READONLY", Refusal("target", "the SQLite file is read-only", "25006", hint=_READ_ONLY_HINT)),
         (
             "SQLITE_CANTOPEN",
@@ -156,6 +157,9 @@ _MYSQL_TARGET: Final = {
     1836: ("the target is read-only", "25006", _READ_ONLY_HINT),
     2061: ("authentication failed", "28000", "look at the URL's user and password"),
 }
+# errors of files, with the system's number in the text
+_MYSQL_FILES: Final = frozenset({3, 11, 20, 1004, 1005, 1016, 1026, 1030})
+_NO_SPACE: Final = re.compile(r"(?:[Ee]rror|Errcode:|errno:) 28\b")
 _MYSQL_VALUE: Final = {
     1048: ("null value violates not-null constraint", "23502", _CONSTRAINT_HINT),
     1062: ("duplicate key value violates unique constraint", "23505", _UNIQUE_HINT),
@@ -200,6 +204,8 @@ def mysql_refusal(code: int, message: str) -> Refusal | None:
     if code in _MYSQL_UNAVAILABLE:
         text, sqlstate, hint = _MYSQL_UNAVAILABLE[code]
         return Refusal("unavailable", text, sqlstate, hint=hint)
+    if code in _MYSQL_FILES and _NO_SPACE.search(message):
+        code = 1021
     if code in _MYSQL_TARGET:
         text, sqlstate, hint = _MYSQL_TARGET[code]
         return Refusal("target", text, sqlstate, hint=hint)
