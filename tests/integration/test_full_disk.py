@@ -55,7 +55,7 @@ def make_disk(scratch: Path) -> Iterator[Callable[[int], Disk]]:
             )
             if done.returncode != 0:
                 pytest.skip(f"no file system can be mounted: {' '.join(done.stderr.split())}")
-            unmounting.callback(subprocess.run, ["umount", "--lazy", path], check=True)
+            unmounting.callback(lambda: subprocess.run(["umount", "--lazy", path], check=True))
             return Disk(path)
 
         yield make

@@ -25,7 +25,7 @@ from subscriber.sinks.sqlalchemy.catalog import OPTION_COLUMNS, definition, requ
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, insert_subscription
 from subscriber.sinks.sqlalchemy.locks import CATALOG_KEY, LAUNCHER_KEY, Locks, verb_key, writer_key
-from subscriber.sinks.sqlalchemy.tables import CatalogTables
+from subscriber.sinks.sqlalchemy.tables import COUNTERS, CatalogTables
 
 __all__ = ["SqlAlchemyCatalog", "remove_rows"]
 
@@ -218,6 +218,20 @@ class SqlAlchemyCatalog:
         stats = self._tables.subscription_stats
         async with self._database.writing() as connection:
             await connection.execute(update(stats).where(stats.c.subid == oid).values(last_error=text, last_error_time=time.time()))
+
+    async def reset_statistics(self, name: str) -> None:
+        """Zeros in ``subscription_stats``.
+
+        Raises:
+            TargetError: it does not exist.
+            TargetUnavailable
+        """
+        oid = (await self._find(name)).oid
+        stats = self._tables.subscription_stats
+        async with self._database.writing() as connection:
+            await connection.execute(
+                update(stats).where(stats.c.subid == oid).values({**dict.fromkeys(COUNTERS, 0), "stats_reset": time.time()})
+            )
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """The publisher's names of those that wait here.
