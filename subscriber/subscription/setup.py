@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
@@ -115,6 +115,7 @@ class Setup:
             self._check_managed(state)
             first = state.position is None
             if state.position is None:
+                await self._require_nothing_copied()
                 if known and not self._managed:
                     # an earlier start did not come far
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
@@ -220,6 +221,19 @@ class Setup:
             raise PublisherError(
                 "password is required: the publisher did not ask for one",
                 hint="the publisher's pg_hba.conf must require a password (scram-sha-256), or set password_required = false",
+            )
+
+    async def _require_nothing_copied(self) -> None:
+        """The position comes before the first table: without one, a table that was copied has missed what nobody can tell.
+
+        Raises:
+            DataLossError: there is such a table.
+        """
+        copied = sorted(name for name, entry in (await self._sink.tables()).items() if entry.state is not TableState.INIT)
+        if copied:
+            raise DataLossError(
+                f'subscription "{self._name}" has lost its position in the target, and table "{copied[0]}" was copied before',
+                hint="restore the target's catalog from a backup, or empty the tables and start with another name",
             )
 
     def _check_managed(self, state: SubscriptionState) -> None:

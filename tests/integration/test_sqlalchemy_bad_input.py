@@ -329,3 +329,17 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
     told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
     assert pair.behind(lsn)
     pair.catches_up()
+
+
+def test_a_position_that_somebody_removed(other_replica: Replica) -> None:
+    """The bug was that a new slot was made, and what had been committed in between was missed without a word."""
+    pair = other_replica
+    pair.catches_up()
+    pair.target.execute(f"DELETE FROM {pair.target.ours('position')}")
+    pair.publisher.execute("INSERT INTO t VALUES (2000, 'b')")
+    told(
+        subscriber(*pair.arguments("--until-caught-up")),
+        f'"{pair.name}" has lost its position in the target, and table "public.t" was copied',
+    )
+    assert slots(pair.publisher) == [pair.name]
+    assert pair.target.fetch("SELECT count(*) FROM t") == [(1000,)]

@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.catalog import Definition
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.catalog import OPTION_COLUMNS, definition, require_name, row_values
+from subscriber.sinks.sqlalchemy.catalog_types import Unknown
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, insert_subscription
 from subscriber.sinks.sqlalchemy.locks import CATALOG_KEY, LAUNCHER_KEY, Locks, verb_key, writer_key
@@ -73,11 +74,14 @@ class SqlAlchemyCatalog:
         async with self._database.reading() as connection:
             rows = [dict(row) for row in (await connection.execute(select(subscription))).mappings()]
             query = select(position.c.srsubid, position.c.remote_lsn).where(position.c.srrelid == 0)
-            positions = {int(oid): lsn for oid, lsn in await connection.execute(query)}
+            positions = {row.srsubid: row.remote_lsn for row in await connection.execute(query)}
         return [
-            definition(self._tables, row, positions.get(row["oid"]), claimed=await self._locks.held(verb_key(row["oid"])))
+            definition(self._tables, row, positions.get(row["oid"]), claimed=await self._is_claimed(row["oid"]))
             for row in sorted(rows, key=lambda row: str(row["subname"]))
         ]
+
+    async def _is_claimed(self, oid: int | Unknown) -> bool:
+        return not isinstance(oid, Unknown) and await self._locks.held(verb_key(oid))
 
     async def _find(self, name: str) -> Definition:
         for found in await self.subscriptions():
