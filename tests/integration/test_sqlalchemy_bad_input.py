@@ -13,9 +13,12 @@ import secrets
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from tests.conftest import Servers
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.program import PROGRAM, Ended, environment, running, slots, subscriber
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
@@ -215,6 +218,29 @@ def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db:
     pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
     pair.catches_up()
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET} 漢')", 'column "v"', mend="ALTER TABLE t MODIFY v text CHARACTER SET utf8mb4")
+
+
+def test_a_value_that_the_encoding_of_postgresql_has_not(publisher18_db: Database, servers: Servers) -> None:
+    server = servers.get("target", 18)
+    name = f"latin_{secrets.token_hex(4)}"
+    server.createdb(name, encoding="LATIN1", template="template0", lc_collate="C", lc_ctype="C")
+    with psycopg.connect(server.dsn(name), autocommit=True) as session:
+        session.execute("SET client_encoding = 'UTF8'; CREATE TABLE t (id int PRIMARY KEY, other text, v text)")
+
+        def fetch(query: str) -> list[tuple[Any, ...]]:
+            return session.execute(query.encode()).fetchall()
+
+        url = server.dsn(name).replace("postgresql:", "postgresql+asyncpg:")
+        pair = Replica(publisher18_db, OtherTarget("postgresql", url, fetch, lambda _: None))
+        publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, other text, v text); CREATE PUBLICATION pub FOR TABLE t")
+        publisher18_db.execute("INSERT INTO t VALUES (1, 'a', 'ä')")
+        done = subscriber(*pair.arguments("--until-caught-up"))
+        assert (done.status, done.errors) == (0, "")
+        publisher18_db.execute(f"INSERT INTO t VALUES (2, 'a', '{SECRET} 漢')")
+        lsn = publisher18_db.current_lsn()
+        told(subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "encoding", r"finished at [0-9A-F]+/")
+        assert pair.behind(lsn)
+        assert fetch("SELECT * FROM t") == [(1, "a", "ä")]
 
 
 def test_a_row_that_is_there_already(other_replica: Replica) -> None:

@@ -137,7 +137,7 @@ class TransactionRunner:
             except ChangeRefused as error:
                 message = decode(record, in_stream=transaction.prefixed)
                 if error.of_some_column and isinstance(message, Insert | Update):
-                    error.column = plan.suspect(message.new)
+                    error.column = plan.suspect(message.new, error.sqlstate)
                 raise
 
     async def _execute(self, statement: Statement, operation: Operation) -> None:

@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["APPLY_HINT", "Kind", "Refusal", "mysql_refusal", "postgresql_refusal", "sqlite_refusal"]
+__all__ = ["APPLY_HINT", "UNTRANSLATABLE", "Kind", "Refusal", "mysql_refusal", "postgresql_refusal", "sqlite_refusal"]
 
 Kind = Literal["unavailable", "relation", "apply", "target"]
 
+UNTRANSLATABLE: Final = "22P05"
 APPLY_HINT: Final = "compare the column's type in the target with the publisher's"
 _CONSTRAINT_HINT: Final = "mend the target's rows, or change its constraint"
 _UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is tried again"
@@ -244,6 +245,7 @@ _PG_VALUE: Final = {
     "22003": ("a value is out of the column's range", "widen the column, or make it text"),
     "22007": ("a value cannot be read as the column's type", "make the column text"),
     "22008": ("a value is out of the column's range", "make the column text"),
+    UNTRANSLATABLE: ("a value has a character that the target's encoding has not", "replicate into a database of encoding UTF8"),
     "22P02": ("a value cannot be read as the column's type", "make the column text, or give an enum the label"),
 }
 _PG_SPEAKS_OF_OBJECTS: Final = frozenset({"08", "25", "28", "3D", "3F", "42", "53", "55", "57", "58"})

@@ -210,7 +210,7 @@ class RelationPlan:
         key = self._key
         return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
 
-    def suspect(self, data: TupleData) -> str | None:
+    def suspect(self, data: TupleData, sqlstate: str | None) -> str | None:
         """Name of the column that a refused value was for, where a database does not say which: as far as that can be told."""
         texts: list[str | None] = []
         for plan, kind, value in zip(self.target.columns, data.kinds, data.values, strict=True):
@@ -221,7 +221,7 @@ class RelationPlan:
             except ValueRefused:
                 # none of the publisher's type
                 return plan.name
-        return suspect(self.target.columns, texts)
+        return suspect(self.target.columns, [texts], sqlstate)
 
     def insert_record(self, record: bytes, offset: int) -> Operation:
         """INSERT, of a raw message whose tuple begins behind the ``N`` at ``offset``: once a row on the fast path.

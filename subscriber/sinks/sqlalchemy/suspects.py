@@ -1,21 +1,23 @@
 """Which column a value was for that PostgreSQL refused: it names a column for constraints, and for values of no type's range or length.
 
 A column of the publisher's own type takes what was a value there, so those of other types are the suspects. The rules of the types that
-have a range or a length are few, and PostgreSQL's own; where they find nothing, and there is one suspect, that is it.
+have a range or a length are few, and PostgreSQL's own; where they find nothing, and there is one suspect, that is it. The same goes for
+characters that the server's encoding has not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Final
 
 from subscriber.sinks.sqlalchemy.columns import ColumnPlan
 from subscriber.sinks.sqlalchemy.named_type import MODIFIER, NamedType
+from subscriber.sinks.sqlalchemy.refusals import UNTRANSLATABLE
 from subscriber.types import PgType, ValueRefused, codec
 
-__all__ = ["suspect", "suspect_of_many"]
+__all__ = ["suspect"]
 
 _INTEGERS: Final[Mapping[str, tuple[int, int]]] = {
     "int2": (-(2**15), 2**15 - 1),
@@ -27,26 +29,31 @@ _LARGEST_FLOAT4: Final = 3.4028235677973366e38
 _SMALLEST_FLOAT4: Final = 7.006492321624085e-46
 
 
-def suspect(columns: Sequence[ColumnPlan], texts: Sequence[object]) -> str | None:
+def suspect(columns: Sequence[ColumnPlan], rows: Iterable[Sequence[object]], sqlstate: str | None) -> str | None:
     """Name of the column of PostgreSQL that refused its value, as far as that can be told.
 
     Args:
-        columns: of the row, with their targets.
-        texts: PostgreSQL's own text of each value; anything else counts as NULL.
+        columns: of the rows, with their targets.
+        rows: that were refused together: PostgreSQL's own text of each value; anything else counts as NULL.
+        sqlstate: of the refusal.
     """
-    certain, others = _suspects(columns, texts)
-    return certain or (others[0] if len(others) == 1 else None)
-
-
-def suspect_of_many(columns: Sequence[ColumnPlan], rows: Iterable[Sequence[object]]) -> str | None:
-    """The same, of rows that were refused together."""
     possible = set[str]()
     for texts in rows:
+        if sqlstate == UNTRANSLATABLE:
+            possible.update(_not_ascii(columns, texts))
+            continue
         certain, others = _suspects(columns, texts)
         if certain is not None:
             return certain
         possible.update(others)
     return possible.pop() if len(possible) == 1 else None
+
+
+def _not_ascii(columns: Sequence[ColumnPlan], texts: Sequence[object]) -> Iterator[str]:
+    """Where the server's encoding can matter."""
+    for plan, text in zip(columns, texts, strict=True):
+        if isinstance(text, str) and not text.isascii() and plan.column is not None:
+            yield plan.name
 
 
 def _suspects(columns: Sequence[ColumnPlan], texts: Sequence[object]) -> tuple[str | None, list[str]]:

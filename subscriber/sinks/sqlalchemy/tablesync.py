@@ -52,7 +52,7 @@ from subscriber.sinks.sqlalchemy.schema import add_columns
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.state import SubscriptionRows, TableRow
 from subscriber.sinks.sqlalchemy.statements import Statement, insert_row
-from subscriber.sinks.sqlalchemy.suspects import suspect_of_many
+from subscriber.sinks.sqlalchemy.suspects import suspect
 from subscriber.sinks.tally import Tally
 from subscriber.types import copy_decoder
 
@@ -264,7 +264,7 @@ class SqlAlchemyTableSink:
                     await connection.exec_driver_sql(statement.sql, [statement.pick(row) for row in rows])
             except ChangeRefused as error:
                 if error.of_some_column:
-                    error.column = suspect_of_many(target.columns, rows)
+                    error.column = suspect(target.columns, rows, error.sqlstate)
                 raise
 
     async def finish_copy(self, position: Position) -> None:

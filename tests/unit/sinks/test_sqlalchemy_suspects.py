@@ -7,9 +7,10 @@ from sqlalchemy import Column
 
 from subscriber.sinks.sqlalchemy.columns import ColumnPlan
 from subscriber.sinks.sqlalchemy.named_type import MODIFIER, NamedType
-from subscriber.sinks.sqlalchemy.suspects import suspect, suspect_of_many
+from subscriber.sinks.sqlalchemy.suspects import suspect
 from subscriber.types import PgType
 
+RANGE = "22003"
 FITS = [
     ("int2", -1, "32767", "32768"),
     ("int4", -1, "-2147483648", "-2147483649"),
@@ -38,20 +39,26 @@ def plan(name: str, target: str, modifier: int = -1, *, source: str = "text") ->
 @pytest.mark.parametrize(("target", "modifier", "fits", "does_not"), FITS)
 def test_ranges_and_lengths(target: str, modifier: int, fits: str, does_not: str) -> None:
     columns = [plan("other", "int2", source="int8"), plan("it", target, modifier)]
-    assert suspect(columns, ["1", does_not]) == "it"
+    assert suspect(columns, [["1", does_not]], RANGE) == "it"
     # one of two, and nothing tells which
-    assert suspect(columns, ["1", fits]) is None
+    assert suspect(columns, [["1", fits]], RANGE) is None
 
 
 def test_the_only_one_of_another_type() -> None:
     columns = [plan("same", "int4", source="int4"), plan("null", "int2"), plan("unknown", "mood"), plan("gone", "text", source="text")]
-    assert suspect(columns, ["1", None, "so-so", "x"]) == "unknown"
-    assert suspect(columns, ["1", "2", "so-so", "x"]) is None
-    assert suspect(columns, ["1", None, None, "x"]) is None
+    assert suspect(columns, [["1", None, "so-so", "x"]], RANGE) == "unknown"
+    assert suspect(columns, [["1", "2", "so-so", "x"]], RANGE) is None
+    assert suspect(columns, [["1", None, None, "x"]], RANGE) is None
 
 
 def test_one_of_many_rows() -> None:
     columns = [plan("a", "int2", source="int8"), plan("b", "mood")]
-    assert suspect_of_many(columns, [["1", "x"], ["2", "y"], ["70000", "z"]]) == "a"
-    assert suspect_of_many(columns, [["1", "x"], ["2", "y"]]) is None
-    assert suspect_of_many(columns, [[None, "x"], [None, "y"]]) == "b"
+    assert suspect(columns, [["1", "x"], ["2", "y"], ["70000", "z"]], RANGE) == "a"
+    assert suspect(columns, [["1", "x"], ["2", "y"]], RANGE) is None
+    assert suspect(columns, [[None, "x"], [None, "y"]], RANGE) == "b"
+
+
+def test_characters_that_the_encoding_has_not() -> None:
+    columns = [plan("a", "text", source="text"), plan("b", "text", source="text")]
+    assert suspect(columns, [["x", "y"], ["x", "漢"]], "22P05") == "b"
+    assert suspect(columns, [["ä", "漢"]], "22P05") is None
