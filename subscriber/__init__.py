@@ -24,7 +24,7 @@ from subscriber.subscription.creating import create_subscription
 from subscriber.subscription.dropping import drop_subscription
 from subscriber.subscription.facade import Subscription
 from subscriber.subscription.launching import Launcher
-from subscriber.subscription.observing import SubscriptionStatus, subscription_status
+from subscriber.subscription.observing import SubscriptionStatus, reset_subscription_stats, subscription_status
 from subscriber.subscription.problems import check
 from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
 from subscriber.subscription.status import Status, Until
@@ -86,6 +86,7 @@ __all__ = [
     "check",
     "create_subscription",
     "drop_subscription",
+    "reset_subscription_stats",
     "subscription_status",
     "transactions",
 ]

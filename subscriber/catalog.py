@@ -129,6 +129,14 @@ class Catalog(Protocol):
         """Keep an error of a worker that could not tell it itself."""
         ...
 
+    async def reset_statistics(self, name: str) -> None:
+        """Set a subscription's counters to zero, and note when; whoever runs it goes on, and counts from there.
+
+        Raises:
+            TargetError: native's words: subscription does not exist.
+        """
+        ...
+
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """Names of the prepared transactions that a subscription holds in the target."""
         ...

@@ -207,6 +207,15 @@ class Capabilities:
     prepares_in_target: bool = False
     """They are prepared in the target itself, as it has transactions of that kind: what it has against their changes it says at once."""
     truncate: bool = True
+    creates_tables: bool = False
+    """It makes published tables that are missing, where ``Settings.create_tables`` says so."""
+    follows_columns: bool = False
+    """It does about columns that were added on the publisher what ``Settings.schema_change`` says."""
+    upserts: bool = False
+    """An INSERT of a key that is there overwrites the row, where ``Settings.insert_conflict`` says so."""
+    any_key: bool = False
+    """Any unique key of the target that lies within the publisher's replica identity finds a row. Else the primary key, or the
+    target's own replica identity, as natively."""
     parallel_copy: bool = False
     """:meth:`TableSink.copy` may run several times at once for one table."""
     parallel_apply: bool = False

@@ -11,6 +11,7 @@ from subscriber.config import Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.altering import SubscriptionAlteration, alter_subscription
+from subscriber.subscription.observing import reset_subscription_stats
 
 __all__ = ["add_parser"]
 
@@ -41,6 +42,7 @@ def add_parser(verbs: Verbs) -> None:
         "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes there; NONE: none after all"
     )
     forms.add_argument("--rename", metavar="NEW", help="another name")
+    forms.add_argument("--reset-stats", action="store_true", help="set its counters to zero; it is not stopped for that")
     parser.add_argument(
         "-o",
         dest="options",
@@ -59,6 +61,10 @@ def _lsn_or_none(text: str) -> Lsn | str:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    if args.reset_stats:
+        parse_changes(args.options, frozenset())
+        await reset_subscription_stats(args.name, target=args.target)
+        return 0
     act = _form(args)
     async with alter_subscription(args.name, target=args.target, settings=Settings.parse(args.settings)) as subscription:
         await act(subscription)

@@ -11,10 +11,10 @@ from typing import Final
 from subscriber.abc import TableState
 from subscriber.catalog import Observation
 from subscriber.errors import SubscriberError, TargetError
-from subscriber.subscription.targets import observe_target
+from subscriber.subscription.targets import observe_target, open_catalog
 from subscriber.walreceiver.monitoring import SlotObservation, observe_slot
 
-__all__ = ["State", "SubscriptionStatus", "subscription_status"]
+__all__ = ["State", "SubscriptionStatus", "reset_subscription_stats", "subscription_status"]
 
 _PUBLISHER_SECONDS: Final = 5.0
 
@@ -112,3 +112,21 @@ def _state(observation: Observation) -> State:
         return State.CONNECTING
     synchronized = all(table.entry.state in {TableState.SYNCDONE, TableState.READY} for table in observation.tables)
     return State.STREAMING if synchronized else State.SYNCHRONIZING
+
+
+async def reset_subscription_stats(name: str, *, target: str) -> None:
+    """Set the counters of a subscription to zero. It is not stopped for that: whoever runs it counts from there.
+
+    Args:
+        name: the subscription's.
+        target: URL or conninfo of the target.
+
+    Raises:
+        TargetError: it does not exist.
+        TargetUnavailable
+    """
+    catalog = await open_catalog(target, "subscriber alter")
+    try:
+        await catalog.reset_statistics(name)
+    finally:
+        await catalog.close()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
@@ -115,6 +115,7 @@ class Setup:
             self._check_managed(state)
             first = state.position is None
             if state.position is None:
+                await self._require_nothing_begun()
                 if known and not self._managed:
                     # an earlier start did not come far
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
@@ -220,6 +221,22 @@ class Setup:
             raise PublisherError(
                 "password is required: the publisher did not ask for one",
                 hint="the publisher's pg_hba.conf must require a password (scram-sha-256), or set password_required = false",
+            )
+
+    async def _require_nothing_begun(self) -> None:
+        """The position comes before a table is copied: without one, a table that was has missed what nobody can tell.
+
+        Tables that are not copied at all may come before it, with a slot that is not ours to make (``create_slot = false``).
+
+        Raises:
+            DataLossError: there is such a table.
+        """
+        waiting = {TableEntry(TableState.INIT), TableEntry(TableState.READY)} if self._managed else {TableEntry(TableState.INIT)}
+        begun = sorted(name for name, entry in (await self._sink.tables()).items() if entry not in waiting)
+        if begun:
+            raise DataLossError(
+                f'subscription "{self._name}" has lost its position in the target, and table "{begun[0]}" was replicated before',
+                hint="restore the target's catalog from a backup, or empty the tables and start with another name",
             )
 
     def _check_managed(self, state: SubscriptionState) -> None:

@@ -1,7 +1,7 @@
 """Embedded MariaDB servers, for tests of what writes into one.
 
 As :mod:`subscriber.testing.server` does it for PostgreSQL: a private directory that goes away with the server, 127.0.0.1 and a private
-Unix socket, a random password, a user that is not root, and a watchdog that ends it when we are gone by whatever death.
+Unix socket, a random password, a user that is not root, and a watchdog.
 
 Commits are handed to the operating system before they return, and no further (``debug-no-sync``): they survive SIGKILL of the server, which
 is what tests do to it, and not the loss of the machine.
@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
+import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
 from subscriber.testing.binaries import ServerUser, environment, server_user
+from subscriber.testing.embedded import Embedded
 from subscriber.testing.mariadb_binaries import MariaDBPrograms, find_mariadb
-from subscriber.testing.ports import LOOPBACK, EmbeddedServerError, free_port
+from subscriber.testing.ports import EmbeddedServerError
 
 __all__ = ["EmbeddedMariaDB"]
 
@@ -38,18 +38,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "skip-log-bin": "",
     "skip-name-resolve": "",
 }
-_WATCHDOG: Final = """
-read _
-kill -KILL "$1" 2>/dev/null
-n=0
-while kill -0 "$1" 2>/dev/null && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done
-rm -rf -- "$2"
-"""
-_START_SECONDS: Final = 60.0
-_BIND_ATTEMPTS: Final = 5
 
 
-class EmbeddedMariaDB:
+class EmbeddedMariaDB(Embedded):
     """One MariaDB server of our own. Made by :meth:`create`; as a context manager it is removed at the end. Its methods block.
 
     Attributes:
@@ -62,21 +53,18 @@ class EmbeddedMariaDB:
     """
 
     user: Final = "subscriber"
-    host: Final = LOOPBACK
+    cannot_bind = b"Bind on TCP/IP port"
+    watchdog_signal = "KILL"
 
     def __init__(self, programs: MariaDBPrograms, base: Path, run_as: ServerUser, settings: Mapping[str, str]) -> None:
+        super().__init__("MariaDB", base, run_as)
         self.version = programs.version
-        self.base = base
         self.data_directory = base / "data"
         self.socket_file = base / "s"
-        self.log_file = base / "server.log"
         self.password = secrets.token_urlsafe(18)
-        self.port = 0
+        self._init_file = base / "init.sql"
         self._programs = programs
-        self._run_as = run_as
         self._settings = {**_SETTINGS, **settings}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def create(cls, *, settings: Mapping[str, str] | None = None, directory: Path | str | None = None) -> Self:
@@ -121,56 +109,16 @@ class EmbeddedMariaDB:
             self.log_file.write_text(done.stdout + done.stderr)
             raise self._failure(f"mariadb-install-db failed with status {done.returncode}")
 
-    @property
-    def running(self) -> bool:
-        """Does the server live?"""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """Of the server.
-
-        Raises:
-            EmbeddedServerError: it does not run.
-        """
-        if self._process is None:
-            raise self._failure("MariaDB does not run")
-        return self._process.pid
-
     def url(self, dbname: str = "mysql") -> str:
         """Return the URL of a database, as the user who may do everything."""
         return f"mariadb://{self.user}:{quote(self.password, safe='')}@{self.host}:{self.port}/{quote(dbname, safe='')}"
 
-    def start(self) -> None:
-        """Start it and wait until it takes connections (crash recovery included). Nothing if it runs already.
-
-        Raises:
-            EmbeddedServerError: it did not come up within a minute.
-        """
-        if self.running:
-            return
-        first = self.port == 0
-        for attempt in range(_BIND_ATTEMPTS):
-            if first:
-                self.port = free_port()
-            log_start = self.log_file.stat().st_size
-            try:
-                self._launch()
-            except EmbeddedServerError:
-                # a port that was free a moment ago may be taken now; another one only while nobody knows ours
-                new_text = self.log_file.read_bytes()[log_start:]
-                if not (first and b"Bind on TCP/IP port" in new_text and attempt + 1 < _BIND_ATTEMPTS):
-                    raise
-            else:
-                return
-
-    def _launch(self) -> None:
+    def _command(self) -> Sequence[str]:
         # it may have been initialized and killed at once: the user is made at every start
-        init_file = self.base / "init.sql"
-        init_file.touch(mode=0o600)
-        self._run_as.own(init_file)
+        self._init_file.touch(mode=0o600)
+        self._run_as.own(self._init_file)
         account = f"'{self.user}'@'{self.host}'"
-        init_file.write_text(
+        self._init_file.write_text(
             f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{self.password}';\nGRANT ALL ON *.* TO {account} WITH GRANT OPTION;\n"
         )
         options = {
@@ -180,47 +128,21 @@ class EmbeddedMariaDB:
             "socket": self.socket_file,
             "pid-file": self.base / "pid",
             "tmpdir": self.base,
-            "init-file": init_file,
+            "init-file": self._init_file,
             **self._settings,
         }
-        command = [
+        return [
             str(self._programs.server),
             "--no-defaults",
             *(f"--{name}={value}" if value != "" else f"--{name}" for name, value in options.items()),
         ]
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                user=self._run_as.uid,
-                group=self._run_as.gid,
-                extra_groups=None if self._run_as.uid is None else [],
-                cwd=self.base,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a Ctrl-C at our terminal is for us
-            )
-        self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG, "sh", str(self._process.pid), self.base],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._greets():
-            if self._process.poll() is not None:
-                self._reap()
-                raise self._failure("MariaDB did not start")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise self._failure(f"MariaDB did not start within {_START_SECONDS:.0f} s")
-            time.sleep(0.02)
-        init_file.unlink()
 
-    def _greets(self) -> bool:
+    def _launch(self) -> None:
+        super()._launch()
+        # it holds the password
+        self._init_file.unlink()
+
+    def _ready(self) -> bool:
         """Whether it sends its handshake: it does so once it is ready, and its user is made."""
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)
@@ -236,22 +158,7 @@ class EmbeddedMariaDB:
         Raises:
             EmbeddedServerError: it still runs after ``timeout`` seconds.
         """
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise self._failure(f"MariaDB did not stop within {timeout:g} s") from error
-        self._reap()
-
-    def kill(self) -> None:
-        """SIGKILL: no handler, no cleaning up. Nothing if it does not run."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        self._reap()
+        self._stop(signal.SIGTERM, timeout)
 
     def restart(self) -> None:
         """Stop and start it."""
@@ -259,11 +166,7 @@ class EmbeddedMariaDB:
         self.start()
 
     def _reap(self) -> None:
-        self._process = None
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.communicate()
-            self._watchdog = None
+        super()._reap()
         with contextlib.suppress(FileNotFoundError):
             self.socket_file.unlink()
 
@@ -299,24 +202,3 @@ class EmbeddedMariaDB:
             said = done.stderr.strip().splitlines()
             raise EmbeddedServerError(f"MariaDB refused to create a database: {said[-1] if said else 'it says nothing'}")
         return self.url(name)
-
-    def log(self) -> str:
-        """Everything the server has written to its log."""
-        return self.log_file.read_text(encoding="utf-8", errors="replace")
-
-    def remove(self) -> None:
-        """Stop it at once and remove its directory. Idempotent."""
-        self.kill()
-        shutil.rmtree(self.base, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    def _failure(self, message: str) -> EmbeddedServerError:
-        error = EmbeddedServerError(message, hint=f"its log was {self.log_file}")
-        if self.log_file.exists():
-            error.add_note("\n".join(self.log().splitlines()[-15:]))
-        return error

@@ -3,10 +3,6 @@
 A server lives in a private directory (data, socket, log) that goes away with it. It listens on 127.0.0.1 with a random
 superuser password (SCRAM) and on a private Unix socket. It is set up as a publisher with everything logical replication
 can use, and without fsync: its data is not meant to survive the machine.
-
-No server outlives the process that started it: a watchdog (a shell that waits for the end of a pipe whose other end only
-we hold) stops it and removes its directory when we are gone, by whatever death. A death signal of the kernel
-(PR_SET_PDEATHSIG) was rejected: it comes already when the *thread* that started the server ends.
 """
 
 from __future__ import annotations
@@ -14,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,8 +21,9 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import sql
 
-from subscriber.testing.binaries import ServerUser, environment, reachable_binaries, server_user
-from subscriber.testing.ports import LOOPBACK, EmbeddedServerError, free_port
+from subscriber.testing.binaries import ServerUser, reachable_binaries, server_user
+from subscriber.testing.embedded import Embedded
+from subscriber.testing.ports import EmbeddedServerError
 
 __all__ = ["EmbeddedServer", "EmbeddedServerError"]
 
@@ -48,19 +43,11 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "logical_decoding_work_mem": "64kB",
     "fsync": "off",
 }
-# $1 the postmaster, $2 the private directory. A postmaster that ends removes its pid file; half a minute is for one that cannot.
-_WATCHDOG: Final = """
-read _
-kill -QUIT "$1" 2>/dev/null
-n=0
-while [ -e "$2/data/postmaster.pid" ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done
-rm -rf -- "$2"
-"""
-_START_SECONDS: Final = 60.0
-_BIND_ATTEMPTS: Final = 5
+# the next postmaster refuses to start while a child of the last one still holds the shared memory
+_CHILDREN_SECONDS: Final = 60.0
 
 
-class EmbeddedServer:
+class EmbeddedServer(Embedded):
     """One PostgreSQL server of our own. Made by :meth:`create`; as a context manager it is removed at the end.
 
     Its methods block; call them through :func:`asyncio.to_thread` from a coroutine where that matters.
@@ -76,20 +63,16 @@ class EmbeddedServer:
     """
 
     user: Final = "postgres"
-    host: Final = LOOPBACK
+    cannot_bind = b"could not bind"
+    watchdog_signal = "QUIT"
 
     def __init__(self, version: int, bindir: Path, base: Path, run_as: ServerUser) -> None:
+        super().__init__(f"PostgreSQL {version}", base, run_as)
         self.version = version
         self.bindir = bindir
-        self.base = base
         self.data_directory = base / "data"
         self.socket_directory = base / "s"
-        self.log_file = base / "server.log"
         self.password = secrets.token_urlsafe(18)
-        self.port = 0
-        self._run_as = run_as
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def create(
@@ -155,11 +138,6 @@ class EmbeddedServer:
                 escaped = value.replace("\\", "\\\\").replace("'", "''")
                 configuration.write(f"{name} = '{escaped}'\n")
 
-    @property
-    def running(self) -> bool:
-        """Does the postmaster live?"""
-        return self._process is not None and self._process.poll() is None
-
     def dsn(self, dbname: str = "postgres", **params: str) -> str:
         """Return the URL of a database, as the superuser over TCP.
 
@@ -173,66 +151,22 @@ class EmbeddedServer:
         query = f"?{urlencode(params, quote_via=quote)}" if params else ""
         return f"postgresql://{user}:{password}@{address}/{quote(dbname, safe='')}{query}"
 
-    def start(self) -> None:
-        """Start it and wait until it takes connections (crash recovery included). Nothing if it runs already.
+    def _command(self) -> Sequence[Path | str]:
+        return [self.bindir / "postgres", "-D", self.data_directory, "-h", self.host, "-p", str(self.port), "-k", self.socket_directory]
 
-        Raises:
-            EmbeddedServerError: it did not come up within a minute.
-        """
-        if self.running:
-            return
-        first = self.port == 0
-        for attempt in range(_BIND_ATTEMPTS):
-            if first:
-                self.port = free_port()
-            log_start = self.log_file.stat().st_size
-            try:
-                self._launch()
-            except EmbeddedServerError:
-                # a port that was free a moment ago may be taken now; another one only while nobody knows ours
-                new_text = self.log_file.read_bytes()[log_start:]
-                if not (first and b"could not bind" in new_text and attempt + 1 < _BIND_ATTEMPTS):
-                    raise
-            else:
-                return
+    @property
+    def _pid_file(self) -> Path:
+        return self.data_directory / "postmaster.pid"
 
-    def _launch(self) -> None:
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self.bindir / "postgres", "-D", self.data_directory, "-h", self.host, "-p", str(self.port), "-k", self.socket_directory],
-                user=self._run_as.uid,
-                group=self._run_as.gid,
-                extra_groups=None if self._run_as.uid is None else [],
-                cwd=self.base,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a Ctrl-C at our terminal is for us
-            )
-        self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG, "sh", str(self._process.pid), self.base],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._ready():
-            if self._process.poll() is not None:
-                self._reap()
-                raise self._failure(f"PostgreSQL {self.version} did not start")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise self._failure(f"PostgreSQL {self.version} did not start within {_START_SECONDS:.0f} s")
-            time.sleep(0.02)
+    @property
+    def _sign_of_life(self) -> Path:
+        return self._pid_file
 
     def _ready(self) -> bool:
         """As ``pg_ctl --wait``: the postmaster writes its state into the eighth line of its pid file."""
         assert self._process is not None
         try:
-            lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
+            lines = self._pid_file.read_text().splitlines()
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and lines[0].strip() == str(self._process.pid) and lines[7].strip() in {"ready", "standby"}
@@ -243,14 +177,7 @@ class EmbeddedServer:
         Raises:
             EmbeddedServerError: it still runs after ``timeout`` seconds.
         """
-        if self._process is None:
-            return
-        self._process.send_signal(_STOP_SIGNALS[mode])
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise self._failure(f"PostgreSQL {self.version} did not stop ({mode}) within {timeout:g} s") from error
-        self._reap()
+        self._stop(_STOP_SIGNALS[mode], timeout, f" ({mode})")
 
     def kill(self) -> None:
         """Kill the postmaster and all its children with SIGKILL, as a power failure would. Nothing if it does not run."""
@@ -263,8 +190,7 @@ class EmbeddedServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._process.wait()
-        # the next postmaster refuses to start while one of them still holds the shared memory
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _CHILDREN_SECONDS
         while any(map(_lives, children)) and time.monotonic() < deadline:
             time.sleep(0.01)
         self._reap()
@@ -273,13 +199,6 @@ class EmbeddedServer:
         """Stop and start it."""
         self.stop(mode, timeout=timeout)
         self.start()
-
-    def _reap(self) -> None:
-        self._process = None
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.communicate()
-            self._watchdog = None
 
     def createdb(self, name: str, **options: str) -> str:
         """Create a database and return its URL.
@@ -294,27 +213,6 @@ class EmbeddedServer:
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
             connection.execute(statement)
         return self.dsn(name)
-
-    def log(self) -> str:
-        """Everything the server has written to its log."""
-        return self.log_file.read_text(encoding="utf-8", errors="replace")
-
-    def remove(self) -> None:
-        """Stop it at once and remove its directory. Idempotent."""
-        self.kill()
-        shutil.rmtree(self.base, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    def _failure(self, message: str) -> EmbeddedServerError:
-        error = EmbeddedServerError(message, hint=f"its log was {self.log_file}")
-        if self.log_file.exists():
-            error.add_note("\n".join(self.log().splitlines()[-15:]))
-        return error
 
 
 def _lives(pid: int) -> bool:

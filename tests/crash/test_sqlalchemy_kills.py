@@ -157,8 +157,8 @@ async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: M
 
 @pytest.mark.crash
 @pytest.mark.timeout(600)
-async def test_kills_with_sqlite(publisher18_db: Database, tmp_path: Path) -> None:
-    await _survives(publisher18_db, SqliteLook(tmp_path / "replica.db"), tmp_path, 12)
+async def test_twenty_kills_with_sqlite(publisher18_db: Database, tmp_path: Path) -> None:
+    await _survives(publisher18_db, SqliteLook(tmp_path / "replica.db"), tmp_path, 20)
 
 
 @pytest.mark.crash

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from subscriber import SubscriberError, SubscriptionOptions, TargetError, alter_subscription, drop_subscription
+from subscriber import SubscriberError, SubscriptionOptions, TargetError, alter_subscription, drop_subscription, reset_subscription_stats
 from tests.database import Database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.observed import eventually, until
@@ -198,5 +198,10 @@ async def test_statistics_are_reset_for_one_or_for_all(both: tuple[Database, Dat
     assert target.fetch(f"{counted} ORDER BY subname") == [(0, 0, False), (3, 4, True)]
     target.fetch("SELECT subscriber.pg_stat_reset_subscription_stats(NULL)")
     assert target.fetch(f"{counted} ORDER BY subname") == [(0, 0, False), (0, 0, False)]
+    target.execute("UPDATE subscriber.subscription_stats SET apply_error_count = 3, confl_update_missing = 4, stats_reset = NULL")
+    await reset_subscription_stats(names[1], target=target.dsn)
+    assert target.fetch(f"{counted} ORDER BY subname") == [(3, 4, True), (0, 0, False)]
+    with pytest.raises(TargetError, match=r'^subscription "gone" does not exist$'):
+        await reset_subscription_stats("gone", target=target.dsn)
     for name in names:
         await drop_subscription(name, target=target.dsn, settings=QUICK)

@@ -13,9 +13,12 @@ import secrets
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from tests.conftest import Servers
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.program import PROGRAM, Ended, environment, running, slots, subscriber
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
@@ -183,20 +186,30 @@ def test_a_value_that_is_too_long(publisher18_db: Database, other_target: OtherT
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET}')", said, mend=mend)
 
 
-def test_a_value_that_is_out_of_range(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
-    mariadb_db.execute("CREATE TABLE t (id int PRIMARY KEY, v tinyint)")
-    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 1)")
-    pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
-    pair.catches_up()
-    publisher18_db.execute("INSERT INTO t VALUES (5000, 5)")
-    publisher18_db.execute("INSERT INTO t VALUES (5001, 6), (5002, 12345678)")
+@pytest.mark.parametrize("other_target", ["mariadb", "postgresql"], indirect=True)
+def test_a_value_that_is_out_of_range(publisher18_db: Database, other_target: OtherTarget) -> None:
+    other_target.execute("CREATE TABLE t (id int PRIMARY KEY, other bigint, v smallint)")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, other int, v int); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 1, 1), (2, 2, 12345678)")
+    pair = Replica(publisher18_db, other_target)
+    # while it is copied
+    line = told(subscriber(*pair.arguments("--until-caught-up")), 'while copying table "public.t" column "v"', "(?i)range")
+    assert "12345678" not in line
+    publisher18_db.execute("DELETE FROM t WHERE id = 2")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    # and while it is followed
+    publisher18_db.execute("INSERT INTO t VALUES (5000, 1, 5)")
+    publisher18_db.execute("INSERT INTO t VALUES (5001, 1, 6), (5002, 1, 12345678)")
     line = told(
         subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "(?i)range", r"finished at [0-9A-F]+/"
     )
     assert "12345678" not in line
-    assert mariadb_db.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
-    mariadb_db.execute("ALTER TABLE t MODIFY v int")
-    pair.catches_up()
+    assert other_target.fetch("SELECT id FROM t WHERE id >= 5000") == [(5000,)]
+    other_target.execute(f"ALTER TABLE t {'MODIFY v int' if other_target.kind == 'mariadb' else 'ALTER v TYPE int'}")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    assert other_target.fetch("SELECT id, v FROM t ORDER BY id") == [(1, 1), (5000, 5), (5001, 6), (5002, 12345678)]
 
 
 def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db: OtherTarget) -> None:
@@ -205,6 +218,29 @@ def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db:
     pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
     pair.catches_up()
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET} 漢')", 'column "v"', mend="ALTER TABLE t MODIFY v text CHARACTER SET utf8mb4")
+
+
+def test_a_value_that_the_encoding_of_postgresql_has_not(publisher18_db: Database, servers: Servers) -> None:
+    server = servers.get("target", 18)
+    name = f"latin_{secrets.token_hex(4)}"
+    server.createdb(name, encoding="LATIN1", template="template0", lc_collate="C", lc_ctype="C")
+    with psycopg.connect(server.dsn(name), autocommit=True) as session:
+        session.execute("SET client_encoding = 'UTF8'; CREATE TABLE t (id int PRIMARY KEY, other text, v text)")
+
+        def fetch(query: str) -> list[tuple[Any, ...]]:
+            return session.execute(query.encode()).fetchall()
+
+        url = server.dsn(name).replace("postgresql:", "postgresql+asyncpg:")
+        pair = Replica(publisher18_db, OtherTarget("postgresql", url, fetch, lambda _: None))
+        publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, other text, v text); CREATE PUBLICATION pub FOR TABLE t")
+        publisher18_db.execute("INSERT INTO t VALUES (1, 'a', 'ä')")
+        done = subscriber(*pair.arguments("--until-caught-up"))
+        assert (done.status, done.errors) == (0, "")
+        publisher18_db.execute(f"INSERT INTO t VALUES (2, 'a', '{SECRET} 漢')")
+        lsn = publisher18_db.current_lsn()
+        told(subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "encoding", r"finished at [0-9A-F]+/")
+        assert pair.behind(lsn)
+        assert fetch("SELECT * FROM t") == [(1, "a", "ä")]
 
 
 def test_a_row_that_is_there_already(other_replica: Replica) -> None:
@@ -259,6 +295,29 @@ def test_names_that_fall_together(publisher18_db: Database, sqlite_file: OtherTa
     assert sqlite_file.fetch("SELECT * FROM s__t") == [(1, "a")]
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb", "postgresql"], indirect=True)
+def test_a_table_of_the_name_of_one_of_ours(other_replica: Replica) -> None:
+    """The bug was that one published later was copied into our own."""
+    pair, publisher = other_replica, other_replica.publisher
+    ours = pair.target.ours("position")
+    publisher.execute("CREATE SCHEMA subscriber_sqlalchemy")
+    publisher.execute(f"CREATE TABLE {ours} (id int PRIMARY KEY, v text); ALTER PUBLICATION pub ADD TABLE {ours}")
+    name = ours if "." in ours else f"public.{ours}"
+    said = f'table "{name}" would be table "{ours}" in the target, a name that subscriber keeps for its own tables'
+    assert said in subscriber(*pair.arguments(verb="check")).output
+    assert "leave it out of the publication" in told(subscriber(*pair.arguments("--until-caught-up")), said)
+    assert slots(publisher) == []
+    publisher.execute(f"ALTER PUBLICATION pub DROP TABLE {ours}")
+    pair.catches_up()
+    position = pair.target.fetch(f"SELECT * FROM {ours}")
+    publisher.execute(f"ALTER PUBLICATION pub ADD TABLE {ours}; INSERT INTO {ours} VALUES (1, 'a')")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.output) == (0, "")
+    assert f"a table is published now, but left out: {said}" in done.errors
+    assert len(pair.target.fetch(f"SELECT * FROM {ours}")) == len(position) == 1
+    assert list(pair.target.states()) == ["t"]
+
+
 def test_a_read_only_server(publisher18_db: Database, target_db: Database) -> None:
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
@@ -296,3 +355,17 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
     told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
     assert pair.behind(lsn)
     pair.catches_up()
+
+
+def test_a_position_that_somebody_removed(other_replica: Replica) -> None:
+    """The bug was that a new slot was made, and what had been committed in between was missed without a word."""
+    pair = other_replica
+    pair.catches_up()
+    pair.target.execute(f"DELETE FROM {pair.target.ours('position')}")
+    pair.publisher.execute("INSERT INTO t VALUES (2000, 'b')")
+    told(
+        subscriber(*pair.arguments("--until-caught-up")),
+        f'"{pair.name}" has lost its position in the target, and table "public.t" was copied',
+    )
+    assert slots(pair.publisher) == [pair.name]
+    assert pair.target.fetch("SELECT count(*) FROM t") == [(1000,)]

@@ -14,10 +14,12 @@ from subscriber import (
     Launcher,
     PublisherError,
     SubscriptionOptions,
+    SubscriptionStatus,
     TargetError,
     alter_subscription,
     create_subscription,
     drop_subscription,
+    reset_subscription_stats,
     subscription_status,
 )
 from tests.database import WAIT_SECONDS, Database
@@ -215,3 +217,37 @@ async def test_skip_of_a_prepared_transaction_that_is_refused_at_its_commit(publ
         assert target.fetch(f"SELECT gid FROM {target.ours('prepared_transaction')}") == []
         assert target.fetch(f"SELECT subskiplsn FROM {target.ours('pg_subscription')}") == [("0/0",)]
     await drop_subscription(name, target=target.url, settings=SETTINGS)
+
+
+async def test_counters_are_reset_while_it_runs(publisher18_db: Database, other_target: OtherTarget) -> None:
+    publisher, target = publisher18_db, other_target
+    publisher.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a'), (2, 'b')"
+    )
+    name = await create(publisher, target)
+
+    async def missing(count: int) -> SubscriptionStatus:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                (status,) = await subscription_status(target.url)
+                if status.observation.counters["confl_update_missing"] == count:
+                    return status
+                await asyncio.sleep(0.05)
+
+    async with launched(target):
+        await same(publisher, target, name)
+        await asyncio.to_thread(target.execute, "DELETE FROM t")
+        publisher.execute("UPDATE t SET v = 'c'")
+        before = await missing(2)
+        assert before.observation.stats_reset is None
+        done = await asyncio.to_thread(subscriber, "alter", name, f"--target={target.url}", "--reset-stats")
+        assert (done.status, done.output, done.errors) == (0, "", "")
+        after = await missing(0)
+        assert after.observation.stats_reset is not None
+        # nobody was stopped
+        assert after.observation.pid == before.observation.pid
+        publisher.execute("UPDATE t SET v = 'd' WHERE id = 1")
+        await missing(1)
+    await drop_subscription(name, target=target.url, settings=SETTINGS)
+    with pytest.raises(TargetError, match=r'^subscription "gone" does not exist$'):
+        await reset_subscription_stats("gone", target=target.url)

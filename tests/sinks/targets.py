@@ -73,9 +73,9 @@ class PostgresTarget:
             )
             for column in table.columns
         ]
-        key = [sql.Identifier(column.name) for column in table.columns if column.key]
-        if key:
-            columns.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(key)))
+        for kind, key in (("PRIMARY KEY", _key(table)), ("UNIQUE", _unique(table))):
+            if key:
+                columns.append(sql.SQL(kind) + sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
         self._execute(sql.SQL("CREATE TABLE {} ({})").format(_pg_name(table), sql.SQL(", ").join(columns)))
 
     def _execute(self, query: sql.Composed, values: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
@@ -100,6 +100,14 @@ class PostgresTarget:
         self._execute(sql.SQL("DELETE FROM {}").format(_pg_name(table)))
 
 
+def _key(table: Table) -> list[str]:
+    return [column.name for column in table.columns if column.key]
+
+
+def _unique(table: Table) -> list[str]:
+    return [column.name for column in table.columns if column.unique]
+
+
 def _pg_name(table: Table) -> sql.Identifier:
     return sql.Identifier(table.name.namespace, table.name.name)
 
@@ -108,8 +116,11 @@ class AsyncpgTarget(PostgresTarget):
     """The SQLAlchemy sink on PostgreSQL."""
 
     def new_sink(self) -> Sink:
+        return self.new_sink_with(Settings())
+
+    def new_sink_with(self, settings: Settings) -> Sink:
         url = self._database.dsn.replace("postgresql://", "postgresql+asyncpg://", 1)
-        return SqlAlchemySink(url, options=OPTIONS, settings=Settings())
+        return SqlAlchemySink(url, options=OPTIONS, settings=settings)
 
 
 class SqliteTarget:
@@ -119,7 +130,10 @@ class SqliteTarget:
         self._path = path
 
     def new_sink(self) -> Sink:
-        return SqlAlchemySink(f"sqlite:///{self._path}", options=OPTIONS, settings=Settings(create_tables=False))
+        return self.new_sink_with(Settings(create_tables=False))
+
+    def new_sink_with(self, settings: Settings) -> Sink:
+        return SqlAlchemySink(f"sqlite:///{self._path}", options=OPTIONS, settings=settings)
 
     def _execute(self, query: str, values: Sequence[object] = ()) -> list[Row]:
         connection = sqlite3.connect(self._path, timeout=30)
@@ -151,7 +165,10 @@ class MariaDBTarget:
         self._database = database
 
     def new_sink(self) -> Sink:
-        return SqlAlchemySink(self._database.url, options=OPTIONS, settings=Settings())
+        return self.new_sink_with(Settings())
+
+    def new_sink_with(self, settings: Settings) -> Sink:
+        return SqlAlchemySink(self._database.url, options=OPTIONS, settings=settings)
 
     async def create_table(self, table: Table) -> None:
         self._database.execute(_create_table(table, _MARIADB_TYPES, "LONGTEXT", "`") + " ENGINE=InnoDB")
@@ -178,9 +195,15 @@ class MemoryAdapter:
     def new_sink(self) -> Sink:
         return MemorySink(self._target)
 
+    def new_sink_with(self, settings: Settings) -> Sink:
+        self._target.create_tables = bool(settings.create_tables)
+        self._target.schema_change = settings.schema_change
+        self._target.insert_conflict = settings.insert_conflict
+        return self.new_sink()
+
     async def create_table(self, table: Table) -> None:
         columns = [MemoryColumn(column.name, not_null=column.not_null, default=_default(column)) for column in table.columns]
-        self._target.create_table(table.name, columns, [column.name for column in table.columns if column.key])
+        self._target.create_table(table.name, columns, _key(table))
 
     async def rows(self, table: Table) -> list[Row]:
         return [tuple(row[column.name] for column in table.columns) for row in self._target.rows(table.name)]
@@ -217,7 +240,7 @@ def _create_table(table: Table, types: Mapping[TypeName, str], text: str, quote:
             kind = "VARCHAR(191) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
         default = "" if column.default is None else f" DEFAULT '{column.default}'"
         parts.append(f"{_quoted(column.name, quote)} {kind}{default}{' NOT NULL' if column.not_null else ''}")
-    key = [_quoted(column.name, quote) for column in table.columns if column.key]
-    if key:
-        parts.append(f"PRIMARY KEY ({', '.join(key)})")
+    for constraint, key in (("PRIMARY KEY", _key(table)), ("UNIQUE", _unique(table))):
+        if key:
+            parts.append(f"{constraint} ({', '.join(_quoted(name, quote) for name in key)})")
     return f"CREATE TABLE {_quoted(table.name.name, quote)} ({', '.join(parts)})"

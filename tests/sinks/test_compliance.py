@@ -43,6 +43,8 @@ def test_the_suite_is_whole() -> None:
     assert len(set(names)) == len(names)
     assert {name.partition(".")[0] for name in names} == {
         "changes",
+        "identities",
+        "settings",
         "batches",
         "positions",
         "failures",

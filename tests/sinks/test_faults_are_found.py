@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from subscriber.abc import Batch, Capabilities, Position, RelationGate, Sink, SubscriptionState, TableEntry, TableName
+from subscriber.abc import Batch, Capabilities, Position, PublishedTable, RelationGate, Sink, SubscriptionState, TableEntry, TableName
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared
@@ -102,6 +102,50 @@ class _OnePosition(MemorySink):
         await super().set_position(dataclasses.replace(position, timeline=1))
 
 
+class _CreatesNothing(MemorySink):
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        self._target.create_tables = False
+        await super().describe_tables(tables)
+
+
+class _ForgetsNotNull(MemorySink):
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        await super().describe_tables([dataclasses.replace(table, not_null=frozenset()) for table in tables])
+
+
+class _AddsWhatIsToBeIgnored(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        self._target.schema_change = "add"
+        await super().apply(batch)
+
+
+class _NeverAsks(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        if callable(self._target.schema_change):
+            self._target.schema_change = "ignore"
+        await super().apply(batch)
+
+
+class _NeverOverwrites(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        self._target.insert_conflict = "error"
+        await super().apply(batch)
+
+
+class _AlwaysOverwrites(MemorySink):
+    async def apply(self, batch: Batch) -> None:
+        self._target.insert_conflict = "upsert"
+        await super().apply(batch)
+
+
+class _OverwritesForGood(MemorySink):
+    def open_table(self, table: TableName) -> MemoryTableSink:
+        found = super().open_table(table)
+        assert self._record is not None
+        self._record.tables[table].overwritten.clear()
+        return found
+
+
 class _DeclaresTooMuch(MemorySink):
     @property
     def capabilities(self) -> Capabilities:
@@ -122,6 +166,13 @@ _FAULTY: list[type[MemorySink]] = [
     _AddsAnyTable,
     _GoesBack,
     _OnePosition,
+    _CreatesNothing,
+    _ForgetsNotNull,
+    _AddsWhatIsToBeIgnored,
+    _NeverAsks,
+    _NeverOverwrites,
+    _AlwaysOverwrites,
+    _OverwritesForGood,
     _DeclaresTooMuch,
 ]
 

@@ -161,7 +161,7 @@ def test_the_image_runs_the_command_in_exec_form() -> None:
 
 
 def test_the_image_installs_what_constraints_pin_and_nothing_of_the_build_stays() -> None:
-    installs = [rest for name, rest in INSTRUCTIONS if name == "RUN" and "'.[binary,postgres,progress]'" in rest]
+    installs = [rest for name, rest in INSTRUCTIONS if name == "RUN" and "'.[binary,metrics,mysql,postgres,progress,sqlite]'" in rest]
     assert len(installs) == 1
     assert "--constraint constraints.txt" in installs[0]
     assert "--build-constraint constraints.txt" in installs[0]

@@ -9,7 +9,7 @@ from subscriber.abc import ApplyStatistics, TableName
 from subscriber.errors import ApplyError, ProtocolError, RelationError, TargetError
 from subscriber.protocol.messages import BINARY, UNCHANGED, Delete, Insert, Relation, Truncate, TupleData, Update
 from subscriber.sinks.memory.changes import Change
-from subscriber.sinks.memory.table import MemoryColumn, MemoryTable, Undo, Values
+from subscriber.sinks.memory.table import MemoryTable, Undo, Values
 from subscriber.sinks.memory.target import MemoryTarget
 from subscriber.transaction.model import Transaction
 from subscriber.types import Codec, TypeRegistry, Value, ValueRefused, codec
@@ -18,6 +18,7 @@ __all__ = ["Applier", "missing_columns", "read_value"]
 
 _REFUSED: Final = "22P02"
 _DUPLICATE: Final = "23505"
+_PREREQUISITE: Final = "55000"
 
 
 class Applier:
@@ -84,7 +85,9 @@ class Applier:
         match change.message:
             case Insert(_, new):
                 relation, table = self._table(change.relations[0])
-                self._undo.append(table.insert(self._values(relation, new, unsent_as_null=True))[1])
+                values = self._values(relation, table, new, unsent_as_null=True)
+                number = table.holding(values) if self._target.insert_conflict == "upsert" else None
+                self._undo.append(table.insert(values)[1] if number is None else table.update(number, values))
                 counted.inserts += 1
             case Update() as message:
                 relation, table = self._table(change.relations[0])
@@ -92,7 +95,7 @@ class Applier:
                 if number is None:
                     counted.confl_update_missing += 1
                 else:
-                    self._undo.append(table.update(number, self._values(relation, message.new)))
+                    self._undo.append(table.update(number, self._values(relation, table, message.new)))
                     counted.updates += 1
             case Delete() as message:
                 relation, table = self._table(change.relations[0])
@@ -111,42 +114,39 @@ class Applier:
 
     def _table(self, relation: Relation) -> tuple[Relation, MemoryTable]:
         table = self._target.table(TableName(relation.namespace, relation.name))
-        missing = missing_columns(table, [column.name for column in relation.columns])
-        if missing and self._target.schema_change == "add":
-            for name in missing:
-                table.add_column(MemoryColumn(name))
-        elif missing:
-            names = f"column{'s' if len(missing) > 1 else ''}: " + ", ".join(f'"{name}"' for name in missing)
-            message = f'logical replication target relation "{table.name}" is missing replicated {names}'
-            raise RelationError(message, hint="add the column to the target's table, or leave it out of the publication")
+        self._target.follow(table, [column.name for column in relation.columns])
         return relation, table
 
     def _search(self, relation: Relation, table: MemoryTable, row: TupleData) -> Values:
         """What finds the row: the target's key, if the publisher sent it; without a key, the whole row."""
         identity = {column.name for column in relation.columns if column.key}
         if table.key and identity.issuperset(table.key):
-            return {name: value for name, value in self._values(relation, row, only=set(table.key)).items() if name in table.key}
+            return {name: value for name, value in self._values(relation, table, row, only=set(table.key)).items() if name in table.key}
         if table.key:
             raise RelationError(
                 f'publisher did not send replica identity column expected by the logical replication target relation "{table.name}"',
+                sqlstate=_PREREQUISITE,
                 hint="make the target's primary key a part of the publisher's replica identity",
             )
         if relation.replica_identity != "f":
             raise RelationError(
                 f'logical replication target relation "{table.name}" has no primary key'
                 " and published relation does not have REPLICA IDENTITY FULL",
+                sqlstate=_PREREQUISITE,
                 hint="add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher",
             )
-        return self._values(relation, row)
+        return self._values(relation, table, row)
 
-    def _values(self, relation: Relation, row: TupleData, *, unsent_as_null: bool = False, only: set[str] | None = None) -> Values:
+    def _values(
+        self, relation: Relation, table: MemoryTable, row: TupleData, *, unsent_as_null: bool = False, only: set[str] | None = None
+    ) -> Values:
         columns = relation.columns
         if len(row.kinds) != len(columns):
             name = f"{relation.namespace}.{relation.name}"
             raise ProtocolError(f'a row of relation "{name}" has {len(row.kinds)} columns where its Relation message has {len(columns)}')
         found: Values = {}
         for column, kind, data in zip(columns, row.kinds, row.values, strict=True):
-            if only is not None and column.name not in only:
+            if (only is not None and column.name not in only) or column.name not in table.columns:
                 continue
             if data is None:
                 if kind != UNCHANGED or unsent_as_null:

@@ -32,7 +32,16 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["MemorySink"]
 
-_CAPABILITIES: Final = Capabilities(transactional=True, two_phase=True, truncate=True, parallel_copy=True, described=True)
+_CAPABILITIES: Final = Capabilities(
+    transactional=True,
+    two_phase=True,
+    truncate=True,
+    parallel_copy=True,
+    described=True,
+    creates_tables=True,
+    follows_columns=True,
+    upserts=True,
+)
 
 
 class MemorySink:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.memory.apply import Applier, missing_columns, read_value
+from subscriber.sinks.memory.apply import Applier, read_value
 from subscriber.sinks.memory.changes import Relations
-from subscriber.sinks.memory.table import Values
+from subscriber.sinks.memory.table import Undo, Values
 from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord
 from subscriber.transaction.model import Transaction
 from subscriber.types import codec, copy_decoder
@@ -72,9 +72,13 @@ class MemoryTableSink:
         self._record = record
         self._relations = Relations()
         if record.entry.state is TableState.DATASYNC:
-            for number in record.copied.intersection(table.numbers()):
+            there = set(table.numbers())
+            for number in record.copied & there:
                 table.delete(number)
+            for number in record.overwritten.keys() & there:
+                table.update(number, record.overwritten[number])
             record.copied.clear()
+            record.overwritten.clear()
             record.entry = TableEntry(TableState.INIT)
         return record.entry
 
@@ -100,11 +104,7 @@ class MemoryTableSink:
             RelationError: the table lacks a column.
         """
         table = self._target.table(self._name)
-        missing = missing_columns(table, columns)
-        if missing:
-            raise RelationError(
-                f'column "{missing[0]}" of relation "{self._name.name}" does not exist', hint="add it to the target's table"
-            )
+        self._target.follow(table, columns)
         published = self._published
         types = {} if published is None else dict(zip(published.columns, published.column_types, strict=True))
         if published is not None:
@@ -112,7 +112,8 @@ class MemoryTableSink:
         codecs = [codec(self._relations.types.resolve(types.get(column, 0))) for column in columns]
         binary = copy_format is CopyFormat.BINARY
         decoder = copy_decoder(len(columns), binary=binary)
-        copied: set[int] = set()
+        state, copied, overwritten = self._state, set[int](), dict[int, Values]()
+        undone: list[Undo] = []
         done = False
         try:
             async for chunk in data:
@@ -120,18 +121,28 @@ class MemoryTableSink:
                     values: Values = {
                         column: None if field is None else read_value(reading, column, field, binary=binary)
                         for column, reading, field in zip(columns, codecs, fields, strict=True)
+                        if column in table.columns
                     }
-                    copied.add(table.insert(values)[0])
+                    number = table.holding(values) if self._target.insert_conflict == "upsert" else None
+                    if number is None:
+                        number, undo = table.insert(values)
+                        copied.add(number)
+                    else:
+                        if number not in copied and number not in state.copied:
+                            overwritten.setdefault(number, dict(table.row(number)))
+                        undo = table.update(number, values)
+                    undone.append(undo)
             decoder.finish()
-            self._state.copied |= copied
+            state.copied |= copied
+            state.overwritten = overwritten | state.overwritten
             done = True
         except TargetError as error:
             error.add_note(f'while copying table "{self._name}"')
             raise
         finally:
             if not done:
-                for number in copied:
-                    table.delete(number)
+                for undo in reversed(undone):
+                    undo()
 
     async def finish_copy(self, position: Position) -> None:
         """Make the copied rows count.
@@ -141,6 +152,7 @@ class MemoryTableSink:
         """
         self._require(TableState.DATASYNC)
         self._state.copied.clear()
+        self._state.overwritten.clear()
         self._state.position = position
         self._state.entry = TableEntry(TableState.FINISHEDCOPY)
 

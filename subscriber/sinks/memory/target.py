@@ -6,9 +6,10 @@ import itertools
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from subscriber.abc import Position, PublishedTable, TableEntry, TableName, TwoPhaseState, WorkerActivity
+from subscriber.config import InsertConflict, SchemaChange, SchemaChangeCallback
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.memory.changes import Change
@@ -17,8 +18,6 @@ from subscriber.sinks.memory.table import MemoryColumn, MemoryTable, Values
 __all__ = ["MemoryTarget", "SubscriptionRecord", "TableRecord"]
 
 _FIRST_OID: Final = 16_384
-
-SchemaChange = Literal["error", "add"]
 
 
 @dataclass(slots=True)
@@ -29,12 +28,14 @@ class TableRecord:
         entry: its state.
         position: its own, while it is synchronized.
         copied: numbers of the rows of a copy that is not finished.
+        overwritten: by their numbers, rows that such a copy has overwritten, as they were.
         holder: whoever synchronizes it.
     """
 
     entry: TableEntry
     position: Position | None = None
     copied: set[int] = field(default_factory=set)
+    overwritten: dict[int, Values] = field(default_factory=dict)
     holder: object | None = None
 
 
@@ -67,13 +68,21 @@ class MemoryTarget:
 
     Args:
         create_tables: make published tables that are missing.
-        schema_change: what comes of a published column that a table has not: an error, or it is added.
+        schema_change: what comes of a published column that a table has not, as :attr:`subscriber.config.Settings.schema_change`.
+        insert_conflict: what an INSERT of a key that is there is.
     """
 
-    def __init__(self, *, create_tables: bool = True, schema_change: SchemaChange = "error") -> None:
+    def __init__(
+        self,
+        *,
+        create_tables: bool = True,
+        schema_change: SchemaChange | SchemaChangeCallback = "error",
+        insert_conflict: InsertConflict = "error",
+    ) -> None:
         self.identifier = uuid.uuid4().hex
         self.create_tables = create_tables
-        self.schema_change: SchemaChange = schema_change
+        self.schema_change: SchemaChange | SchemaChangeCallback = schema_change
+        self.insert_conflict: InsertConflict = insert_conflict
         self.subscriptions: dict[str, SubscriptionRecord] = {}
         self._tables: dict[TableName, MemoryTable] = {}
         self._oids = itertools.count(_FIRST_OID)
@@ -99,8 +108,29 @@ class MemoryTarget:
     def create_published(self, published: PublishedTable) -> None:
         """Make a table as the publisher's catalog describes it, unless it is there."""
         if published.name not in self._tables:
-            key = () if published.replica_identity == "f" else published.key_columns
-            self.create_table(published.name, published.columns, key)
+            key = published.primary_key or (() if published.replica_identity == "f" else published.key_columns)
+            columns = [MemoryColumn(name, not_null=name in published.not_null) for name in published.columns]
+            self.create_table(published.name, columns, key)
+
+    def follow(self, table: MemoryTable, columns: Sequence[str]) -> None:
+        """Do about published columns that a table has not what was decided: add them, or leave them out.
+
+        Raises:
+            RelationError: neither.
+        """
+        missing = tuple(name for name in columns if name not in table.columns)
+        if not missing:
+            return
+        choice = self.schema_change
+        if not isinstance(choice, str):
+            choice = choice(table.name.namespace, table.name.name, missing)
+        if choice == "add":
+            for name in missing:
+                table.add_column(MemoryColumn(name))
+        elif choice == "error":
+            names = f"column{'s' if len(missing) > 1 else ''}: " + ", ".join(f'"{name}"' for name in missing)
+            message = f'logical replication target relation "{table.name}" is missing replicated {names}'
+            raise RelationError(message, sqlstate="55000", hint="add the column to the target's table, or leave it out of the publication")
 
     def drop_table(self, name: TableName | str) -> None:
         """Forget a table."""

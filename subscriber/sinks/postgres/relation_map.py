@@ -1,7 +1,7 @@
 """Which remote relation has which columns, and how each maps to the target.
 
-What outlives a transaction: Relation messages count from where they come. The target's side is read when a relation is first needed, again
-after each Relation message for it, and again after an error or an ALTER TABLE (:meth:`RelationMap.forget_targets`).
+The target's side is read when a relation is first needed, again after each Relation message for it, and again after an error or an ALTER
+TABLE (:meth:`RelationMap.forget_targets`).
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ import logging
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
-from subscriber.errors import ProtocolError
-from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Relation, Tag
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.described import DescribedRelations
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import RelationMapping, map_relation
 from subscriber.sinks.postgres.table_reader import read_table, require_table
-from subscriber.transaction.model import Transaction
 
 __all__ = ["RelationMap"]
 
 _log = logging.getLogger(__name__)
-
-_RELATION: Final = bytes([Tag.RELATION])
 
 _OF_SUBSCRIPTION: Final = """
 SELECT srsubstate::text AS state, srsublsn::text AS lsn
@@ -31,7 +27,7 @@ FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = 
 """
 
 
-class RelationMap:
+class RelationMap(DescribedRelations):
     """Remote relations by id, and the mappings made of them.
 
     Args:
@@ -42,10 +38,10 @@ class RelationMap:
     """
 
     def __init__(self, reader: CatalogReader, *, as_owner: bool, subscription: int | None) -> None:
+        super().__init__()
         self._reader = reader
         self._as_owner = as_owner
         self._subscription = subscription
-        self._remote: dict[int, Relation] = {}
         self._mappings: dict[int, RelationMapping] = {}
         self._passed_over: set[tuple[int, bool]] = set()
 
@@ -53,15 +49,6 @@ class RelationMap:
     def has_targets(self) -> bool:
         """Whether any target table was read, and may be stale."""
         return bool(self._mappings or self._passed_over)
-
-    def remembered(self) -> dict[int, Relation]:
-        """The relations as known now, for :meth:`restore`."""
-        return dict(self._remote)
-
-    def restore(self, remembered: dict[int, Relation]) -> None:
-        """Go back to what was known before transactions that did not become durable."""
-        self._remote = dict(remembered)
-        self.forget_targets()
 
     def adopt(self, other: RelationMap) -> None:
         """What another one knows was described, last of all."""
@@ -73,34 +60,9 @@ class RelationMap:
         self._mappings.clear()
         self._passed_over.clear()
 
-    def define(self, relation: Relation) -> None:
-        """A Relation message came."""
-        self._remote[relation.relation_id] = relation
-        self._mappings.pop(relation.relation_id, None)
-        self._passed_over -= {(relation.relation_id, True), (relation.relation_id, False)}
-
-    async def learn(self, transaction: Transaction) -> None:
-        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
-
-        Raises:
-            ProtocolError: a Relation message that is none.
-            SpoolError: its spilled part cannot be read.
-        """
-        async for chunk in transaction.chunks():
-            for record in chunk:
-                if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
-                    self.define(message)
-
-    def remote(self, relation_id: int) -> Relation:
-        """What the publisher said of a relation.
-
-        Raises:
-            ProtocolError: nothing.
-        """
-        try:
-            return self._remote[relation_id]
-        except KeyError:
-            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+    def _forget_target(self, relation_id: int) -> None:
+        self._mappings.pop(relation_id, None)
+        self._passed_over -= {(relation_id, True), (relation_id, False)}
 
     async def mapping(self, relation: Relation) -> RelationMapping:
         """The relation with its target.

@@ -130,7 +130,7 @@ class PostgresCatalog:
         for found in await self.subscriptions():
             if found.name == name:
                 return found
-        raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status lists those that do")
+        raise _no_such(name)
 
     @contextlib.asynccontextmanager
     async def create(self, definition: Definition) -> AsyncIterator[Definition]:
@@ -264,6 +264,19 @@ class PostgresCatalog:
             self._reader.storable(text),
         )
 
+    async def reset_statistics(self, name: str) -> None:
+        """What ``pg_stat_reset_subscription_stats`` does.
+
+        Raises:
+            TargetError: it does not exist.
+            TargetUnavailable
+        """
+        done = await self._reader.fetch(
+            "SELECT subscriber.pg_stat_reset_subscription_stats(oid) FROM subscriber.pg_subscription WHERE subname = $1", name
+        )
+        if not done:
+            raise _no_such(name)
+
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """Those of native-like names.
 
@@ -319,3 +332,7 @@ def _value(name: str, value: object) -> object:
             return list(value) if isinstance(value, tuple | list) else value
         case _:
             return value
+
+
+def _no_such(name: str) -> TargetError:
+    return TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status lists those that do")

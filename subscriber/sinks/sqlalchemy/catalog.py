@@ -9,9 +9,10 @@ from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.config import Streaming, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError
-from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.sqlalchemy.integrity import unknown_lsn, unknown_names, unknown_value
-from subscriber.sinks.sqlalchemy.tables import CatalogTables, Unknown
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.catalog_types import Unknown
+from subscriber.sinks.sqlalchemy.integrity import understood_row, unknown_value
+from subscriber.sinks.sqlalchemy.tables import CatalogTables
 
 __all__ = ["OPTION_COLUMNS", "STREAMING_CODES", "definition", "option_values", "require_name", "row_values"]
 
@@ -123,18 +124,11 @@ def _understood(
     tables: CatalogTables, given: Mapping[str, Any], position: Lsn | Unknown | None
 ) -> tuple[dict[str, Any], Lsn | None, TargetError | None]:
     """Row and position with a default for each value that is not known, and the first of those as an error."""
-    row, table, errors = dict(given), tables.pg_subscription, list[TargetError]()
+    table = tables.pg_subscription
+    row, error = understood_row(table, given)
     for column, words in _WORDS.items():
         if row[column] not in words:
-            errors.append(unknown_value(table, column, row[column], sorted(words)))
+            error = error or unknown_value(table, column, row[column], sorted(words))
             row[column] = words[0]
-    if not isinstance(row["subskiplsn"], Lsn):
-        errors.append(unknown_lsn(table, "subskiplsn", row["subskiplsn"]))
-        row["subskiplsn"] = INVALID_LSN
-    if not isinstance(row["subpublications"], tuple):
-        errors.append(unknown_names(table, "subpublications", row["subpublications"]))
-        row["subpublications"] = ()
-    known_position = position if isinstance(position, Lsn) else None
-    if isinstance(position, Unknown):
-        errors.append(unknown_lsn(tables.position, "remote_lsn", position))
-    return row, known_position, errors[0] if errors else None
+    found, unknown = understood_row(tables.position, {"remote_lsn": position})
+    return row, None if unknown else found["remote_lsn"], error or unknown

@@ -136,8 +136,8 @@ class TransactionRunner:
                 await self._execute(operation.statement, operation)
             except ChangeRefused as error:
                 message = decode(record, in_stream=transaction.prefixed)
-                if error.column is None and isinstance(message, Insert | Update):
-                    error.column = plan.unreadable(message.new)
+                if error.of_some_column and isinstance(message, Insert | Update):
+                    error.column = plan.suspect(message.new, error.sqlstate)
                 raise
 
     async def _execute(self, statement: Statement, operation: Operation) -> None:

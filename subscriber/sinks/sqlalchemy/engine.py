@@ -179,6 +179,10 @@ class Database:
                     connection = await self._engine.connect()
         except TimeoutError:
             raise TargetUnavailable("the target does not answer", hint="look at its host and port, and whether it runs") from None
+        except RuntimeError as error:
+            # a driver that lacks a package for the server's way to log in says so only then
+            said = " ".join(str(error).split())
+            raise TargetError(f"the target's driver cannot log in: {said}", hint="install what it names") from None
         session = Session(connection, self._turn)
         try:
             with translated():

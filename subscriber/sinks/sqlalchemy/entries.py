@@ -17,6 +17,7 @@ from subscriber.config import SubscriptionOptions
 from subscriber.errors import SubscriptionChanged, TargetError
 from subscriber.sinks.sqlalchemy.catalog import option_values
 from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.integrity import known_value, unknown_value
 from subscriber.sinks.sqlalchemy.locks import CATALOG_KEY, Locks
 from subscriber.sinks.sqlalchemy.tables import FIRST_OID, VERSION, CatalogTables
 
@@ -63,7 +64,7 @@ async def read_version(connection: AsyncConnection, tables: CatalogTables) -> in
     """
     if not await connection.run_sync(lambda sync: _has(sync, tables.version)):
         return None
-    version = (await connection.execute(select(tables.version.c.version))).scalar()
+    version: int | None = (await connection.execute(select(tables.version.c.version))).scalar()
     if version is not None and version > VERSION:
         raise TargetError(
             f"the catalog in the target has version {version}, this program knows versions up to {VERSION}",
@@ -77,18 +78,31 @@ def _has(connection: Connection, table: Table) -> bool:
 
 
 async def draw_oid(connection: AsyncConnection, tables: CatalogTables) -> int:
-    """Give a number that was never given in this target, in the transaction that is open."""
+    """Give a number that was never given in this target, in the transaction that is open.
+
+    Raises:
+        TargetError: the counter is none.
+    """
     version = tables.version
     # first the lock on the row, then the look at it
     await connection.execute(update(version).values(next_oid=version.c.next_oid + 1))
-    return int((await connection.execute(select(version.c.next_oid))).scalar_one()) - 1
+    drawn: int = known_value(version, "next_oid", (await connection.execute(select(version.c.next_oid))).scalar_one()) - 1
+    if drawn < FIRST_OID:
+        # what SQLite makes of a text to which one is added
+        raise unknown_value(version, "next_oid", drawn, [f"a number above all oids there and {FIRST_OID}"])
+    return drawn
 
 
 async def find_subscription(connection: AsyncConnection, tables: CatalogTables, name: str) -> int | None:
-    """A subscription's oid, or None."""
+    """A subscription's oid, or None.
+
+    Raises:
+        TargetError: it is no oid.
+    """
     subscription = tables.pg_subscription
     found = (await connection.execute(select(subscription.c.oid).where(subscription.c.subname == name))).scalar()
-    return None if found is None else int(found)
+    oid: int | None = known_value(subscription, "oid", found)
+    return oid
 
 
 async def insert_subscription(connection: AsyncConnection, tables: CatalogTables, name: str) -> int:

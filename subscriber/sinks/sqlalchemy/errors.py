@@ -34,6 +34,7 @@ __all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error"
 
 UNIQUE_VIOLATION: Final = "23505"
 
+_OF_A_VALUE: Final = ("22", "42804")
 _PASSES: Final = "it passes by itself, unless the target is down"
 _DISCONNECTED = re.compile(r"(?i)\b(closed|lost|gone|reset|broken pipe|not connected|refused|timed? ?out|terminat|network operation)")
 
@@ -48,6 +49,11 @@ class ChangeRefused(ApplyError):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or APPLY_HINT)
         self.column = refusal.column
+
+    @property
+    def of_some_column(self) -> bool:
+        """A value was refused, and the database does not say of which column."""
+        return self.column is None and self.sqlstate is not None and self.sqlstate.startswith(_OF_A_VALUE)
 
 
 @contextlib.contextmanager

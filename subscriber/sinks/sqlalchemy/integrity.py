@@ -5,17 +5,17 @@ Such a value is found where it is read, and is the error of its subscription alo
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
-from sqlalchemy import Table
+from sqlalchemy import RowMapping, Table
 
 from subscriber.abc import TableEntry, TableState, TwoPhaseState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.tables import Unknown
+from subscriber.sinks.sqlalchemy.catalog_types import CatalogType, Unknown
 
-__all__ = ["known_lsn", "known_names", "known_table_entry", "known_two_phase", "unknown_lsn", "unknown_names", "unknown_value"]
+__all__ = ["known_row", "known_table_entry", "known_two_phase", "known_value", "understood_row", "unknown_value"]
 
 _SHOWN: Final = 40
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
@@ -31,36 +31,44 @@ def unknown_value(table: Table, column: str, value: object, known: Collection[st
     )
 
 
-def unknown_lsn(table: Table, column: str, value: object) -> TargetError:
-    """The same, in a column of LSNs."""
-    return unknown_value(table, column, value, ["an LSN such as 0/0"])
+def unknown_in(table: Table, column: str, value: object) -> TargetError:
+    """The same, where the column's type says what it can be."""
+    kind = table.c[column].type
+    assert isinstance(kind, CatalogType)
+    return unknown_value(table, column, value, [kind.known])
 
 
-def unknown_names(table: Table, column: str, value: object) -> TargetError:
-    """The same, in a column of names."""
-    return unknown_value(table, column, value, ['a JSON array of names such as ["pub"]'])
-
-
-def known_lsn(table: Table, column: str, value: Lsn | Unknown | None) -> Lsn:
-    """A column of LSNs that are never NULL.
+def known_value(table: Table, column: str, value: Any) -> Any:
+    """The value of a column of one of our own types.
 
     Raises:
-        TargetError: it is none.
+        TargetError: it is none of that type.
     """
-    if isinstance(value, Lsn):
-        return value
-    raise unknown_lsn(table, column, value)
+    if isinstance(value, Unknown):
+        raise unknown_in(table, column, value)
+    return value
 
 
-def known_names(table: Table, column: str, value: tuple[str, ...] | Unknown | None) -> tuple[str, ...]:
-    """A column of names, never NULL.
+def known_row(table: Table, row: RowMapping) -> Mapping[str, Any]:
+    """A row whose values all are of their columns' types.
 
     Raises:
-        TargetError: they are none.
+        TargetError: one of them is not.
     """
-    if isinstance(value, tuple):
-        return value
-    raise unknown_names(table, column, value)
+    return {str(column): known_value(table, str(column), value) for column, value in row.items()}
+
+
+def understood_row(table: Table, row: Mapping[str, Any]) -> tuple[dict[str, Any], TargetError | None]:
+    """A row with a default for each value that is none of its column's type, and the first of those as an error."""
+    error: TargetError | None = None
+    values = dict(row)
+    for column, value in row.items():
+        if isinstance(value, Unknown):
+            kind = table.c[column].type
+            assert isinstance(kind, CatalogType)
+            error = error or unknown_in(table, column, value)
+            values[column] = None if table.c[column].nullable else kind.default
+    return values, error
 
 
 def known_two_phase(table: Table, value: str) -> TwoPhaseState:
@@ -75,7 +83,7 @@ def known_two_phase(table: Table, value: str) -> TwoPhaseState:
         raise unknown_value(table, "subtwophasestate", value, sorted(state.value for state in TwoPhaseState)) from None
 
 
-def known_table_entry(table: Table, state: str, lsn: Lsn | Unknown | None) -> TableEntry:
+def known_table_entry(table: Table, state: str, lsn: Lsn | None) -> TableEntry:
     """``srsubstate`` and ``srsublsn``.
 
     Raises:
@@ -87,4 +95,4 @@ def known_table_entry(table: Table, state: str, lsn: Lsn | Unknown | None) -> Ta
         raise unknown_value(table, "srsubstate", state, ["i", "d", "f", "s", "r"]) from None
     if known not in _WITH_LSN or lsn is None:
         return TableEntry(known)
-    return TableEntry(known, known_lsn(table, "srsublsn", lsn))
+    return TableEntry(known, known_value(table, "srsublsn", lsn))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.types import UserDefinedType
 
 from subscriber.protocol.quoting import quote_identifier
 
-__all__ = ["NamedType"]
+__all__ = ["MODIFIER", "NamedType"]
+
+MODIFIER: Final = "modifier"
+"""Key of ``Column.info``: ``atttypmod`` of a column that is there."""
 
 
 class NamedType(UserDefinedType[Any]):

@@ -2,7 +2,8 @@
 
 Where the database has schemas the way PostgreSQL has them, nothing changes: ``s.t`` is ``s.t``. Elsewhere the schema becomes a part of the
 name, except for ``public``: ``public.t`` is ``t``, ``s.t`` is ``s__t``. So two tables may fall together (``s.t`` and ``public.s__t``; ``t``
-and ``T`` where case does not count), and a name may become too long: both are refused before anything is made, with the remedy.
+and ``T`` where case does not count), a name may become too long, or be that of a table of our own: all that is refused before anything is
+made, with the remedy.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from sqlalchemy import Dialect
 from sqlalchemy.sql import quoted_name
 
 from subscriber.abc import Finding, TableName
+from subscriber.sinks.sqlalchemy.tables import CATALOG_SCHEMA_NAME, PREFIX, catalog_tables
 
 __all__ = ["has_schemas", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
 
 _DEFAULT_SCHEMA: Final = "public"
 _SEPARATOR: Final = "__"
-_OWN_PREFIX: Final = "subscriber_"
 _LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _BASIC_PLANE: Final = 0xFFFF
@@ -102,34 +103,26 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
                     "rename the table or its schema at the publisher",
                 )
             )
-        if not has_schemas(dialect.name) and name.lower().startswith(_OWN_PREFIX) and _is_ours(name.lower()):
+        if _is_ours(table, name, dialect.name):
             findings.append(
                 Finding(
                     "error",
-                    f'table "{table}" would be table "{name}" in the target, a name that subscriber\'s own tables have',
-                    "rename the table at the publisher",
+                    f'table "{table}" would be table "{f"{schema}.{name}" if schema else name}" in the target, a name that subscriber keeps'
+                    " for its own tables",
+                    f"leave it out of the publication, or rename {'its schema' if schema else 'it'} at the publisher",
                 )
             )
     return findings
 
 
-def _is_ours(name: str) -> bool:
-    own = name.removeprefix(_OWN_PREFIX)
+def _is_ours(table: TableName, name: str, dialect_name: str) -> bool:
+    if has_schemas(dialect_name):
+        return table.namespace == CATALOG_SCHEMA_NAME
+    # whether case counts on MySQL depends on the server
+    own = name.lower()
     return own in _OWN_TABLES or _OWN_NUMBERED.fullmatch(own) is not None
 
 
-_OWN_TABLES: Final = frozenset(
-    {
-        "version",
-        "pg_subscription",
-        "fence",
-        "pg_subscription_rel",
-        "position",
-        "prepared_transaction",
-        "prepared_transaction_chunk",
-        "worker",
-        "subscription_stats",
-    }
-)
-_OWN_NUMBERED: Final = re.compile(r"(copy|bulk)_[0-9]+")
+_OWN_TABLES: Final = frozenset(catalog_tables("sqlite").metadata.tables)
+_OWN_NUMBERED: Final = re.compile(rf"{PREFIX}(copy|bulk)_[0-9]+")
 """Tables that come and go: where a copy waits, and keys of many changes at once. They are dropped whatever they are."""

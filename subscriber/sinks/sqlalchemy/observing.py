@@ -13,13 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.abc import TableName, WorkerActivity
 from subscriber.catalog import Definition, Observation, TableObservation
 from subscriber.errors import TargetError
-from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog import definition
+from subscriber.sinks.sqlalchemy.catalog_types import Unknown
 from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.integrity import known_table_entry
+from subscriber.sinks.sqlalchemy.integrity import known_table_entry, understood_row
 from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
-from subscriber.sinks.sqlalchemy.reporter import COUNTERS
-from subscriber.sinks.sqlalchemy.tables import VERSION, CatalogTables, Unknown
+from subscriber.sinks.sqlalchemy.tables import COUNTERS, VERSION, CatalogTables
 
 __all__ = ["observe"]
 
@@ -54,7 +53,7 @@ async def _observe(database: Database) -> Sequence[Observation]:
         stats = {row["subid"]: row for row in await _rows(connection, tables.subscription_stats)}
         entries = await _rows(connection, tables.pg_subscription_rel)
         workers = {(row["subid"], row["relid"]): row for row in await _rows(connection, tables.worker)}
-    running = await _running(database, [row["oid"] for row in subscriptions])
+    running = await _running(database, [row["oid"] for row in subscriptions if not isinstance(row["oid"], Unknown)])
     return [
         _observation(
             tables,
@@ -95,6 +94,10 @@ async def _running(database: Database, oids: Sequence[int]) -> frozenset[int]:
 
 def _observation(tables: CatalogTables, defined: Definition, workers: Mapping[int, Row], entries: Sequence[Row], stats: Row) -> Observation:
     apply = workers.get(0)
+    # what workers tell is written anew within a second; counters stay
+    stats, error = understood_row(tables.subscription_stats, stats)
+    if error is not None:
+        defined = replace(defined, problem=defined.problem or str(error), remedy=defined.remedy or error.hint)
     known = list[TableObservation]()
     for entry in entries:
         try:
@@ -103,7 +106,7 @@ def _observation(tables: CatalogTables, defined: Definition, workers: Mapping[in
             defined = replace(defined, problem=defined.problem or str(error), remedy=defined.remedy or error.hint)
     return Observation(
         definition=defined,
-        pid=apply["pid"] if apply else None,
+        pid=_told(apply["pid"]) if apply else None,
         worker=_activity(apply, None) if apply else None,
         tables=tuple(sorted(known, key=lambda found: found.table)),
         counters={name: stats[name] for name in COUNTERS if name in stats},
@@ -115,9 +118,13 @@ def _observation(tables: CatalogTables, defined: Definition, workers: Mapping[in
 
 def _table(table: Table, row: Row, worker: Row | None) -> TableObservation:
     name = TableName(row["srnspname"], row["srrelname"])
+    entry = known_table_entry(table, row["srsubstate"], row["srsublsn"])
+    _, error = understood_row(table, row)
+    if error is not None:
+        raise error
     return TableObservation(
         table=name,
-        entry=known_table_entry(table, row["srsubstate"], row["srsublsn"]),
+        entry=entry,
         worker=_activity(worker, name) if worker else None,
     )
 
@@ -125,25 +132,25 @@ def _table(table: Table, row: Row, worker: Row | None) -> TableObservation:
 def _activity(row: Row, table: TableName | None) -> WorkerActivity:
     return WorkerActivity(
         table=table,
-        received=_lsn(row["received_lsn"]),
-        latest_end=_lsn(row["latest_end_lsn"]),
-        sent_at=row["last_msg_send_time"],
-        received_at=row["last_msg_receipt_time"],
-        reported_at=row["latest_end_time"],
-        applied=_lsn(row["applied_lsn"]),
-        flushed=_lsn(row["flushed_lsn"]),
-        transactions=row["transactions"],
-        changes=row["changes"],
-        transactions_per_second=row["transactions_per_second"],
-        changes_per_second=row["changes_per_second"],
-        copied_rows=row["copied_rows"],
-        estimated_rows=row["estimated_rows"],
+        received=_told(row["received_lsn"]),
+        latest_end=_told(row["latest_end_lsn"]),
+        sent_at=_told(row["last_msg_send_time"]),
+        received_at=_told(row["last_msg_receipt_time"]),
+        reported_at=_told(row["latest_end_time"]),
+        applied=_told(row["applied_lsn"]),
+        flushed=_told(row["flushed_lsn"]),
+        transactions=_told(row["transactions"]) or 0,
+        changes=_told(row["changes"]) or 0,
+        transactions_per_second=_told(row["transactions_per_second"]) or 0.0,
+        changes_per_second=_told(row["changes_per_second"]) or 0.0,
+        copied_rows=_told(row["copied_rows"]) or 0,
+        estimated_rows=_told(row["estimated_rows"]),
     )
 
 
-def _lsn(value: Lsn | Unknown | None) -> Lsn | None:
+def _told(value: Any) -> Any:
     # what is senseless here is written anew within a second
-    return value if isinstance(value, Lsn) else None
+    return None if isinstance(value, Unknown) else value
 
 
 def _time(seconds: float | None) -> datetime | None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import NoSuchTableError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableName
-from subscriber.sinks.sqlalchemy.named_type import NamedType
+from subscriber.sinks.sqlalchemy.named_type import MODIFIER, NamedType
 from subscriber.sinks.sqlalchemy.names import identifier, target_name
 
 __all__ = ["ReflectedTable", "reflect"]
@@ -148,7 +148,7 @@ def _mysql_facts(connection: Connection, name: str) -> tuple[frozenset[str], str
 
 _COLUMNS: Final = text("""
     SELECT a.attname::text, n.nspname::text, t.typname::text, a.attnotnull, a.attgenerated <> '', a.attidentity <> '',
-           a.atthasdef OR a.attidentity <> ''
+           a.atthasdef OR a.attidentity <> '', a.atttypmod
       FROM pg_catalog.pg_class AS c
       JOIN pg_catalog.pg_namespace AS s ON s.oid = c.relnamespace
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -179,9 +179,9 @@ async def _postgresql(connection: AsyncConnection, schema: str, name: str) -> Re
     if not columns:
         return None
     keys = (await connection.execute(_KEYS, parameters)).all()
-    table = Table(
-        name, MetaData(), *(Column(identifier(column), NamedType(space, kind)) for column, space, kind, *_ in columns), schema=schema
-    )
+    # a CAST to a declared length would cut: the modifier is kept beside the type
+    reflected = [Column(identifier(row[0]), NamedType(row[1], row[2]), info={MODIFIER: row[7]}) for row in columns]
+    table = Table(name, MetaData(), *reflected, schema=schema)
     not_null = frozenset(row[0] for row in columns if row[3])
     return ReflectedTable(
         table,

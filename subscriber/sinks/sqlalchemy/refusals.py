@@ -9,13 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["APPLY_HINT", "Kind", "Refusal", "mysql_refusal", "postgresql_refusal", "sqlite_refusal"]
+__all__ = ["APPLY_HINT", "UNTRANSLATABLE", "Kind", "Refusal", "mysql_refusal", "postgresql_refusal", "sqlite_refusal"]
 
 Kind = Literal["unavailable", "relation", "apply", "target"]
 
+UNTRANSLATABLE: Final = "22P05"
 APPLY_HINT: Final = "compare the column's type in the target with the publisher's"
 _CONSTRAINT_HINT: Final = "mend the target's rows, or change its constraint"
 _UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is tried again"
+_IO_HINT: Final = "look at the disk: whether there is room, and whether it fails"
 _DISK_HINT: Final = "make room on the target's disk"
 _READ_ONLY_HINT: Final = "name a target and a user that allow writing"
 _LOCKED_HINT: Final = "another program keeps the target locked: end it or its transaction; it is tried again"
@@ -55,7 +57,7 @@ def sqlite_refusal(name: str, message: str) -> Refusal | None:
         ("SQLITE_BUSY", Refusal("unavailable", "the SQLite file is locked by another program", "55P03", hint=_LOCKED_HINT)),
         ("SQLITE_LOCKED", Refusal("unavailable", "a table of the SQLite file is locked", "55P03", hint=_LOCKED_HINT)),
         ("SQLITE_FULL", Refusal("target", "no room is left for the SQLite file", "53100", hint=_DISK_HINT)),
-        ("SQLITE_IOERR", Refusal("target", f"the SQLite file cannot be read or written ({name})", "58030", hint="look at the disk")),
+        ("SQLITE_IOERR", Refusal("target", f"the SQLite file cannot be read or written ({name})", "58030", hint=_IO_HINT)),
         ("SQLITE_READONLY", Refusal("target", "the SQLite file is read-only", "25006", hint=_READ_ONLY_HINT)),
         (
             "SQLITE_CANTOPEN",
@@ -156,6 +158,9 @@ _MYSQL_TARGET: Final = {
     1836: ("the target is read-only", "25006", _READ_ONLY_HINT),
     2061: ("authentication failed", "28000", "look at the URL's user and password"),
 }
+# errors of files, with the system's number in the text
+_MYSQL_FILES: Final = frozenset({3, 11, 20, 1004, 1005, 1016, 1026, 1030})
+_NO_SPACE: Final = re.compile(r"(?:[Ee]rror|Errcode:|errno:) 28\b")
 _MYSQL_VALUE: Final = {
     1048: ("null value violates not-null constraint", "23502", _CONSTRAINT_HINT),
     1062: ("duplicate key value violates unique constraint", "23505", _UNIQUE_HINT),
@@ -200,6 +205,8 @@ def mysql_refusal(code: int, message: str) -> Refusal | None:
     if code in _MYSQL_UNAVAILABLE:
         text, sqlstate, hint = _MYSQL_UNAVAILABLE[code]
         return Refusal("unavailable", text, sqlstate, hint=hint)
+    if code in _MYSQL_FILES and _NO_SPACE.search(message):
+        code = 1021
     if code in _MYSQL_TARGET:
         text, sqlstate, hint = _MYSQL_TARGET[code]
         return Refusal("target", text, sqlstate, hint=hint)
@@ -233,6 +240,14 @@ _PG_NAMED: Final = {
     "23514": 'new row for relation "{table}" violates check constraint "{constraint}"',
     "23P01": 'conflicting key value violates exclusion constraint "{constraint}"',
 }
+_PG_VALUE: Final = {
+    "22001": ("a value is too long for the column", "widen the column"),
+    "22003": ("a value is out of the column's range", "widen the column, or make it text"),
+    "22007": ("a value cannot be read as the column's type", "make the column text"),
+    "22008": ("a value is out of the column's range", "make the column text"),
+    UNTRANSLATABLE: ("a value has a character that the target's encoding has not", "replicate into a database of encoding UTF8"),
+    "22P02": ("a value cannot be read as the column's type", "make the column text, or give an enum the label"),
+}
 _PG_SPEAKS_OF_OBJECTS: Final = frozenset({"08", "25", "28", "3D", "3F", "42", "53", "55", "57", "58"})
 _PG_APPLY: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
@@ -244,6 +259,8 @@ def postgresql_refusal(sqlstate: str, report: BaseException) -> Refusal:
     named = _PG_NAMED.get(sqlstate)
     if named is not None:
         text = named.format(**fields)
+    elif sqlstate in _PG_VALUE:
+        text = _PG_VALUE[sqlstate][0]
     elif sqlstate[:2] in _PG_SPEAKS_OF_OBJECTS and not getattr(report, "context", None):
         text = _one_line(str(report.args[0]) if report.args else f"SQLSTATE {sqlstate}")
     else:
@@ -271,6 +288,8 @@ def _pg_hint(sqlstate: str) -> str | None:
             return _READ_ONLY_HINT
         case "53100":
             return _DISK_HINT
+        case _ if sqlstate in _PG_VALUE:
+            return _PG_VALUE[sqlstate][1]
         case _:
             return _CONSTRAINT_HINT if sqlstate.startswith("23") else None
 

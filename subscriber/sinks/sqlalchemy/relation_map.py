@@ -14,16 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.config import SchemaChange, Settings
-from subscriber.errors import ProtocolError, RelationError, TargetError
-from subscriber.protocol.decoder import decode
-from subscriber.protocol.messages import Relation, Tag
+from subscriber.errors import RelationError, TargetError
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.described import DescribedRelations
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.relation_plan import RelationPlan
-from subscriber.transaction.model import Transaction
 
 __all__ = ["RelationMap", "SchemaBehind", "schema_change"]
 
-_RELATION: Final = bytes([Tag.RELATION])
 _PREREQUISITE: Final = "55000"
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 
@@ -42,7 +40,7 @@ class SchemaBehind(TargetError):
         self.published = published
 
 
-class RelationMap:
+class RelationMap(DescribedRelations):
     """Remote relations by id, and the plans made of them.
 
     Args:
@@ -51,51 +49,17 @@ class RelationMap:
     """
 
     def __init__(self, published: Mapping[TableName, PublishedTable], settings: Settings) -> None:
+        super().__init__()
         self._published = published
         self._settings = settings
-        self._remote: dict[int, Relation] = {}
         self._plans: dict[int, RelationPlan] = {}
-
-    def remembered(self) -> dict[int, Relation]:
-        """The relations as known now, for :meth:`restore`."""
-        return dict(self._remote)
-
-    def restore(self, remembered: dict[int, Relation]) -> None:
-        """Go back to what was known before transactions that were rolled back. The target's tables are read again."""
-        self._remote = dict(remembered)
-        self.forget_targets()
 
     def forget_targets(self) -> None:
         """Read the target's tables again when they are needed next."""
         self._plans.clear()
 
-    def define(self, relation: Relation) -> None:
-        """A Relation message came."""
-        self._remote[relation.relation_id] = relation
-        self._plans.pop(relation.relation_id, None)
-
-    async def learn(self, transaction: Transaction) -> None:
-        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
-
-        Raises:
-            ProtocolError: a Relation message that is none.
-            SpoolError: its spilled part cannot be read.
-        """
-        async for chunk in transaction.chunks():
-            for record in chunk:
-                if record[:1] == _RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
-                    self.define(message)
-
-    def remote(self, relation_id: int) -> Relation:
-        """What the publisher said of a relation.
-
-        Raises:
-            ProtocolError: nothing.
-        """
-        try:
-            return self._remote[relation_id]
-        except KeyError:
-            raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
+    def _forget_target(self, relation_id: int) -> None:
+        self._plans.pop(relation_id, None)
 
     async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
         """The relation with its target.

@@ -19,6 +19,7 @@ from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, 
 from subscriber.protocol.tuples import read_tuple
 from subscriber.sinks.sqlalchemy.columns import ColumnPlan, TargetTable
 from subscriber.sinks.sqlalchemy.statements import Statement, delete_row, insert_row, update_row
+from subscriber.sinks.sqlalchemy.suspects import suspect
 from subscriber.types import ValueRefused, codec
 from subscriber.types.codec import READ_ERRORS
 
@@ -209,15 +210,18 @@ class RelationPlan:
         key = self._key
         return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
 
-    def unreadable(self, data: TupleData) -> str | None:
-        """Name of the first column whose value is none of the publisher's type: for a database that refuses one and does not say which."""
+    def suspect(self, data: TupleData, sqlstate: str | None) -> str | None:
+        """Name of the column that a refused value was for, where a database does not say which: as far as that can be told."""
+        texts: list[str | None] = []
         for plan, kind, value in zip(self.target.columns, data.kinds, data.values, strict=True):
-            if value is not None:
-                try:
+            try:
+                if value is not None:
                     codec(plan.source).value(value, binary=kind == BINARY)
-                except ValueRefused:
-                    return plan.name
-        return None
+                texts.append(None if value is None else codec(plan.source).text(value, binary=kind == BINARY))
+            except ValueRefused:
+                # none of the publisher's type
+                return plan.name
+        return suspect(self.target.columns, [texts], sqlstate)
 
     def insert_record(self, record: bytes, offset: int) -> Operation:
         """INSERT, of a raw message whose tuple begins behind the ``N`` at ``offset``: once a row on the fast path.

@@ -6,28 +6,16 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableName, WorkerActivity
 from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.tables import COUNTERS
 
-__all__ = ["COUNTERS", "Reporter", "Unwritten"]
-
-COUNTERS: Final = (
-    "apply_error_count",
-    "sync_error_count",
-    "confl_insert_exists",
-    "confl_update_origin_differs",
-    "confl_update_exists",
-    "confl_update_missing",
-    "confl_delete_origin_differs",
-    "confl_delete_missing",
-    "confl_multiple_unique_conflicts",
-)
-"""Names both of pg_stat_subscription_stats and of ApplyStatistics."""
+__all__ = ["Reporter", "Unwritten"]
 
 
 class Unwritten(Protocol):

@@ -14,7 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateSchema, CreateTable, DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from subscriber.abc import Finding, PublishedTable
+from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
@@ -24,7 +24,7 @@ from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
 from subscriber.types import PgType
 from subscriber.types.codec import binary_problem
 
-__all__ = ["add_columns", "check", "create_table", "table_to_create"]
+__all__ = ["add_columns", "check", "create_table", "require_usable_name", "table_to_create"]
 
 _MYSQL: Final = {"mysql", "mariadb"}
 _TABLE_OPTIONS: Final[dict[str, Any]] = {
@@ -119,6 +119,24 @@ async def add_columns(
         Table(target.table.name, MetaData(), column, schema=target.table.schema)
         await connection.execute(_AddColumn(column))
     return target.missing
+
+
+async def require_usable_name(connection: AsyncConnection, table: TableName, others: Sequence[TableName]) -> None:
+    """See that a table would be none of ours in the target, and none of the others.
+
+    Args:
+        connection: to the target.
+        table: of the publisher.
+        others: that the subscription has already.
+
+    Raises:
+        RelationError: it would.
+    """
+    dialect, caseless = connection.dialect, None
+    if dialect.name in _MYSQL:
+        caseless = bool((await connection.execute(text("SELECT @@lower_case_table_names <> 0"))).scalar())
+    for finding in name_findings([*others, table], dialect, caseless=caseless):
+        raise RelationError(finding.message, sqlstate="42P07", hint=finding.hint)
 
 
 async def check(

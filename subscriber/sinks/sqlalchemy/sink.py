@@ -40,7 +40,7 @@ from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.reporter import Reporter
-from subscriber.sinks.sqlalchemy.schema import create_table
+from subscriber.sinks.sqlalchemy.schema import create_table, require_usable_name
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.state import SubscriptionRows, has_table
 from subscriber.sinks.sqlalchemy.tables import PREFIX
@@ -51,7 +51,16 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SqlAlchemySink"]
 
-_CAPABILITIES: Final = Capabilities(transactional=True, two_phase=True, truncate=True, described=True)
+_CAPABILITIES: Final = Capabilities(
+    transactional=True,
+    two_phase=True,
+    truncate=True,
+    described=True,
+    creates_tables=True,
+    follows_columns=True,
+    upserts=True,
+    any_key=True,
+)
 
 
 class _Open:
@@ -288,10 +297,13 @@ class SqlAlchemySink:
         """Add a table with its first state.
 
         Raises:
-            RelationError: it does not exist in the target.
+            RelationError: it does not exist in the target, or would be one of our own tables, or one of another published table.
         """
         opened = self._open
         async with opened.transaction() as connection:
+            known = await opened.rows.tables(connection)
+            if table not in known:
+                await require_usable_name(connection, table, list(known))
             await opened.rows.add_table(connection, table, entry)
 
     async def remove_table(self, table: TableName) -> None:

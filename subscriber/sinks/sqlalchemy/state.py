@@ -12,7 +12,7 @@ from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, T
 from subscriber.errors import RelationError, SubscriptionChanged, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.sqlalchemy.entries import draw_oid
-from subscriber.sinks.sqlalchemy.integrity import known_lsn, known_names, known_table_entry, known_two_phase
+from subscriber.sinks.sqlalchemy.integrity import known_row, known_table_entry, known_two_phase
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
 
@@ -58,17 +58,18 @@ class SubscriptionRows:
         row = (await connection.execute(select(table).where(table.c.oid == self.oid))).mappings().one_or_none()
         if row is None:
             raise SubscriptionChanged(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now")
+        known_row(table, row)
         identifier = (await connection.execute(select(self._tables.version.c.target_identifier))).scalar_one()
         return SubscriptionState(
             oid=self.oid,
             name=row["subname"],
             target_identifier=identifier,
             slot_name=row["subslotname"],
-            publications=known_names(table, "subpublications", row["subpublications"]),
+            publications=row["subpublications"],
             two_phase=known_two_phase(table, row["subtwophasestate"]),
             position=await self.position(connection, 0),
             managed=row["subconninfo"] is not None,
-            skip_lsn=known_lsn(table, "subskiplsn", row["subskiplsn"]),
+            skip_lsn=row["subskiplsn"],
             generation=row["subgeneration"],
             pending_refresh=row["subrefresh"],
         )
@@ -88,13 +89,15 @@ class SubscriptionRows:
         """Read the position of the subscription (0) or of a table.
 
         Raises:
-            TargetError: it is no LSN.
+            TargetError: it holds a value that nothing of ours writes.
         """
         table = self._tables.position
-        row = (await connection.execute(select(table).where(table.c.srsubid == self.oid, table.c.srrelid == relid))).one_or_none()
+        query = select(table).where(table.c.srsubid == self.oid, table.c.srrelid == relid)
+        row = (await connection.execute(query)).mappings().one_or_none()
         if row is None:
             return None
-        return Position(row.slot_name, row.system_identifier, row.timeline, known_lsn(table, "remote_lsn", row.remote_lsn))
+        known_row(table, row)
+        return Position(row["slot_name"], row["system_identifier"], row["timeline"], row["remote_lsn"])
 
     async def slot_names(self, connection: AsyncConnection) -> frozenset[str]:
         """The slots of all its positions."""
@@ -213,5 +216,7 @@ class SubscriptionRows:
         await connection.execute(update(table).where(*row).values(srsubstate=entry.state.value, srsublsn=entry.lsn, srcopy=copy))
 
     def _row(self, row: RowMapping) -> TableRow:
-        entry = known_table_entry(self._tables.pg_subscription_rel, row["srsubstate"], row["srsublsn"])
+        table = self._tables.pg_subscription_rel
+        entry = known_table_entry(table, row["srsubstate"], row["srsublsn"])
+        known_row(table, row)
         return TableRow(row["srrelid"], entry, row["srcopy"])

@@ -22,10 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.catalog import Definition
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.catalog import OPTION_COLUMNS, definition, require_name, row_values
+from subscriber.sinks.sqlalchemy.catalog_types import Unknown
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, insert_subscription
 from subscriber.sinks.sqlalchemy.locks import CATALOG_KEY, LAUNCHER_KEY, Locks, verb_key, writer_key
-from subscriber.sinks.sqlalchemy.tables import CatalogTables
+from subscriber.sinks.sqlalchemy.tables import COUNTERS, CatalogTables
 
 __all__ = ["SqlAlchemyCatalog", "remove_rows"]
 
@@ -73,11 +74,14 @@ class SqlAlchemyCatalog:
         async with self._database.reading() as connection:
             rows = [dict(row) for row in (await connection.execute(select(subscription))).mappings()]
             query = select(position.c.srsubid, position.c.remote_lsn).where(position.c.srrelid == 0)
-            positions = {int(oid): lsn for oid, lsn in await connection.execute(query)}
+            positions = {row.srsubid: row.remote_lsn for row in await connection.execute(query)}
         return [
-            definition(self._tables, row, positions.get(row["oid"]), claimed=await self._locks.held(verb_key(row["oid"])))
+            definition(self._tables, row, positions.get(row["oid"]), claimed=await self._is_claimed(row["oid"]))
             for row in sorted(rows, key=lambda row: str(row["subname"]))
         ]
+
+    async def _is_claimed(self, oid: int | Unknown) -> bool:
+        return not isinstance(oid, Unknown) and await self._locks.held(verb_key(oid))
 
     async def _find(self, name: str) -> Definition:
         for found in await self.subscriptions():
@@ -218,6 +222,20 @@ class SqlAlchemyCatalog:
         stats = self._tables.subscription_stats
         async with self._database.writing() as connection:
             await connection.execute(update(stats).where(stats.c.subid == oid).values(last_error=text, last_error_time=time.time()))
+
+    async def reset_statistics(self, name: str) -> None:
+        """Zeros in ``subscription_stats``.
+
+        Raises:
+            TargetError: it does not exist.
+            TargetUnavailable
+        """
+        oid = (await self._find(name)).oid
+        stats = self._tables.subscription_stats
+        async with self._database.writing() as connection:
+            await connection.execute(
+                update(stats).where(stats.c.subid == oid).values({**dict.fromkeys(COUNTERS, 0), "stats_reset": time.time()})
+            )
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """The publisher's names of those that wait here.

@@ -30,21 +30,17 @@ LSNs are kept as PostgreSQL writes them (``16/B374D848``): the database compares
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, String, Table, Text, TypeDecorator
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.dialects import mysql
 
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.catalog_types import Flag, LsnText, Names, Seconds, Whole
 
-if TYPE_CHECKING:
-    from sqlalchemy import Dialect
-
-__all__ = ["CATALOG_SCHEMA_NAME", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "LsnText", "Names", "Unknown", "catalog_tables"]
+__all__ = ["CATALOG_SCHEMA_NAME", "COUNTERS", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "catalog_tables"]
 
 VERSION: Final = 1
 """Of the catalog. There is no other one yet."""
@@ -64,7 +60,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {
     "mariadb_charset": "utf8mb4",
     "mariadb_collate": "utf8mb4_bin",
 }
-_COUNTERS: Final = (
+COUNTERS: Final = (
     "apply_error_count",
     "sync_error_count",
     "confl_insert_exists",
@@ -75,51 +71,7 @@ _COUNTERS: Final = (
     "confl_delete_missing",
     "confl_multiple_unique_conflicts",
 )
-
-
-class Unknown(str):
-    """What a column holds, and is none of its values: whoever reads it says so, where it is known whose it is."""
-
-    __slots__ = ()
-
-
-class LsnText(TypeDecorator[Lsn | Unknown]):
-    """An LSN as PostgreSQL writes it."""
-
-    impl = String(17)
-    cache_ok = True
-
-    def process_bind_param(self, value: Lsn | Unknown | None, dialect: Dialect) -> str | None:
-        """To the database."""
-        return None if value is None else str(value)
-
-    def process_result_value(self, value: object, dialect: Dialect) -> Lsn | Unknown | None:
-        """From the database."""
-        try:
-            return None if value is None else Lsn.parse(str(value))
-        except ValueError:
-            return Unknown(value)
-
-
-class Names(TypeDecorator[tuple[str, ...] | Unknown]):
-    """Several names, as a JSON array."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: tuple[str, ...] | Unknown | None, dialect: Dialect) -> str | None:
-        """To the database."""
-        return None if value is None else json.dumps(list(value))
-
-    def process_result_value(self, value: object, dialect: Dialect) -> tuple[str, ...] | Unknown | None:
-        """From the database."""
-        if value is None:
-            return None
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(str(value))
-            if isinstance(found, list) and all(isinstance(name, str) for name in found):
-                return tuple(found)
-        return Unknown(value)
+"""Names both of pg_stat_subscription_stats and of ApplyStatistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +132,10 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
             "version",
             Column("version", Integer, primary_key=True, autoincrement=False),
             Column("target_identifier", String(20), nullable=False),
-            Column("next_oid", BigInteger, nullable=False),
+            Column("next_oid", Whole, nullable=False),
         ),
         pg_subscription=table("pg_subscription", *_subscription_columns()),
-        fence=table("fence", *_key("srsubid"), Column("token", BigInteger, nullable=False)),
+        fence=table("fence", *_key("srsubid"), Column("token", Whole, nullable=False)),
         pg_subscription_rel=table(
             "pg_subscription_rel",
             *_key("srsubid", "srrelid"),
@@ -198,7 +150,7 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
             *_key("srsubid", "srrelid"),
             Column("slot_name", String(63), nullable=False),
             Column("system_identifier", String(20), nullable=False),
-            Column("timeline", BigInteger, nullable=False),
+            Column("timeline", Whole, nullable=False),
             Column("remote_lsn", LsnText, nullable=False),
         ),
         prepared_transaction=table(
@@ -207,13 +159,13 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
             Column("gid", Text, nullable=False),
             Column("prepare_lsn", LsnText, nullable=False),
             Column("prepare_end_lsn", LsnText, nullable=False),
-            Column("prepare_time", BigInteger, nullable=False),
+            Column("prepare_time", Whole, nullable=False),
             Column("origin_name", Text),
             Column("origin_lsn", LsnText),
-            Column("prefixed", Boolean, nullable=False),
-            Column("changes", BigInteger, nullable=False),
-            Column("size", BigInteger, nullable=False),
-            Column("complete", Boolean, nullable=False),
+            Column("prefixed", Flag, nullable=False),
+            Column("changes", Whole, nullable=False),
+            Column("size", Whole, nullable=False),
+            Column("complete", Flag, nullable=False),
         ),
         prepared_transaction_chunk=table(
             "prepared_transaction_chunk",
@@ -224,39 +176,39 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
         subscription_stats=table(
             "subscription_stats",
             *_key("subid"),
-            *(Column(name, BigInteger, nullable=False, default=0) for name in _COUNTERS),
-            Column("stats_reset", Double),
+            *(Column(name, Whole, nullable=False, default=0) for name in COUNTERS),
+            Column("stats_reset", Seconds),
             Column("last_error", Text),
-            Column("last_error_time", Double),
+            Column("last_error_time", Seconds),
         ),
     )
 
 
 def _key(*names: str) -> tuple[Column[Any], ...]:
-    return tuple(Column(name, BigInteger, primary_key=True, autoincrement=False) for name in names)
+    return tuple(Column(name, Whole, primary_key=True, autoincrement=False) for name in names)
 
 
 def _subscription_columns() -> tuple[Column[Any], ...]:
     return (
         *_key("oid"),
         Column("subname", String(63), nullable=False, unique=True),
-        Column("subenabled", Boolean, nullable=False, default=True),
+        Column("subenabled", Flag, nullable=False, default=True),
         Column("subslotname", String(63)),
         Column("subpublications", Names, nullable=False, default=()),
         Column("subtwophasestate", String(1), nullable=False, default="d"),
         Column("subskiplsn", LsnText, nullable=False, default=Lsn(0)),
-        Column("subbinary", Boolean, nullable=False, default=False),
+        Column("subbinary", Flag, nullable=False, default=False),
         Column("substream", String(1), nullable=False, default="p"),
-        Column("subdisableonerr", Boolean, nullable=False, default=False),
-        Column("subpasswordrequired", Boolean, nullable=False, default=False),
-        Column("subrunasowner", Boolean, nullable=False, default=False),
-        Column("subfailover", Boolean, nullable=False, default=False),
+        Column("subdisableonerr", Flag, nullable=False, default=False),
+        Column("subpasswordrequired", Flag, nullable=False, default=False),
+        Column("subrunasowner", Flag, nullable=False, default=False),
+        Column("subfailover", Flag, nullable=False, default=False),
         Column("subconninfo", Text),
         Column("subsynccommit", String(20), nullable=False, default="off"),
         Column("suborigin", String(20), nullable=False, default="any"),
-        Column("submade", Boolean, nullable=False, default=True),
-        Column("subgeneration", BigInteger, nullable=False, default=0),
-        Column("subrefresh", Boolean),
+        Column("submade", Flag, nullable=False, default=True),
+        Column("subgeneration", Whole, nullable=False, default=0),
+        Column("subrefresh", Flag),
     )
 
 
@@ -264,20 +216,20 @@ def _worker_columns() -> tuple[Column[Any], ...]:
     return (
         *_key("subid", "relid"),
         Column("worker_type", String(40), nullable=False),
-        Column("pid", BigInteger),
+        Column("pid", Whole),
         Column("host", Text),
-        Column("reported", Double),
+        Column("reported", Seconds),
         Column("received_lsn", LsnText),
         Column("applied_lsn", LsnText),
         Column("flushed_lsn", LsnText),
-        Column("last_msg_send_time", Double),
-        Column("last_msg_receipt_time", Double),
+        Column("last_msg_send_time", Seconds),
+        Column("last_msg_receipt_time", Seconds),
         Column("latest_end_lsn", LsnText),
-        Column("latest_end_time", Double),
-        Column("transactions", BigInteger),
-        Column("changes", BigInteger),
-        Column("transactions_per_second", Double),
-        Column("changes_per_second", Double),
-        Column("copied_rows", BigInteger),
-        Column("estimated_rows", BigInteger),
+        Column("latest_end_time", Seconds),
+        Column("transactions", Whole),
+        Column("changes", Whole),
+        Column("transactions_per_second", Seconds),
+        Column("changes_per_second", Seconds),
+        Column("copied_rows", Whole),
+        Column("estimated_rows", Whole),
     )

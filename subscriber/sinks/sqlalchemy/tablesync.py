@@ -31,7 +31,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -43,7 +43,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.apply import Applier, Owner
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.engine import Database, Session
-from subscriber.sinks.sqlalchemy.errors import passing_values, translated
+from subscriber.sinks.sqlalchemy.errors import ChangeRefused, passing_values, translated
 from subscriber.sinks.sqlalchemy.fencing import Fence
 from subscriber.sinks.sqlalchemy.reflection import reflect
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, schema_change
@@ -52,6 +52,7 @@ from subscriber.sinks.sqlalchemy.schema import add_columns
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.state import SubscriptionRows, TableRow
 from subscriber.sinks.sqlalchemy.statements import Statement, insert_row
+from subscriber.sinks.sqlalchemy.suspects import suspect
 from subscriber.sinks.tally import Tally
 from subscriber.types import copy_decoder
 
@@ -238,17 +239,17 @@ class SqlAlchemyTableSink:
             statement = insert_row(target, connection.dialect, into=into)
         binder = RowBinder(target.columns)
         decoder = copy_decoder(len(described.columns), binary=binary)
-        waiting: list[Any] = []
+        waiting: list[Sequence[object]] = []
         size = 0
         async for chunk in data:
-            waiting += [statement.pick(binder.fields(fields, binary=binary)) for fields in decoder.feed(chunk)]
+            waiting += [binder.fields(fields, binary=binary) for fields in decoder.feed(chunk)]
             size += len(chunk)
             if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
-                await self._store(statement, waiting)
+                await self._store(statement, target, waiting)
                 waiting, size = [], 0
         decoder.finish()
         if waiting:
-            await self._store(statement, waiting)
+            await self._store(statement, target, waiting)
 
     async def _target(self, connection: AsyncConnection, described: PublishedTable) -> TargetTable:
         target = await load_target_table(connection, described, described)
@@ -256,10 +257,15 @@ class SqlAlchemyTableSink:
             target.require_complete()
         return target
 
-    async def _store(self, statement: Statement, rows: list[Any]) -> None:
+    async def _store(self, statement: Statement, target: TargetTable, rows: list[Sequence[object]]) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, _):
-            with translated(), passing_values():
-                await connection.exec_driver_sql(statement.sql, rows)
+            try:
+                with translated(), passing_values():
+                    await connection.exec_driver_sql(statement.sql, [statement.pick(row) for row in rows])
+            except ChangeRefused as error:
+                if error.of_some_column:
+                    error.column = suspect(target.columns, rows, error.sqlstate)
+                raise
 
     async def finish_copy(self, position: Position) -> None:
         """Make the copied rows count. See :meth:`subscriber.abc.TableSink.finish_copy`.

@@ -32,7 +32,7 @@ or passed over by the LSN of COMMIT PREPARED.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
 from typing import Any, Final
@@ -49,6 +49,7 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.sinks.sqlalchemy.apply import Applier, Finish
 from subscriber.sinks.sqlalchemy.engine import Session
 from subscriber.sinks.sqlalchemy.fencing import Fence
+from subscriber.sinks.sqlalchemy.integrity import known_row
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -92,7 +93,7 @@ class TwoPhase:
         transaction, relations = prepared.transaction, self._applier.relations
         async with self._session.snapshot() as connection:
             header = await self._header(connection, transaction.xid)
-        if header is not None and (header.gid, header.prepare_end_lsn) == (prepared.gid, transaction.end_lsn):
+        if header is not None and (header["gid"], header["prepare_end_lsn"]) == (prepared.gid, transaction.end_lsn):
             await self._applier.move(transaction.end_lsn, finish)
             await self._applier.skip(transaction)
             return
@@ -156,10 +157,11 @@ class TwoPhase:
         for row in rows:
             await connection.execute(insert(self._tables.prepared_transaction_chunk).values(row))
 
-    async def _header(self, connection: AsyncConnection, xid: int) -> Any:
+    async def _header(self, connection: AsyncConnection, xid: int) -> Mapping[str, Any] | None:
         table = self._tables.prepared_transaction
         query = select(table).where(table.c.srsubid == self._oid, table.c.xid == xid, table.c.complete)
-        return (await connection.execute(query)).one_or_none()
+        row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else known_row(table, row)
 
     async def _remove(self, connection: AsyncConnection, xid: int) -> None:
         for table in (self._tables.prepared_transaction_chunk, self._tables.prepared_transaction):
@@ -185,7 +187,7 @@ class TwoPhase:
             else:
                 self._applier.settled()
             return
-        if header is None or header.gid != message.gid:
+        if header is None or header["gid"] != message.gid:
             raise DataLossError(
                 f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
                 hint="somebody removed it, or the target was restored: copy its tables again",
@@ -195,10 +197,10 @@ class TwoPhase:
             final_lsn=message.commit_lsn,
             end_lsn=message.end_lsn,
             commit_time=message.commit_time,
-            prefixed=header.prefixed,
+            prefixed=header["prefixed"],
             records=[],
-            spilled=header.changes,
-            size=header.size,
+            spilled=header["changes"],
+            size=header["size"],
         )
         transaction.spool = _Kept(self._session, self._tables, self._oid, message.xid)
         try:
@@ -229,7 +231,7 @@ class TwoPhase:
 
         async def remove(connection: AsyncConnection) -> None:
             # without a complete row these are the leftovers of a PREPARE that was interrupted
-            if header is None or header.gid == message.gid:
+            if header is None or header["gid"] == message.gid:
                 await self._remove(connection, message.xid)
             if finish is not None:
                 await finish(connection)

@@ -12,16 +12,29 @@ Write a :class:`ComplianceTarget` for yours: it makes a sink, makes tables, and 
 Sinks differ by what they declare (:class:`subscriber.abc.Capabilities`) and by nothing else: no scenario asks which one it is.
 """
 
-from subscriber.testing.compliance import batches, changes, copying, failures, parallel, positions, tables, twophase, types, writers
+from subscriber.testing.compliance import (
+    batches,
+    changes,
+    copying,
+    failures,
+    identities,
+    parallel,
+    positions,
+    settings,
+    tables,
+    twophase,
+    types,
+    writers,
+)
 from subscriber.testing.compliance.registry import Scenario
-from subscriber.testing.compliance.target import ComplianceTarget, Row
+from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget
 from subscriber.testing.compliance.values import ColumnDefinition, Table, TypeName
 
-__all__ = ["SCENARIOS", "ColumnDefinition", "ComplianceTarget", "Row", "Scenario", "Table", "TypeName"]
+__all__ = ["SCENARIOS", "ColumnDefinition", "ComplianceTarget", "Row", "Scenario", "SettableTarget", "Table", "TypeName"]
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
     scenario
-    for topic in (changes, batches, positions, failures, writers, tables, copying, twophase, parallel, types)
+    for topic in (changes, identities, batches, positions, failures, writers, tables, settings, copying, twophase, parallel, types)
     for scenario in topic.scenarios.found
 )
 """All of them."""

@@ -112,20 +112,6 @@ async def missing_column(feed: Feed) -> None:
 
 
 @scenarios
-async def no_identity(feed: Feed) -> None:
-    """Rows without identity can be inserted, and neither updated nor deleted."""
-    t = Table("t", "*id int4", "code")
-    anonymous = Table("t", "id int4", "code")
-    await feed.create(t)
-    await feed.apply(anonymous.relation, anonymous.insert(1, "a"))
-    for change in (anonymous.update(1, "b"), anonymous.delete(None, None)):
-        with refused(RelationError, "an update or delete of a row without identity") as caught:
-            await feed.apply(change)
-        demand("public.t" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
-    await feed.expect(t, (1, "a"))
-
-
-@scenarios
 async def a_value_that_is_none(feed: Feed) -> None:
     """A text that is not of the column's type."""
     t = Table("t", "*id int4", "n int4")

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
 from subscriber.abc import Batch, Position, SubscriptionState, TableEntry, TableName, TableState
+from subscriber.config import Settings
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
 from subscriber.testing.compliance.checking import equal
-from subscriber.testing.compliance.target import ComplianceTarget, Row
+from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget
 from subscriber.testing.compliance.values import SQL_NAMES, Table
 from subscriber.testing.values import normalizer
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -82,6 +83,13 @@ class Feed:
         """As a new process would: another sink reads what is stored."""
         await self.close()
         self.sink = self.target.new_sink()
+        await self.open()
+
+    async def reopen_with(self, settings: Settings) -> None:
+        """As a new process with other settings would."""
+        assert isinstance(self.target, SettableTarget), "the target of such a sink has new_sink_with()"
+        await self.close()
+        self.sink = self.target.new_sink_with(settings)
         await self.open()
 
     async def position(self) -> Lsn:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from subscriber.abc import Sink
+from subscriber.config import Settings
 from subscriber.testing.compliance.values import Table
 
-__all__ = ["ComplianceTarget", "Row"]
+__all__ = ["ComplianceTarget", "Row", "SettableTarget"]
 
 Row = tuple[object, ...]
 """Values in the order of the table's columns: PostgreSQL's text of each, or what the target's driver gives for it; None is NULL."""
@@ -25,7 +26,7 @@ class ComplianceTarget(Protocol):
         ...
 
     async def create_table(self, table: Table) -> None:
-        """Make the table, all its columns, with its primary key. A column that only the target has takes its default."""
+        """Make the table: its columns, primary key and unique constraint. A column that only the target has takes its default."""
         ...
 
     async def rows(self, table: Table) -> list[Row]:
@@ -38,4 +39,13 @@ class ComplianceTarget(Protocol):
 
     async def clear(self, table: Table) -> None:
         """Delete all rows of the table, as somebody else would."""
+        ...
+
+
+@runtime_checkable
+class SettableTarget(ComplianceTarget, Protocol):
+    """One whose sink declares ``creates_tables``, ``follows_columns`` or ``upserts``."""
+
+    def new_sink_with(self, settings: Settings) -> Sink:
+        """As :meth:`new_sink`, with these settings."""
         ...

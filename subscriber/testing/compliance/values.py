@@ -53,6 +53,8 @@ SQL_NAMES: Final[dict[TypeName, str]] = {
 }
 """What ``format_type`` calls them, where that is something else."""
 
+_FLAGS: Final = "*!^+"
+
 UNSENT: Final = object()
 """A value that was not sent: an unchanged TOASTed one."""
 
@@ -72,6 +74,7 @@ class ColumnDefinition:
         not_null: has the constraint; columns of the key always have it.
         default: an integer or text that the target puts where none is given, or None.
         local: only the target has it.
+        unique: of a unique constraint of the target, over all such columns.
     """
 
     name: str
@@ -80,6 +83,7 @@ class ColumnDefinition:
     not_null: bool = False
     default: str | None = None
     local: bool = False
+    unique: bool = False
 
 
 class Table:
@@ -88,24 +92,31 @@ class Table:
     Args:
         name: unqualified; the schema is ``public``.
         columns: each ``name`` or ``name type``, text without. A ``*`` before the name puts it into the key, a ``!`` makes it NOT NULL, a
-            ``+`` says that only the target has it, and ``=…`` behind the type is its default.
+            ``^`` puts it into the target's unique constraint, a ``+`` says that only the target has it, and ``=…`` behind the type is its
+            default.
         full: REPLICA IDENTITY FULL.
+        nothing: REPLICA IDENTITY NOTHING.
         relation_id: at the publisher; any number.
     """
 
-    def __init__(self, name: str, *columns: str, full: bool = False, relation_id: int = 4711, namespace: str = "public") -> None:
+    def __init__(
+        self, name: str, *columns: str, full: bool = False, nothing: bool = False, relation_id: int = 4711, namespace: str = "public"
+    ) -> None:
         self.name = TableName(namespace, name)
         self.relation_id = relation_id
         self.full = full
+        self._identity: ReplicaIdentity = "f" if full else "n" if nothing else "d"
         self.columns = tuple(map(_column, columns))
         self.sent = tuple(column for column in self.columns if not column.local)
 
     @property
     def relation(self) -> Relation:
         """As the publisher describes it."""
-        identity: ReplicaIdentity = "f" if self.full else "d"
-        columns = tuple(Column(column.name, TYPE_OIDS[column.type], -1, key=self.full or column.key) for column in self.sent)
-        return Relation(self.relation_id, self.name.namespace, self.name.name, identity, columns)
+        columns = tuple(Column(column.name, TYPE_OIDS[column.type], -1, key=self._identifies(column)) for column in self.sent)
+        return Relation(self.relation_id, self.name.namespace, self.name.name, self._identity, columns)
+
+    def _identifies(self, column: ColumnDefinition) -> bool:
+        return self.full or (column.key and self._identity == "d")
 
     @property
     def published(self) -> PublishedTable:
@@ -115,9 +126,10 @@ class Table:
             relation_id=self.relation_id,
             kind="r",
             columns=tuple(column.name for column in self.sent),
-            key_columns=tuple(column.name for column in self.sent if self.full or column.key),
-            replica_identity="f" if self.full else "d",
+            key_columns=tuple(column.name for column in self.sent if self._identifies(column)),
+            replica_identity=self._identity,
             column_types=tuple(TYPE_OIDS[column.type] for column in self.sent),
+            not_null=frozenset(column.name for column in self.sent if column.not_null),
         )
 
     def insert(self, *values: object) -> Insert:
@@ -140,14 +152,15 @@ def _column(text: str) -> ColumnDefinition:
     name, _, type_name = text.rpartition(" ")
     if type_name not in TYPE_OIDS:
         name, type_name = text, "text"
-    flags = name[: len(name) - len(name.lstrip("*!+"))]
+    flags = name[: len(name) - len(name.lstrip(_FLAGS))]
     return ColumnDefinition(
-        name.lstrip("*!+"),
+        name.lstrip(_FLAGS),
         cast("TypeName", type_name),
         key="*" in flags,
         not_null="*" in flags or "!" in flags,
         default=default or None,
         local="+" in flags,
+        unique="^" in flags,
     )
 
 

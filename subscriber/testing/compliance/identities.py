@@ -1,0 +1,80 @@
+"""What identifies a row at the publisher, and what of it the target can use. Rows without identity are inserted, and nothing else."""
+
+from __future__ import annotations
+
+from subscriber.errors import RelationError
+from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.feed import Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import Table
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("identities")
+
+_PREREQUISITE = "55000"
+
+
+async def _cannot_be_changed(feed: Feed, t: Table) -> None:
+    """Rows go in; an update or delete is refused, and nothing of its transaction stays. Once it is described otherwise, it goes on."""
+    done = await feed.apply(t.relation, t.insert(1, "a"))
+    for change in (t.update(1, "b"), t.delete(None, None)):
+        with refused(RelationError, "an update or delete of a row without identity", sqlstate=_PREREQUISITE) as caught:
+            await feed.apply(t.insert(2, "b"), change)
+        demand("public.t" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
+        await feed.expect(t, (1, "a"))
+    equal(await feed.position(), done.end_lsn, "the stored position")
+    whole = Table("t", "id int4", "code", full=True)
+    await feed.describe(whole)
+    await feed.apply(whole.relation, whole.insert(2, "b"), whole.update(3, "c", old=(2, "b")), whole.delete(1, "a"))
+    await feed.expect(t, (3, "c"))
+
+
+@scenarios
+async def no_key(feed: Feed) -> None:
+    """A table without a key at the publisher, which the target has given one."""
+    await feed.create(Table("t", "*id int4", "code"))
+    t = Table("t", "id int4", "code")
+    await feed.describe(t)
+    await _cannot_be_changed(feed, t)
+
+
+@scenarios
+async def no_key_anywhere(feed: Feed) -> None:
+    """A table without a key on both sides."""
+    t = Table("t", "id int4", "code")
+    await feed.create(t)
+    await _cannot_be_changed(feed, t)
+
+
+@scenarios
+async def nothing(feed: Feed) -> None:
+    """REPLICA IDENTITY NOTHING: the key that both sides have is not sent."""
+    t = Table("t", "*id int4", "code", nothing=True)
+    await feed.create(t)
+    await _cannot_be_changed(feed, t)
+
+
+@scenarios
+async def only_of_other_columns(feed: Feed) -> None:
+    """The publisher's identity is not the target's key."""
+    await feed.create(Table("t", "*id int4", "code"))
+    t = Table("t", "id int4", "*code")
+    await feed.describe(t)
+    await feed.apply(t.relation, t.insert(1, "a"))
+    with refused(RelationError, "an update whose old row has not the target's key", sqlstate=_PREREQUISITE) as caught:
+        await feed.apply(t.update(2, "b", old=(None, "a")))
+    demand("public.t" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
+    await feed.expect(t, (1, "a"))
+
+
+@scenarios.needing("any_key")
+async def another_unique_key(feed: Feed) -> None:
+    """The publisher's identity holds no primary key of the target, but another unique one."""
+    made = Table("t", "*id int4", "^!code int4", "v")
+    await feed.create(made)
+    t = Table("t", "id int4", "*code int4", "v")
+    await feed.describe(t)
+    await feed.apply(t.relation, t.insert(1, 10, "a"), t.insert(2, 20, "b"))
+    await feed.apply(t.update(3, 10, "c"), t.update(2, 21, "d", old=(None, 20, None)), t.delete(None, 10, None))
+    await feed.expect(t, (2, 21, "d"))

@@ -1,0 +1,252 @@
+"""What a user may set: tables that are made, columns that were added on the publisher, rows that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableSink, TableState
+from subscriber.config import Settings
+from subscriber.errors import ApplyError, RelationError
+from subscriber.protocol.lsn import Lsn
+from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.feed import START, SYSTEM, Feed
+from subscriber.testing.compliance.registry import Scenarios
+from subscriber.testing.compliance.values import UNSENT, Table
+
+__all__ = ["scenarios"]
+
+scenarios = Scenarios("settings")
+
+_AT = Position("a_sync_slot", SYSTEM, 1, Lsn(START + 0x10))
+_NARROW = Table("t", "*id int4", "v")
+_WIDE = Table("t", "*id int4", "v", "more", "n int4")
+
+
+async def _lines(*rows: Sequence[object]) -> AsyncIterator[bytes]:
+    """Rows in COPY's text format."""
+    for row in rows:
+        yield "\t".join("\\N" if value is None else str(value) for value in row).encode() + b"\n"
+
+
+async def _copying(feed: Feed, table: Table) -> TableSink:
+    """The synchronization of a table that the target has, about to copy."""
+    await feed.describe(table)
+    await feed.sink.add_table(table.name, TableEntry(TableState.INIT))
+    sink = feed.sink.open_table(table.name)
+    await sink.begin()
+    await sink.start_copy()
+    await sink.describe(table.published)
+    return sink
+
+
+async def _copied(feed: Feed, table: Table, *rows: Sequence[object]) -> None:
+    sink = await _copying(feed, table)
+    await sink.copy([column.name for column in table.sent], CopyFormat.TEXT, _lines(*rows))
+    await sink.finish_copy(_AT)
+    await sink.close()
+
+
+# --- tables
+
+
+@scenarios.needing("creates_tables")
+async def tables_are_created(feed: Feed) -> None:
+    """A table that is missing is made as it is published: columns, key, NOT NULL. One that is there stays as it is."""
+    t, there = Table("t", "*id int4", "!v", "n int4", relation_id=1), Table("there", "*id int4", "v", "+mine int4=7", relation_id=2)
+    await feed.target.create_table(there)
+    await feed.reopen_with(Settings(create_tables=True))
+    await feed.describe(t, there)
+    for table in (t, there):
+        await feed.sink.add_table(table.name, TableEntry(TableState.READY))
+    done = await feed.apply(t.relation, there.relation, t.insert(1, "a", None), t.insert(2, "b", 5), there.insert(1, "x"))
+    for change, sqlstate in ((t.insert(1, "b", 1), "23505"), (t.insert(3, None, 1), "23502")):
+        with refused(ApplyError, "a row that a table made from the publication refuses", sqlstate=sqlstate):
+            await feed.apply(change)
+    equal(await feed.position(), done.end_lsn, "the stored position")
+    await feed.apply(t.relation, t.update(1, "c", 9), t.delete(2, None, None))
+    await feed.expect(t, (1, "c", 9))
+    await feed.expect(there, (1, "x", 7))
+    await feed.describe(t, there)
+    await feed.expect(t, (1, "c", 9))
+
+
+@scenarios.needing("creates_tables")
+async def tables_without_a_key_are_created(feed: Feed) -> None:
+    """REPLICA IDENTITY FULL, and no key: a row may be there twice."""
+    f = Table("f", "a int4", "b", full=True)
+    await feed.reopen_with(Settings(create_tables=True))
+    await feed.describe(f)
+    await feed.sink.add_table(f.name, TableEntry(TableState.READY))
+    await feed.apply(f.relation, f.insert(1, "x"), f.insert(1, "x"), f.insert(None, None))
+    await feed.apply(f.update(2, "y", old=(1, "x")), f.delete(None, None))
+    await feed.expect(f, (1, "x"), (2, "y"))
+
+
+@scenarios.needing("creates_tables")
+async def tables_are_not_created(feed: Feed) -> None:
+    """Nor is anything, unless it was said."""
+    await feed.reopen_with(Settings(create_tables=False))
+    await feed.describe(_NARROW)
+    with refused(RelationError, "adding a table that does not exist"):
+        await feed.sink.add_table(_NARROW.name, TableEntry(TableState.INIT))
+    equal(await feed.sink.tables(), {}, "the subscription's tables")
+
+
+# --- columns
+
+
+@scenarios.needing("follows_columns")
+async def a_new_column_is_an_error(feed: Feed) -> None:
+    """Unless something else was said; then it goes on where it stopped."""
+    await feed.reopen_with(Settings(create_tables=False))
+    await feed.create(_NARROW)
+    done = await feed.apply(_NARROW.relation, _NARROW.insert(1, "a"))
+    made = feed.transaction(_WIDE.relation, _WIDE.insert(2, "b", "c", 3))
+    with refused(RelationError, "a row with columns that the target has not") as caught:
+        await feed.give(made)
+    text = caught.error.one_line()
+    demand("public.t" in text and '"more"' in text and '"n"' in text, f"the error names neither relation nor columns: {text}")
+    equal(await feed.position(), done.end_lsn, "the stored position")
+    await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
+    await feed.give(made)
+    await feed.expect(_WIDE, (1, "a", None, None), (2, "b", "c", 3))
+
+
+@scenarios.needing("follows_columns")
+async def new_columns_are_added(feed: Feed) -> None:
+    """In the middle of a transaction, behind changes of the table as it was; what was there has NULL."""
+    await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
+    await feed.create(_NARROW)
+    await feed.apply(
+        _NARROW.relation,
+        _NARROW.insert(1, "a"),
+        _NARROW.insert(2, "b"),
+        _WIDE.relation,
+        _WIDE.insert(3, "c", "d", 4),
+        _WIDE.update(1, "e", "f", 5),
+    )
+    await feed.apply(_WIDE.update(2, UNSENT, "g", None), _WIDE.delete(3, None, None, None))
+    await feed.expect(_WIDE, (1, "e", "f", 5), (2, "b", "g", None))
+    equal(feed.sink.statistics.transactions, 2, "transactions counted")
+
+
+@scenarios.needing("follows_columns")
+async def new_columns_are_added_for_a_copy(feed: Feed) -> None:
+    """The initial copy asks the same."""
+    await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
+    await feed.target.create_table(_NARROW)
+    await _copied(feed, _WIDE, (1, "a", "b", 2), (2, None, None, None))
+    await feed.expect(_WIDE, (1, "a", "b", 2), (2, None, None, None))
+
+
+@scenarios.needing("follows_columns")
+async def new_columns_are_ignored(feed: Feed) -> None:
+    """Rows come without them; the table stays as it is."""
+    await feed.reopen_with(Settings(create_tables=False, schema_change="ignore"))
+    await feed.target.create_table(_NARROW)
+    await _copied(feed, _WIDE, (1, "a", "b", 2), (2, None, None, None))
+    await feed.take_over(_WIDE)
+    await feed.apply(_WIDE.relation, _WIDE.insert(3, "c", "d", 4), _WIDE.update(1, "e", "f", 5), _WIDE.delete(2, None, None, None))
+    await feed.expect(_NARROW, (1, "e"), (3, "c"))
+
+
+@scenarios.needing("follows_columns")
+async def somebody_is_asked_about_new_columns(feed: Feed) -> None:
+    """A function decides, table by table."""
+    asked: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def decide(schema: str, table: str, columns: tuple[str, ...]) -> Literal["error", "add", "ignore"]:
+        asked.append((schema, table, columns))
+        return "add" if table == "t" else "ignore" if table == "u" else "error"
+
+    narrow = [Table(name, "*id int4", "v", relation_id=number) for number, name in enumerate("tuv", 1)]
+    wide = [Table(name, "*id int4", "v", "more", "n int4", relation_id=number) for number, name in enumerate("tuv", 1)]
+    await feed.reopen_with(Settings(create_tables=False, schema_change=decide))
+    await feed.create(*narrow)
+    done = await feed.apply(*(table.relation for table in wide), wide[0].insert(1, "a", "b", 2), wide[1].insert(1, "a", "b", 2))
+    with refused(RelationError, "a column that the function does not want") as caught:
+        await feed.apply(wide[2].insert(1, "a", "b", 2))
+    demand("public.v" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
+    equal(set(asked), {("public", name, ("more", "n")) for name in "tuv"}, "what the function was asked")
+    equal(await feed.position(), done.end_lsn, "the stored position")
+    await feed.expect(wide[0], (1, "a", "b", 2))
+    await feed.expect(narrow[1], (1, "a"))
+    await feed.expect(narrow[2])
+
+
+# --- rows that are there
+
+
+async def _upserting(feed: Feed, *tables: Table) -> None:
+    await feed.reopen_with(Settings(create_tables=False, insert_conflict="upsert"))
+    await feed.create(*tables)
+
+
+@scenarios.needing("upserts")
+async def a_row_that_is_there_is_overwritten(feed: Feed) -> None:
+    """By an INSERT of its key; what only the target has stays. It is no conflict."""
+    t = Table("t", "*id int4", "v", "+mine int4=7")
+    await _upserting(feed, t)
+    await feed.target.insert(t, [("1", "was there", "100"), ("2", "was there", "200")])
+    sent = Table("t", "*id int4", "v")
+    await feed.apply(sent.relation, sent.insert(1, "a"), sent.insert(3, None))
+    await feed.expect(t, (1, "a", 100), (2, "was there", 200), (3, None, 7))
+    counted = feed.sink.statistics
+    equal((counted.inserts, counted.confl_insert_exists), (2, 0), "inserts and conflicts counted")
+
+
+@scenarios.needing("upserts")
+async def overwritten_in_order(feed: Feed) -> None:
+    """Among updates and deletes of the same row, in one batch and in several transactions."""
+    t = Table("t", "*id int4", "v")
+    await _upserting(feed, t)
+    await feed.target.insert(t, [("1", "was there"), ("2", "was there"), ("3", "was there")])
+    await feed.give(
+        feed.transaction(t.relation, t.insert(1, "a"), t.update(1, "b"), t.delete(2, None), t.insert(2, "c")),
+        feed.transaction(t.insert(3, "d"), t.delete(3, None), t.insert(4, "e"), t.insert(4, "f"), t.update(5, "g", old=(1, None))),
+    )
+    await feed.expect(t, (2, "c"), (4, "f"), (5, "g"))
+
+
+@scenarios.needing("upserts")
+async def overwritten_with_nothing_but_a_key(feed: Feed) -> None:
+    """Nothing changes, and nothing is refused."""
+    t = Table("t", "*a int4", "*b int4")
+    await _upserting(feed, t)
+    await feed.target.insert(t, [("1", "1")])
+    await feed.apply(t.relation, t.insert(1, 1), t.insert(1, 2), t.insert(1, 2))
+    await feed.expect(t, (1, 1), (1, 2))
+
+
+@scenarios.needing("upserts")
+async def overwriting_is_refused_nevertheless(feed: Feed) -> None:
+    """NULL where the target does not take it: nothing of the transaction stays."""
+    t = Table("t", "*id int4", "!v")
+    await _upserting(feed, t)
+    await feed.target.insert(t, [("1", "was there")])
+    with refused(ApplyError, "NULL in a column that is NOT NULL", sqlstate="23502"):
+        await feed.apply(t.relation, t.insert(2, "a"), t.insert(1, None))
+    await feed.expect(t, (1, "was there"))
+    equal(await feed.position(), START, "the stored position")
+
+
+@scenarios.needing("upserts")
+async def overwritten_by_a_copy(feed: Feed) -> None:
+    """The initial copy, too; and one that did not finish leaves the rows as they were."""
+    t = _NARROW
+    await feed.reopen_with(Settings(create_tables=False, insert_conflict="upsert"))
+    await feed.target.create_table(t)
+    await feed.target.insert(t, [("1", "was there"), ("1000", "was there")])
+    sink = await _copying(feed, t)
+    await sink.copy(["id", "v"], CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
+    await sink.close()
+    sink = feed.sink.open_table(TableName("public", "t"))
+    equal(await sink.begin(), TableEntry(TableState.INIT), "the state after a copy that did not finish")
+    await feed.expect(t, (1, "was there"), (1000, "was there"))
+    await sink.start_copy()
+    await sink.describe(t.published)
+    await sink.copy(["id", "v"], CopyFormat.TEXT, _lines((1, "b"), (2, "b")))
+    await sink.finish_copy(_AT)
+    await sink.close()
+    await feed.expect(t, (1, "b"), (2, "b"), (1000, "was there"))
