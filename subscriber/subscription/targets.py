@@ -19,7 +19,7 @@ from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ApplyOptions", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
+__all__ = ["ApplyOptions", "is_lake", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
@@ -60,7 +60,7 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
         ConfigurationError: no sink serves this kind of URL, its driver is not installed, the text is neither URL nor conninfo, or a
             setting means nothing for this kind of target.
     """
-    if _is_lake(target):
+    if is_lake(target):
         with _lake():
             from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
         return SparkSink(target, options=options, settings=settings)
@@ -133,13 +133,14 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
     )
 
 
-def _is_lake(target: str) -> bool:
+def is_lake(target: str) -> bool:
+    """Whether a target's text is a URL of a lake."""
     scheme = _SCHEME.match(target)
     return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
 
 
 def _require_catalog(target: str) -> None:
-    if _is_lake(target):
+    if is_lake(target):
         raise ConfigurationError(
             "a lake has no catalog of subscriptions: each is one subscription's",
             hint="use subscriber run --target spark:///path with the subscription's parameters",
@@ -149,7 +150,7 @@ def _require_catalog(target: str) -> None:
 def uses_sqlalchemy(target: str) -> bool:
     """Whether a target's text is a URL for SQLAlchemy; else it means PostgreSQL's own sink."""
     scheme = _SCHEME.match(target)
-    return scheme is not None and scheme[1].lower() not in _POSTGRES and not _is_lake(target)
+    return scheme is not None and scheme[1].lower() not in _POSTGRES and not is_lake(target)
 
 
 def _require_postgres_settings(settings: Settings) -> None:

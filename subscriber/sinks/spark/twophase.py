@@ -33,6 +33,7 @@ from subscriber.transaction.model import Transaction
 
 __all__ = ["PreparedFiles"]
 
+_DIRECTORY: Final = "prepared"
 _DOCUMENT: Final = "prepared.json"
 _EPOCH_OFFSET: Final = 946_684_800_000_000
 
@@ -45,11 +46,17 @@ class PreparedFiles:
 
     def directory(self, xid: int, gid: str) -> str:
         """Where one lies."""
-        return f"prepared/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+        return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:
         """Whether it is prepared."""
         return read_document(self._storage, f"{self.directory(xid, gid)}/{_DOCUMENT}") is not None
+
+    def xids(self) -> frozenset[int]:
+        """The publisher's transaction ids of all that are prepared."""
+        directories = [f"{_DIRECTORY}/{name}" for name in self._storage.entries(_DIRECTORY)]
+        documents = [read_document(self._storage, f"{directory}/{_DOCUMENT}") for directory in directories]
+        return frozenset(int(document["xid"]) for document in documents if document is not None)
 
     def begin(self, xid: int, gid: str) -> OpenBatch:
         """Begin to prepare one; what an earlier attempt left is removed."""
