@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
+from subscriber.sinks.spark.copyjobs import SparkCopyRunner
 from subscriber.sinks.spark.engines import Engine, LocalEngine
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.rewrite import RewriteEngine
@@ -36,12 +38,14 @@ def apply_lake(
     storage = Storage.open(location)
     applier_settings = ApplierSettings(target_rows=target_rows)
     if engine == "local":
-        apply_forever(Applier(storage, LocalEngine(storage), applier_settings), stop, _tell, once=once)
+        with Copier(storage, LocalCopyRunner(storage), target_rows).running():
+            apply_forever(Applier(storage, LocalEngine(storage), applier_settings), stop, _tell, once=once)
         return
     spark = spark_session(master, conf, packages=packages)
     try:
         doing: Engine = RewriteEngine(spark, location)
-        apply_forever(Applier(storage, doing, applier_settings), stop, _tell, once=once)
+        with Copier(storage, SparkCopyRunner(spark, location), target_rows).running():
+            apply_forever(Applier(storage, doing, applier_settings), stop, _tell, once=once)
     finally:
         spark.stop()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +24,8 @@ _CONF: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
     "spark.sql.shuffle.partitions": "8",
+    # copies of tables, in a pool of their own, do not keep rounds waiting
+    "spark.scheduler.mode": "FAIR",
 }
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -52,7 +56,7 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         ) from error
     found = SparkSession.getActiveSession()
     if found is None:
-        home = find_java(Path(tempfile.gettempdir()) / f"subscriber-java-{os.getuid()}")
+        home = find_java(_private_directory)
         if home is not None:
             os.environ["JAVA_HOME"] = home
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -72,3 +76,10 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
     if packages is not None:
         found.sparkContext.addPyFile(packages)
     return found
+
+
+def _private_directory() -> Path:
+    """Of this process alone, and gone with it: Java is started by what lies there."""
+    directory = Path(tempfile.mkdtemp(prefix="subscriber-java-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
