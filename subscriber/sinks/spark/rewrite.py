@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.sinks.spark.engines import UnitEngine
 from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.merge import NewFile, Unit, merge_unit
+from subscriber.sinks.spark.merge import NewFile, Unit, UnitResult, merge_unit
+from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RewriteEngine"]
 
-_RESULT = "number long, files string, error string"
+_RESULT = "number long, result string, error string"
 
 
-class RewriteEngine:
-    """An :class:`subscriber.sinks.spark.engines.Engine`.
+class RewriteEngine(UnitEngine):
+    """See the module.
 
     Args:
         spark: a session; its executors reach the lake at ``location``, and have this package and pyarrow.
@@ -36,8 +38,8 @@ class RewriteEngine:
         self._spark = spark
         self._location = location
 
-    def run(self, units: Sequence[Unit]) -> list[list[NewFile]]:
-        """See the protocol."""
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """See :meth:`UnitEngine.run`."""
         from py4j.protocol import Py4JError  # noqa: PLC0415 -- with pyspark, which is an extra
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -55,11 +57,11 @@ class RewriteEngine:
             found = frame.mapInArrow(work, _RESULT).collect()
         except (PySparkException, Py4JError) as error:
             raise _job_failed(error) from error
-        written: dict[int, list[NewFile]] = {}
-        for number, files, failure in found:
+        written: dict[int, UnitResult] = {}
+        for number, result, failure in found:
             if failure is not None:
                 raise TargetError(failure, hint="nothing of this round was published")
-            written[number] = [_new_file(data) for data in json.loads(files)]
+            written[number] = _result(json.loads(result))
         return [written[number] for number in range(len(units))]
 
 
@@ -70,16 +72,24 @@ def run_units(location: Location, batches: Iterable[pa.RecordBatch]) -> Iterator
         for number, packed in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             # from the driver of this job, by Spark's own channel, which carries pickled code anyway
             unit: Unit = pickle.loads(base64.b64decode(packed))  # noqa: S301
-            files: str | None = None
+            result: str | None = None
             failure: str | None = None
             try:
-                files = json.dumps([_plain(file) for file in merge_unit(storage, unit)])
+                result = json.dumps(_packed(merge_unit(storage, unit)))
             except SubscriberError as error:
                 failure = error.one_line()
             yield pa.record_batch(
-                [pa.array([number], pa.int64()), pa.array([files], pa.string()), pa.array([failure], pa.string())],
-                names=["number", "files", "error"],
+                [pa.array([number], pa.int64()), pa.array([result], pa.string()), pa.array([failure], pa.string())],
+                names=["number", "result", "error"],
             )
+
+
+def _packed(result: UnitResult) -> dict[str, Any]:
+    return {"files": [_plain(file) for file in result.files], "missing": asdict(result.missing)}
+
+
+def _result(data: dict[str, Any]) -> UnitResult:
+    return UnitResult([_new_file(file) for file in data["files"]], Missing(**data["missing"]))
 
 
 def _plain(file: NewFile) -> dict[str, Any]:

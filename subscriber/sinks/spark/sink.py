@@ -6,7 +6,8 @@ is the end of the last manifest, or that of ``position.json`` where it is furthe
 With ``confirm=applied`` the position that counts, for acknowledging and for starting again, is the applier's: what was landed behind
 it comes again after a restart, and is dropped.
 
-After an error what was gathered is lost: the position in memory is then wrong, and every call refuses until the sink is opened again.
+After an error of one transaction those before it are still there. After any other, what was gathered is lost: the position in memory is
+then wrong, and every call refuses until the sink is opened again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from subscriber.abc import (
     ApplyStatistics,
@@ -34,27 +35,40 @@ from subscriber.abc import (
     WorkerActivity,
 )
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, DataLossError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    DataLossError,
+    ProtocolError,
+    RelationError,
+    SubscriberError,
+    SubscriptionChanged,
+    TargetError,
+    TargetUnavailable,
+)
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.checks import check_place, check_tables
+from subscriber.sinks.spark.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.lander import Lander, encode_transaction, unhurried
 from subscriber.sinks.spark.landing import LandingZone
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import read_manifests
-from subscriber.sinks.spark.status import write_status
+from subscriber.sinks.spark.status import read_counters, write_status
 from subscriber.sinks.spark.storage import Storage
-from subscriber.sinks.spark.tablesync import SparkTableSink
+from subscriber.sinks.spark.subscriptions import OID, require_name
+from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SparkSink"]
 
-_OID: Final = 1
-"""There is one subscription in a lake."""
+_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError)
+"""Errors that are one transaction's."""
+_UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 _LOOK_SECONDS: Final = 0.2
 """How often the applier's position is looked at, with ``confirm=applied``."""
 
@@ -82,16 +96,19 @@ class SparkSink:
         target: the URL, see :mod:`subscriber.sinks.spark.location`.
         options: of the subscription.
         settings: of the process.
+        defined: the subscription was made by a verb, and is not made by :meth:`open`.
 
     Raises:
         ConfigurationError: a URL or an option that a lake does not take.
     """
 
-    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings) -> None:
+    def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         if options.binary:
             raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
         self._location = Location.parse(target)
         self._settings = settings
+        self._defined = defined
+        self._counted: dict[str, int] = {}
         self._storage: Storage | None = None
         self._lake: Lake | None = None
         self._lock: FileLock | None = None
@@ -103,8 +120,18 @@ class SparkSink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Prepared transactions are kept apart until they are committed; copies may run in parallel."""
-        return Capabilities(two_phase=True, parallel_copy=True)
+        """Prepared transactions are kept apart until they are committed; copies may run in parallel; the rest is the applier's."""
+        return Capabilities(
+            two_phase=True,
+            parallel_copy=True,
+            given_tables=False,
+            constraints=False,
+            shared_tables=False,
+            several_subscriptions=False,
+            binary=False,
+            counts_missing=False,
+            copies_visible=False,
+        )
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -124,17 +151,23 @@ class SparkSink:
         Raises:
             TargetError: it is of another one, or something else lies there.
         """
+        require_name(name)
         lake = await unhurried(lambda: Lake.find(self._reach()))
+        if self._defined and (lake is None or lake.dropped or lake.name != name):
+            return False
         if lake is not None:
             self._require_ours(lake, name)
         return lake is not None
 
-    def _require_ours(self, lake: Lake, name: str) -> None:
-        if lake.name != name:
-            raise TargetError(
-                f'the lake in {self._location} is of subscription "{lake.name}", not "{name}"',
-                hint="give each subscription a directory of its own",
-            )
+    def _require_ours(self, lake: Lake | None, name: str) -> Lake:
+        gone = lake is None or lake.dropped or lake.name != name
+        if self._defined and gone:
+            raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
+        assert lake is not None
+        if lake.dropped or lake.name != name:
+            what = f'what dropped subscription "{lake.name}" left' if lake.dropped else f'of subscription "{lake.name}", not "{name}"'
+            raise TargetError(f"the lake in {self._location} is {what}", hint="give each subscription a directory of its own")
+        return lake
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
         """Lock the lake, make it if there is none, and recover the landing zone.
@@ -147,16 +180,16 @@ class SparkSink:
             path = storage.root / "lock" if storage.root is not None else None
             self._lock = FileLock(path, f"the lake in {self._location} is in use by another process", "stop that subscriber first")
         found = await unhurried(lambda: Lake.find(storage))
-        if found is not None:
+        if found is not None or self._defined:
             self._require_ours(found, name)
         await unhurried(lambda: storage.make_directory(""))
         self._lock.take()
         try:
             # what was read before the lock was ours may have changed since; and tables that are being copied go on storing their states
             async with self._catalog:
-                lake = await unhurried(lambda: Lake.find(storage) or Lake.make(storage, name))
-                self._require_ours(lake, name)
+                lake = self._require_ours(await unhurried(lambda: self._found_or_made(storage, name)), name)
                 self._lake = lake
+            self._counted = await unhurried(lambda: read_counters(storage))
             position = lake.position
             zone = LandingZone(storage, LANDING, position.lsn if position is not None else INVALID_LSN)
             await unhurried(zone.recover)
@@ -170,6 +203,14 @@ class SparkSink:
             self._opened.tasks.append(asyncio.create_task(self._watch_applied(self._opened)))
         return await self._state(lake, landed)
 
+    def _found_or_made(self, storage: Storage, name: str) -> Lake | None:
+        lake = Lake.find(storage)
+        if lake is None and not self._defined:
+            # left by a create that was killed
+            storage.delete([DEFINITION])
+            return Lake.make(storage, name)
+        return lake
+
     async def _state(self, lake: Lake, landed: Lsn) -> SubscriptionState:
         position = lake.position
         if position is not None:
@@ -178,15 +219,33 @@ class SparkSink:
                 known = min(landed, await self._applied(lake))
             position = replace(position, lsn=known)
         state = lake.state
+        definition, generation = await unhurried(lambda: (read_definition(lake.storage), read_generation(lake.storage)))
+        definition = definition or LakeDefinition()
         return SubscriptionState(
-            oid=_OID,
+            oid=OID,
             name=lake.name,
             target_identifier=lake.target_identifier,
             slot_name=state.slot_name,
             publications=state.publications,
             two_phase=state.two_phase,
             position=position,
+            managed=definition.conninfo is not None,
+            generation=generation,
+            pending_refresh=definition.pending_refresh,
+            skip_lsn=definition.skip_lsn,
         )
+
+    async def _define(self, **changes: Any) -> None:
+        """Change what the verbs defined; nothing, if its command line defines the subscription."""
+        storage = self._known.storage
+
+        def store() -> None:
+            definition = read_definition(storage)
+            if definition is not None:
+                write_definition(storage, replace(definition, **changes))
+
+        async with self._catalog:
+            await unhurried(store)
 
     async def _applied(self, lake: Lake) -> Lsn:
         """Up to where nothing that was landed is still to be applied. Copies of tables are none of this."""
@@ -257,7 +316,8 @@ class SparkSink:
         await self._change(publications=tuple(publications))
 
     async def refreshed(self) -> None:
-        """Nothing was pending: no verb changes a lake's subscription."""
+        """Forget a pending refresh."""
+        await self._define(pending_refresh=None)
 
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
@@ -282,18 +342,36 @@ class SparkSink:
         return {name: table.entry for name, table in self._known.state.tables.items()}
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table; it begins behind what was landed."""
+        """Add a table; it begins behind what was landed. One that was removed before keeps its number, and its rows until it is copied."""
         position = self._now.lander.position
         async with self._catalog:
             state = self._known.state
-            added = LakeTable(id=state.next_id, entry=entry, added=position)
-            await unhurried(lambda: self._known.change(next_id=state.next_id + 1, tables={**state.tables, table: added}))
+            was = state.removed.get(table)
+            copied = entry.state is TableState.INIT
+            next_id = state.next_id
+            # a copy that was begun and did not finish leaves nothing to go on with
+            if was is not None and (copied or not was.generation or was.entry.state not in _UNFINISHED):
+                added = replace(was, entry=entry, until=was.until if copied else None)
+            else:
+                added = LakeTable(id=next_id, entry=entry, added=position)
+                next_id += 1
+            removed = {name: known for name, known in state.removed.items() if name != table}
+            await unhurried(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
 
     async def remove_table(self, table: TableName) -> None:
-        """Forget a table. Its Delta tables stay."""
+        """Forget a table. Its Delta tables stay, and get what was landed for it until now."""
+        opened = self._now
+        async with self._calls, self._failing(opened):
+            await self._land(opened)
         async with self._catalog:
-            rest = {name: known for name, known in self._known.state.tables.items() if name != table}
-            await unhurried(lambda: self._known.change(tables=rest))
+            state = self._known.state
+            known = state.tables.get(table)
+            if known is None:
+                return
+            until = known.until if known.entry.state in _UNFINISHED else max(opened.lander.position, known.entry.lsn or INVALID_LSN)
+            removed = {**state.removed, table: replace(known, position=None, until=until)}
+            rest = {name: other for name, other in state.tables.items() if name != table}
+            await unhurried(lambda: self._known.change(tables=rest, removed=removed))
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY."""
@@ -354,6 +432,8 @@ class SparkSink:
         try:
             yield
         except SubscriberError as error:
+            if isinstance(error, _REFUSALS) and not opened.lander.lost:
+                raise  # of one transaction, which left nothing
             # the rooms above open the sink again after an error of the target, and only then
             opened.failure = error if isinstance(error, TargetError) else TargetUnavailable("what was to be landed is lost: it comes again")
             opened.lander.forget()
@@ -461,12 +541,13 @@ class SparkSink:
         return []
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """Pass over a transaction; a prepared one is prepared without rows."""
+        """Pass over a transaction, and forget that it was to be; a prepared one is prepared without rows."""
         opened = self._now
         if isinstance(event, CommitPrepared):
             # in this order: COMMIT PREPARED of what is forgotten, if it came again, would be a loss
             await self.advance(event.end_lsn)
             await self.commit_prepared(event)
+            await self.clear_skip()
             return
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         await opened.lander.described.learn(transaction)
@@ -474,16 +555,18 @@ class SparkSink:
             await self.prepare(PreparedTransaction(transaction.without_records(), event.gid), lambda *_: False)
         else:
             await self.advance(transaction.end_lsn)
+        await self.clear_skip()
         await transaction.discard()
 
     async def clear_skip(self) -> None:
-        """No verb sets one for a lake."""
+        """Forget the transaction to be skipped."""
+        await self._define(skip_lsn=INVALID_LSN)
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """Write ``status.json``."""
         lake = self._lake
         if self._opened is not None and lake is not None:
-            await unhurried(lambda: write_status(lake.storage, workers, last_error, self._statistics))
+            await unhurried(lambda: write_status(lake.storage, workers, last_error, self._statistics, self._counted))
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """What would go wrong in the lake."""
@@ -493,4 +576,5 @@ class SparkSink:
     def open_table(self, table: TableName) -> SparkTableSink:
         """The table's synchronization."""
         assert self._lock is not None
-        return SparkTableSink(table, lambda: self._known, self._lock, self._catalog, self._statistics)
+        made = SparkTableSink if self._location.copy == "subscriber" else ExecutorTableSink
+        return made(table, lambda: self._known, self._lock, self._catalog, self._statistics, copying=self._location.copying(self._settings))
