@@ -63,7 +63,7 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
     if is_lake(target):
         with _lake():
             from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
-        return SparkSink(target, options=options, settings=settings)
+        return SparkSink(target, options=options, settings=settings, defined=defined)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink  # noqa: PLC0415 -- its drivers come with an extra
@@ -82,7 +82,10 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
-    _require_catalog(target)
+    if is_lake(target):
+        with _lake():
+            from subscriber.sinks.spark.subscriptions import LakeCatalog  # noqa: PLC0415 -- as above
+        return await LakeCatalog.open(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
@@ -100,7 +103,10 @@ async def observe_target(target: str) -> Sequence[Observation]:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
-    _require_catalog(target)
+    if is_lake(target):
+        with _lake():
+            from subscriber.sinks.spark.observing import observe as observe_lake  # noqa: PLC0415 -- as above
+        return await observe_lake(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.observing import observe as observe_other  # noqa: PLC0415 -- as above
@@ -137,14 +143,6 @@ def is_lake(target: str) -> bool:
     """Whether a target's text is a URL of a lake."""
     scheme = _SCHEME.match(target)
     return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
-
-
-def _require_catalog(target: str) -> None:
-    if is_lake(target):
-        raise ConfigurationError(
-            "a lake has no catalog of subscriptions: each is one subscription's",
-            hint="use subscriber run --target spark:///path with the subscription's parameters",
-        )
 
 
 def uses_sqlalchemy(target: str) -> bool:

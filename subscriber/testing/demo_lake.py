@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 import shutil
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import pyarrow as pa
+from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applied import Cut, read_cut
+from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.cut_rows import CutRows
 from subscriber.sinks.spark.lake import Lake
 from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.reading import read_table
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.schema import SPECIAL
 from subscriber.sinks.spark.session import spark_session
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.twophase import PreparedFiles
@@ -33,16 +29,11 @@ from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts
 from subscriber.testing.values import array_literal
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = ["LakeTarget"]
 
 _MASTER: Final = "local[2]"
 _CONF: Final = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
 _LOOK_SECONDS: Final = 0.02
-_ROWS: Final = 10_000
-_VIEW: Final = "subscriber_demo"
 
 
 class LakeTarget:
@@ -69,7 +60,8 @@ class LakeTarget:
             raise ConfigurationError(f"{self._root} is there, and not empty", hint="the demo removes its lake: name a new directory")
         self._was_there = self._root.exists()
         self._stop = threading.Event()
-        self._spark: SparkSession | None = None
+        self._spark: Any = None
+        """A SparkSession: its class is of an extra."""
         self._applying: asyncio.Task[None] | None = None
 
     async def inspect(self) -> DatabaseFacts:
@@ -79,7 +71,7 @@ class LakeTarget:
         python, version = platform.python_version(), self._spark.version
         return DatabaseFacts(f"a lake in {self._root}, by Spark {version} on {_MASTER}, Python {python}", two_phase=True, had_catalog=False)
 
-    async def _apply(self, spark: SparkSession) -> None:
+    async def _apply(self, spark: Any) -> None:
         while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription makes it, and tells nobody
             await asyncio.sleep(_LOOK_SECONDS)
         applier = Applier(self._storage, RewriteEngine(spark, self._location))
@@ -120,8 +112,7 @@ class LakeTarget:
         """Compare tables of the published cut, value by value."""
         cut = read_cut(self._storage)
         assert cut is not None
-        assert self._spark is not None
-        return await compare_rows(publisher_dsn, _CutReader(self._spark, self.url, cut), tables)
+        return await compare_rows(publisher_dsn, _CutReader(CutRows(self._spark, self.url, cut)), tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare what is prepared on the publisher with what waits in the lake."""
@@ -157,30 +148,17 @@ class LakeTarget:
 class _CutReader:
     """A :class:`subscriber.testing.compare_rows.RowReader` of one cut, by Spark SQL."""
 
-    def __init__(self, spark: SparkSession, target: str, cut: Cut) -> None:
-        self._spark = spark
-        self._target = target
-        self._cut = cut
+    def __init__(self, rows: CutRows) -> None:
+        self._rows = rows
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
         """Whether the cut has the table, with these columns."""
-        if table not in self._cut.tables:
-            return False
-        frame = await asyncio.to_thread(read_table, self._spark, self._target, str(table), cut=self._cut)
-        return set(columns) <= set(frame.columns)
+        found = await asyncio.to_thread(self._rows.columns, table)
+        return bool(found) and set(columns) <= set(found)
 
     async def rows(self, table: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        """Every row; what a column cannot hold, as the text that is kept beside it."""
-        found = await asyncio.to_thread(self._select, table, columns)
-        for batch in found.to_batches(max_chunksize=_ROWS):
-            for *values, special in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                kept = json.loads(special) if special else {}
-                yield [
-                    kept.get(column, array_literal(value) if isinstance(value, list) else value)
-                    for column, value in zip(columns, values, strict=True)
-                ]
-
-    def _select(self, table: TableName, columns: Sequence[str]) -> pa.Table:
-        read_table(self._spark, self._target, str(table), cut=self._cut).createOrReplaceTempView(_VIEW)
-        names = ", ".join(f"`{name.replace('`', '``')}`" for name in [*columns, SPECIAL])
-        return self._spark.sql(f"SELECT {names} FROM {_VIEW}").toArrow()
+        """Every row."""
+        batches = self._rows.batches(table, columns)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            for row in batch:
+                yield [array_literal(value) if isinstance(value, list) else value for value in row]
