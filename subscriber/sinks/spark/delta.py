@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -21,9 +22,17 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["LakeDelta"]
+__all__ = ["FileRanges", "LakeDelta"]
 
 _PROPERTIES: Final[Mapping[str, str]] = {"delta.checkpointInterval": "100", "delta.logRetentionDuration": "interval 1 day"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileRanges:
+    """A file, relative to its table, and per column the least and greatest value in it."""
+
+    path: str
+    bounds: Mapping[str, tuple[int, int]]
 
 
 class LakeDelta:
@@ -92,6 +101,15 @@ class LakeDelta:
         """Rows by file, the path relative to the table."""
         actions = pa.table(self._there.get_add_actions(flatten=True))
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
+
+    def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
+        """Each file with the least and greatest value of integer columns, by its statistics; files of ours always have them."""
+        actions = pa.table(self._there.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return []
+        bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
+        paths = actions["path"].to_pylist()
+        return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
     def has_values(self, field: str) -> bool:
         """Whether some row has a value in this column, by the files' statistics; a column of lists has none."""
