@@ -33,13 +33,14 @@ class ApplyOptions:
     """How a lake is applied.
 
     Attributes:
-        engine: ``rewrite`` on Spark, ``local`` in threads.
+        engine: ``rewrite`` or ``merge`` on Spark; ``auto``: ``merge`` if the session has Delta's extension, else ``rewrite``; ``local`` in
+            threads.
         master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session`.
         target_rows: of a file.
         once: end when nothing waits.
     """
 
-    engine: str = "rewrite"
+    engine: str = "auto"
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     packages: str | None = None

@@ -24,9 +24,10 @@ from uuid import uuid4
 import pyarrow as pa
 
 from subscriber.abc import TableName, TableState
-from subscriber.errors import TargetError
+from subscriber.errors import SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
+from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
@@ -95,6 +96,7 @@ class Applier:
         self._settings = settings or ApplierSettings()
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self.missing = Missing()
+        self._status = ApplierStatus(storage, engine.name)
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
@@ -113,6 +115,11 @@ class Applier:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="subscriber run --target spark://… makes one")
         self._lock.take()
         self._storage.remove_directory(_ROUND)
+        self._status.begin()
+
+    def failed(self, error: SubscriberError) -> None:
+        """Tell who looks into the lake that an attempt failed."""
+        self._status.failed(error.one_line(), self.missing)
 
     def close(self) -> None:
         """Give the lock back."""
@@ -156,6 +163,7 @@ class Applier:
             self._published += 1
             if self._published % _FORGET_EVERY == 0:
                 forget_cuts(self._storage, self._settings.cuts)
+        self._status.tell(self.missing)
         self._seen = seen if len(taken) == len(manifests) else None
         changed = bool(waiting) or cut is None or published.tables != cut.tables or bool(taken)
         return published if changed else None

@@ -17,6 +17,11 @@ __all__ = ["Engine", "LocalEngine", "UnitEngine"]
 class Engine(Protocol):
     """Brings the tables of a round to where they shall be, each in one commit that says so."""
 
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        ...
+
     def apply(self, works: Sequence[Work]) -> list[Done]:
         """Do it, and say what was done to each.
 
@@ -28,6 +33,11 @@ class Engine(Protocol):
 
 class UnitEngine(ABC):
     """An engine whose units write files, which it then commits."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """See :attr:`Engine.name`."""
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
@@ -63,6 +73,11 @@ class LocalEngine(UnitEngine):
     def __init__(self, storage: Storage, threads: int = 2) -> None:
         self._storage = storage
         self._threads = threads
+
+    @property
+    def name(self) -> str:
+        """See :attr:`Engine.name`."""
+        return "local"
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         """See :meth:`UnitEngine.run`."""

@@ -34,6 +34,7 @@ class Folded:
         cleared: all its rows are gone first.
         touched: one row a key that was changed: rows of the table with these keys are gone. Columns of ``puts``.
         puts: the rows that are there now, in the current-state columns.
+        gone: of each row of ``touched``, whether its key is deleted; those that are not are ``puts``, in the same order.
         expected: of each row of ``touched``, whether the first change of its key is of a row that the table should have.
         consistent: whether none of the other changes is of a row that is not there; see ``missing.py``.
         wanted: values of ``puts`` that are the table's: row of ``puts`` to (row of ``touched`` that has the key it was under, fields).
@@ -42,6 +43,7 @@ class Folded:
     cleared: bool
     touched: pa.Table
     puts: pa.Table
+    gone: pa.Array
     expected: pa.Array
     consistent: bool
     wanted: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
@@ -66,7 +68,7 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
     names = schema.current.names
     if not changes.num_rows:
         empty = changes.select(names)
-        return Folded(cleared, empty, empty, pa.array([], pa.bool_()), True)
+        return Folded(cleared, empty, empty, pa.array([], pa.bool_()), pa.array([], pa.bool_()), consistent=True)
     ids = group_ids(key_columns(changes, schema.keys))
     rows = pa.table({"id": ids, "row": pa.array(range(len(ids)), pa.int64())})
     last = rows.group_by("id", use_threads=False).aggregate([("row", "max"), ("row", "min")])
@@ -83,9 +85,9 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
                 wanted[kept[row]] = position_of_id[id_], fields
     old = _of_old_rows(changes)
     expected = old.take(order["row_min"].combine_chunks())
-    return Folded(
-        cleared, current.take(last_rows), current.take(_puts(changes, last_rows)), expected, _consistent(changes, ids, old), wanted
-    )
+    touched, gone = current.take(last_rows), pc.equal(changes["_op"].take(last_rows), "d")
+    consistent = _consistent(changes, ids, old)
+    return Folded(cleared, touched, touched.filter(pc.invert(gone)), gone, expected, consistent, wanted)
 
 
 def _of_old_rows(changes: pa.Table) -> pa.Array:

@@ -8,6 +8,8 @@ Parameters follow a question mark:
                               the applier has published it, for those who do not trust the disk of the landing zone
 ``batch_delay``    300ms      how long landed batches wait for more transactions
 ``batch_size``     64MB       bytes after which a batch is landed at once
+``apply``          none       the applier as a thread of this process: ``local``, ``rewrite``, ``merge``; ``none``: a program of its own
+``target_rows``    250000     rows that a file of a table should have, where the applier is this process's
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
 ``copy_connection``           for executors: keywords and values of libpq in place of the subscriber's (host, service, passfile)
 =================  =========  ====================================================================================
@@ -26,7 +28,9 @@ from subscriber.errors import ConfigurationError
 __all__ = ["Copying", "Location"]
 
 Confirm = Literal["landed", "applied"]
+Apply = Literal["none", "local", "rewrite", "merge"]
 Copy = Literal["subscriber", "executors"]
+_ENGINES: Final = ("none", "local", "rewrite", "merge")
 _PASSWORD: Final = re.compile(r"(?:^|\s)(?:ssl)?password\s*=")
 _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
 
@@ -51,7 +55,7 @@ class Location:
     Attributes:
         path: an absolute path; None for an object store.
         uri: what pyarrow opens; None for a directory.
-        confirm, batch_delay, batch_size, copy, copy_connection: see the module; seconds and bytes.
+        confirm, batch_delay, batch_size, apply, target_rows, copy, copy_connection: see the module; seconds and bytes.
     """
 
     path: str | None = None
@@ -59,6 +63,8 @@ class Location:
     confirm: Confirm = "landed"
     batch_delay: float = 0.3
     batch_size: int = 64 * 1024**2
+    apply: Apply = "none"
+    target_rows: int = 250_000
     copy: Copy = "subscriber"
     copy_connection: str = ""
 
@@ -108,6 +114,14 @@ def _parameters(query: str) -> dict[str, Any]:
             if text not in {"landed", "applied"}:
                 raise ConfigurationError(f'unrecognized confirm value: "{text}"', hint="landed or applied")
             values[name] = cast("Confirm", text)
+        elif name == "apply":
+            if text not in _ENGINES:
+                raise ConfigurationError(f'unrecognized apply value: "{text}"', hint=f"one of {', '.join(_ENGINES)}")
+            values[name] = cast("Apply", text)
+        elif name == "target_rows":
+            if not text.isdecimal() or not int(text):
+                raise ConfigurationError(f'invalid value for parameter "target_rows": "{text}"', hint="a number of rows, as in 250000")
+            values[name] = int(text)
         elif name == "copy":
             if text not in {"subscriber", "executors"}:
                 raise ConfigurationError(f'unrecognized copy value: "{text}"', hint="subscriber or executors")

@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.spark.fold import Folded, fold, fold_whole_rows, since_truncate, with_special
-from subscriber.sinks.spark.keys import Bound, group_ids, is_orderable, key_columns, rank
-from subscriber.sinks.spark.missing import Missing, effective
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
+from subscriber.sinks.spark.keys import Bound, is_orderable, rank
+from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["KeyRange", "NewFile", "Unit", "UnitResult", "completed", "conformed", "merge_unit", "read_changes", "read_range", "write_rows"]
+__all__ = ["KeyRange", "NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_changes", "read_range", "write_rows"]
 
 _RANGE: Final = b"subscriber.range"
 
@@ -119,7 +120,8 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     if schema.full:
         rows, missing = fold_whole_rows(base, changes, schema)
     elif schema.keys:
-        rows, missing = _merged(base, changes, schema)
+        settled = settle(base, changes, schema)
+        rows, missing = settled.rows(base), settled.missing
     else:
         inserted, cleared = since_truncate(changes)
         added = inserted.select(schema.current.names)
@@ -180,49 +182,6 @@ def _damaged(storage: Storage, path: str) -> TargetError:
 def _read_base(storage: Storage, unit: Unit) -> pa.Table:
     current = unit.schema.current
     return pa.concat_tables([conformed(_read(storage, f"{unit.directory}/{path}", current.names), current) for path in unit.base])
-
-
-def _merged(base: pa.Table, changes: pa.Table, schema: TableSchema, missing: Missing | None = None) -> tuple[pa.Table, Missing]:
-    """The rows of a table with a key. ``missing``: what was left out of the changes already."""
-    names = schema.current.names
-    folded = fold(changes, schema)
-    if folded.cleared:
-        base = base.slice(0, 0)
-    touched = folded.touched
-    both = pa.concat_tables([base.select(names), touched.select(names)])
-    ids = group_ids(key_columns(both, schema.keys))
-    base_ids, touched_ids = ids[: base.num_rows], ids[base.num_rows :]
-    if missing is None:
-        there = pc.is_in(touched_ids, value_set=base_ids)
-        if not folded.consistent or pc.any(pc.and_not(folded.expected, there)).as_py():
-            left, missing = effective(base, since_truncate(changes)[0], schema)
-            return _merged(base, left, schema, missing)
-    puts = folded.puts.select(names)
-    if folded.wanted:
-        puts = completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())
-    if base.num_rows:
-        puts = pa.concat_tables([base.filter(pc.invert(pc.is_in(base_ids, value_set=touched_ids))), puts])
-    return puts, missing or Missing()
-
-
-def completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:
-    """Fill in what only the table has. ``places``: where in ``base`` each touched key is."""
-    both = pa.concat_tables([puts, base.select(puts.schema.names)])
-    indices: dict[str, list[int]] = {}
-    special = both[SPECIAL].to_pylist()
-    for put, (touched, fields) in folded.wanted.items():
-        place = places[touched]
-        if place is None:
-            continue  # of a unit that is not this one: see plan.py about rows that move far
-        source = puts.num_rows + place
-        for name in fields:
-            indices.setdefault(name, list(range(puts.num_rows)))[put] = source
-        special[put] = with_special(special[put], special[source], fields)
-    for name, taken in indices.items():
-        position = puts.schema.get_field_index(name)
-        puts = puts.set_column(position, puts.schema.field(position), both[name].take(pa.array(taken, pa.int64())))
-    position = puts.schema.get_field_index(SPECIAL)
-    return puts.set_column(position, puts.schema.field(position), pa.array(special[: puts.num_rows], pa.string()))
 
 
 # --- writing

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.engines import UnitEngine
+from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import NewFile, Unit, UnitResult, merge_unit
 from subscriber.sinks.spark.missing import Missing
@@ -38,11 +39,13 @@ class RewriteEngine(UnitEngine):
         self._spark = spark
         self._location = location
 
+    @property
+    def name(self) -> str:
+        """See :attr:`subscriber.sinks.spark.engines.Engine.name`."""
+        return "rewrite"
+
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         """See :meth:`UnitEngine.run`."""
-        from py4j.protocol import Py4JError  # noqa: PLC0415 -- with pyspark, which is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-
         if not units:
             return []
         location = self._location
@@ -55,8 +58,8 @@ class RewriteEngine(UnitEngine):
             context = self._spark.sparkContext
             frame = self._spark.createDataFrame(context.parallelize(rows, len(rows)), "number long, unit string")
             found = frame.mapInArrow(work, _RESULT).collect()
-        except (PySparkException, Py4JError) as error:
-            raise _job_failed(error) from error
+        except job_errors() as error:
+            raise job_failed(self._spark, error) from error
         written: dict[int, UnitResult] = {}
         for number, result, failure in found:
             if failure is not None:
@@ -102,10 +105,3 @@ def _plain(file: NewFile) -> dict[str, Any]:
 def _new_file(data: dict[str, Any]) -> NewFile:
     low, high = pickle.loads(base64.b64decode(data.pop("range")))  # noqa: S301 -- see above
     return NewFile(**data, low=low, high=high)
-
-
-def _job_failed(error: BaseException) -> TargetUnavailable:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return TargetUnavailable(
-        f"the Spark job failed: {lines[0] if lines else type(error).__name__}", hint="it is tried again; see Spark's log"
-    )

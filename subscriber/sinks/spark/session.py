@@ -17,7 +17,7 @@ from subscriber.sinks.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_session"]
+__all__ = ["DELTA_CONF", "has_delta", "spark_session"]
 
 _CONF: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -27,6 +27,12 @@ _CONF: Final[Mapping[str, str]] = {
     # copies of tables, in a pool of their own, do not keep rounds waiting
     "spark.scheduler.mode": "FAIR",
 }
+DELTA_CONF: Final[Mapping[str, str]] = {
+    "spark.jars.packages": "io.delta:delta-spark_4.1_2.13:4.4.0",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What engine ``merge`` needs of a Spark 4.1 session, the jar from Maven."""
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -76,6 +82,11 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
     if packages is not None:
         found.sparkContext.addPyFile(packages)
     return found
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Whether a session can MERGE INTO Delta tables."""
+    return "io.delta.sql.DeltaSparkSessionExtension" in (spark.conf.get("spark.sql.extensions", "") or "")
 
 
 def _private_directory() -> Path:

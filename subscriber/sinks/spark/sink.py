@@ -49,6 +49,7 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.checks import check_place, check_tables
 from subscriber.sinks.spark.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
@@ -117,6 +118,7 @@ class SparkSink:
         self._catalog = asyncio.Lock()
         self._table_sinks = 0
         self._statistics = ApplyStatistics()
+        self._applier = ApplierThread(self._location)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -275,6 +277,7 @@ class SparkSink:
                 async with self._calls:
                     await self._land(opened)
         finally:
+            await unhurried(self._applier.stop)
             self._lock.give_back()
 
     @property
@@ -385,6 +388,7 @@ class SparkSink:
     async def apply(self, batch: Batch) -> None:
         """Take a batch; it is landed now if there is enough, else soon."""
         opened = self._now
+        self._applier.start()
         if self._known.position is None:
             raise TargetError(f'subscription "{self._known.name}" has no position yet', hint="report this")
         async with self._calls, self._failing(opened):
@@ -396,6 +400,7 @@ class SparkSink:
     async def advance(self, lsn: Lsn) -> None:
         """Land what was gathered, and store the position; with ``confirm=applied``, return once it is applied."""
         opened = self._now
+        self._applier.start()
         async with self._calls, self._failing(opened):
             await self._land(opened)
             await self._store_position(opened, lsn)
@@ -576,5 +581,7 @@ class SparkSink:
     def open_table(self, table: TableName) -> SparkTableSink:
         """The table's synchronization."""
         assert self._lock is not None
+        if self._location.copy == "executors" and self._opened is not None:
+            self._applier.start()
         made = SparkTableSink if self._location.copy == "subscriber" else ExecutorTableSink
         return made(table, lambda: self._known, self._lock, self._catalog, self._statistics, copying=self._location.copying(self._settings))
