@@ -16,6 +16,7 @@ One applier a lake: a lock of its own, beside the subscriber's.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -42,6 +43,7 @@ from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_columns, plan_table
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.sweep import sweep
 from subscriber.sinks.spark.waiting import Source, copied_source, read_copy
 from subscriber.sinks.spark.work import Work
 
@@ -54,6 +56,8 @@ _ROUND: Final = "round"
 _FEW_FILES: Final = 4
 _GATHERED_BYTES: Final = 64 * 1024**2
 _FORGET_EVERY: Final = 100
+_FIRST_SWEEP_SECONDS: Final = 60.0
+"""After its beginning: programs that are started again and again sweep, too."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
@@ -65,15 +69,15 @@ class ApplierSettings:
         target_rows: of a file.
         round_bytes: landed bytes after which a round takes no more manifests.
         log_files: landed files after which the change log takes them, and they go.
-        vacuum_versions: of a table, after which its unneeded files are looked for.
-        grace_hours: how long files that readers may still have open stay.
+        sweep_seconds: how often files that nobody needs any more are looked for.
+        grace_hours: how long files that readers may still have open stay; at most 48.
         cuts: how many published cuts are remembered for readers of the past.
     """
 
     target_rows: int = 250_000
     round_bytes: int = 512 * 1024**2
     log_files: int = 200
-    vacuum_versions: int = 500
+    sweep_seconds: float = 3600.0
     grace_hours: int = 24
     cuts: int = 1000
 
@@ -101,6 +105,7 @@ class Applier:
         self._logs: dict[str, LakeDelta] = {}
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
+        self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         path = storage.root / "applier.lock" if storage.root is not None else None
         self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
 
@@ -182,9 +187,12 @@ class Applier:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
         log.compact(cut, 0 if now else self._settings.log_files)
-        for delta in self._deltas.values():
-            if delta.is_there and delta.version and delta.version % self._settings.vacuum_versions == 0:
-                delta.vacuum(self._settings.grace_hours)
+        if time.monotonic() >= self._next_sweep:
+            # the cut that is published has the newest versions: whatever they have is no file of these
+            tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
+            if count := sweep(self._storage, lake, tables, self._settings.grace_hours):
+                _log.info("removed %d files that nobody needs any more", count)
+            self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
     # --- what waits
 

@@ -10,6 +10,7 @@ The last manifest always stays: it is where the chain goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -30,6 +31,9 @@ from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.waiting import Copied, read_copy
 
 __all__ = ["ChangeLog"]
+
+_SMALL_FILES: Final = 64
+"""So many files of less than a quarter of the target become one."""
 
 
 class ChangeLog:
@@ -113,6 +117,27 @@ class ChangeLog:
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
         log.commit(added, removed, application, end, overwrite=overwrite)
+        self._merge_small(log, application, end)
+
+    def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
+        """Small files become one, if there are many: a log is read whole more often than not."""
+        small = [path for path, rows in log.files().items() if rows < self._target_rows // 4]
+        if len(small) < _SMALL_FILES:
+            return
+        schema = pa.schema([field.with_nullable(True) for field in log.schema])
+        parts: list[pa.Table] = []
+        taken: list[str] = []
+        for path in small:
+            parts.append(conformed(self._read(log, path), schema))
+            taken.append(path)
+            if sum(part.num_rows for part in parts) >= self._target_rows:
+                break
+        rows = pa.concat_tables(parts).sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+        log.commit([self._write(log, rows)], taken, application, end, same_rows=True)
+
+    def _read(self, log: LakeDelta, path: str) -> pa.Table:
+        with self._storage.reading(path):
+            return pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
 
     def _written(self, log: LakeDelta, files: Sequence[tuple[LandedFile, Lsn | None]], schema: TableSchema, after: int) -> list[NewFile]:
         found: list[NewFile] = []
@@ -130,9 +155,7 @@ class ChangeLog:
         return found
 
     def _rewritten(self, log: LakeDelta, path: str, schema: TableSchema) -> NewFile:
-        with self._storage.reading(path):
-            rows = pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
-        return self._write(log, conformed(rows, schema.landing))
+        return self._write(log, conformed(self._read(log, path), schema.landing))
 
     def _write(self, log: LakeDelta, rows: pa.Table) -> NewFile:
         path = f"part-{uuid4().hex}.parquet"

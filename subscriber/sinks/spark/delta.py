@@ -24,7 +24,13 @@ from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["FileRanges", "LakeDelta"]
 
-_PROPERTIES: Final[Mapping[str, str]] = {"delta.checkpointInterval": "100", "delta.logRetentionDuration": "interval 1 day"}
+_PROPERTIES: Final[Mapping[str, str]] = {
+    "delta.checkpointInterval": "100",
+    # versions are read as of a cut, and cuts are remembered by the hundreds; a long log makes each commit slower
+    "delta.logRetentionDuration": "interval 3 hours",
+    # of removed files in the log: longer than the grace time, after which sweep.py deletes them
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,14 @@ class LakeDelta:
             self.load()
 
     def commit(
-        self, added: Sequence[NewFile], removed: Sequence[str], application: str, lsn: Lsn, *, overwrite: pa.Schema | None = None
+        self,
+        added: Sequence[NewFile],
+        removed: Sequence[str],
+        application: str,
+        lsn: Lsn,
+        *,
+        overwrite: pa.Schema | None = None,
+        same_rows: bool = False,
     ) -> None:
         """Bring it to ``lsn``.
 
@@ -145,14 +158,15 @@ class LakeDelta:
             application: whose LSN it is.
             lsn: up to where the application's changes are in it.
             overwrite: its columns from now on; then all former files are removed.
+            same_rows: the added files have the rows of the removed ones: readers that follow the table need not look.
 
         Raises:
             TargetError: somebody else changed it meanwhile.
         """
         now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, True, file.stats) for file in added]
+        actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
         if overwrite is None:
-            actions += [RemoveAction(path, True, now) for path in removed]
+            actions += [RemoveAction(path, not same_rows, now) for path in removed]
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
         self._storage.sync([self.directory])
         with self._translated():
@@ -165,10 +179,10 @@ class LakeDelta:
             )
         self.load()
 
-    def vacuum(self, grace_hours: int) -> None:
-        """Remove files that no version younger than the grace time needs."""
+    def unneeded(self, grace_hours: int) -> list[str]:
+        """Files in its directory that no version younger than the grace time has, and that are themselves older."""
         with self._translated():
-            self._there.vacuum(retention_hours=grace_hours, dry_run=False, enforce_retention_duration=False)
+            return list(self._there.vacuum(retention_hours=grace_hours, dry_run=True, enforce_retention_duration=False, full=True))
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
