@@ -41,7 +41,7 @@ async def _execute(args: argparse.Namespace) -> int:
     options = ApplyOptions(
         engine=args.engine,
         master=args.master,
-        conf=parse_assignments(args.conf) if args.conf else {},
+        conf=parse_assignments(args.conf, case_matters=True),
         packages=args.py_files,
         target_rows=args.target_rows,
         once=args.once,

@@ -25,7 +25,7 @@ COLUMNS = ("_lsn", "_seq", "_op", "id", "big")
 
 
 def changes_of(frame: DataFrame) -> list[Change]:
-    return [tuple(row[name] for name in COLUMNS) for row in frame.collect()]  # type: ignore[misc]
+    return [tuple(row[name] for name in COLUMNS) for row in frame.collect()]
 
 
 @pytest.mark.timeout(600)
@@ -87,4 +87,4 @@ def _batch(spark: SparkSession, lake: Path, **options: str) -> DataFrame:
 
 
 def _change(row: dict[str, Any]) -> Change:
-    return tuple(row[name] for name in COLUMNS)  # type: ignore[return-value]
+    return tuple(row[name] for name in COLUMNS)

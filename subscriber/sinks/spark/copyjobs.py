@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import pickle
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from subscriber.errors import TargetUnavailable
 from subscriber.sinks.spark.copier import attempt, worst
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
+from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.storage import Storage
 
@@ -34,9 +35,6 @@ class SparkCopyRunner:
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
         """See the protocol."""
-        from py4j.protocol import Py4JError  # noqa: PLC0415 -- with pyspark, which is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-
         location = self._location
         packed = base64.b64encode(pickle.dumps(order)).decode()
 
@@ -49,15 +47,13 @@ class SparkCopyRunner:
             # a worker of the order is a task, which reads one part after another: the publisher has no more sessions than it asked for
             slices = max(min(order.workers, len(numbers)), 1)
             return worst(context.parallelize(numbers, slices).mapPartitions(work).collect())
-        except (PySparkException, Py4JError, OSError) as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise TargetUnavailable(
-                f"the Spark job failed: {lines[0] if lines else type(error).__name__}", hint="it is tried again; see Spark's log"
-            ) from error
+        except job_errors() as error:
+            raise job_failed(self._spark, error) from error
 
     def cancel(self) -> None:
         """Whoever cancels has no other job under way."""
-        self._spark.sparkContext.cancelAllJobs()
+        with contextlib.suppress(*job_errors()):
+            self._spark.sparkContext.cancelAllJobs()
 
 
 def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from subscriber.errors import SubscriberError, TargetUnavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 __all__ = ["SparkLost", "end_session", "job_errors", "job_failed"]
 
@@ -27,13 +30,23 @@ def job_errors() -> tuple[type[Exception], ...]:
 
 def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
     """What to raise in place of one of :func:`job_errors`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
+    what = _first_words(error)
     if not _is_alive(spark):
-        return SparkLost(
-            f"Spark has ended: {first}", hint="start the applier again: it goes on where it was; a supervisor does that by itself"
+        return SparkLost(f"Spark has ended: {what}", hint="start the applier again (a supervisor does): it goes on where it was")
+    missing = _MISSING.search(str(error))
+    if missing is not None:
+        return TargetUnavailable(
+            f'executors have no module "{missing[1]}"',
+            hint="--py-files ships this program as a wheel; they need the other packages installed",
         )
-    return TargetUnavailable(f"the Spark job failed: {first}", hint="it is tried again; see Spark's log")
+    return TargetUnavailable(f"the Spark job failed: {what}", hint="it is tried again; see Spark's log")
+
+
+def _first_words(error: BaseException) -> str:
+    """Of Spark's own account; what Python says in a task may hold a value."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Job aborted" in line] or lines
+    return telling[0].removeprefix(": ").removeprefix("org.apache.spark.SparkException: ") if telling else type(error).__name__
 
 
 def _is_alive(spark: SparkSession) -> bool:

@@ -15,6 +15,7 @@ from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.spark.java import find_java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["DELTA_CONF", "has_delta", "spark_session"]
@@ -79,9 +80,25 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         except (PySparkException, OSError, RuntimeError) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetUnavailable(f"Spark does not start: {first}", hint="see Java's output above") from error
-    if packages is not None:
-        found.sparkContext.addPyFile(packages)
+    context = found.sparkContext
+    submitted = (context.getConf().get("spark.submit.pyFiles") or "").split(",")
+    for path in filter(None, [packages, *(path for path in submitted if path.endswith(".whl"))]):
+        _ship(context, path)
     return found
+
+
+def _ship(context: SparkContext, path: str) -> None:
+    """Have executors import from a wheel or zip. A wheel is a zip, but Spark puts only what is called so where Python looks."""
+    plain = Path(path)
+    try:
+        if plain.suffix == ".whl":
+            plain = _private_directory() / f"{plain.stem}.zip"
+            shutil.copyfile(path.removeprefix("file://"), plain)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror or type(error).__name__}", hint="make it: pip wheel . --no-deps"
+        ) from error
+    context.addPyFile(str(plain))
 
 
 def has_delta(spark: SparkSession) -> bool:
