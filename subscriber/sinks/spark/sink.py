@@ -1,20 +1,13 @@
 """The lake as a sink: what is acknowledged lies in its landing zone, durably; whoever applies it may be slow, or away.
 
-Transactions are gathered for ``batch_delay`` or ``batch_size``, whatever comes first, and landed together (``lander.py``). The position
-is the end of the last manifest, or that of ``position.json`` where it is further.
-
 With ``confirm=applied`` the position that counts, for acknowledging and for starting again, is the applier's: what was landed behind
 it comes again after a restart, and is dropped.
-
-After an error of one transaction those before it are still there. After any other, what was gathered is lost: the position in memory is
-then wrong, and every call refuses until the sink is opened again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
@@ -36,58 +29,31 @@ from subscriber.abc import (
 )
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
-    ApplyError,
     ConfigurationError,
-    DataLossError,
-    ProtocolError,
-    RelationError,
-    SubscriberError,
     SubscriptionChanged,
     TargetError,
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.checks import check_place, check_tables
 from subscriber.sinks.spark.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.lander import Lander, encode_transaction, unhurried
+from subscriber.sinks.spark.lander import Lander, unhurried
 from subscriber.sinks.spark.landing import LandingZone
+from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.manifest import read_manifests
 from subscriber.sinks.spark.status import read_counters, write_status
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import OID, require_name
 from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
-from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SparkSink"]
 
-_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError)
-"""Errors that are one transaction's."""
 _UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
-_LOOK_SECONDS: Final = 0.2
-"""How often the applier's position is looked at, with ``confirm=applied``."""
-
-
-class _Opened:
-    """What there is between open and close."""
-
-    def __init__(self, lander: Lander, on_durable: Callable[[Lsn], None]) -> None:
-        self.lander = lander
-        self.on_durable = on_durable
-        self.tasks: list[asyncio.Task[None]] = []
-        self.failure: SubscriberError | None = None
-        self._reported = INVALID_LSN
-
-    def report(self, lsn: Lsn) -> None:
-        """Everything up to there is durable. What is told never goes back."""
-        self._reported = max(self._reported, lsn)
-        self.on_durable(self._reported)
 
 
 class SparkSink:
@@ -113,10 +79,8 @@ class SparkSink:
         self._storage: Storage | None = None
         self._lake: Lake | None = None
         self._lock: FileLock | None = None
-        self._opened: _Opened | None = None
-        self._calls = asyncio.Lock()
+        self._opened: LandingStream | None = None
         self._catalog = asyncio.Lock()
-        self._table_sinks = 0
         self._statistics = ApplyStatistics()
         self._applier = ApplierThread(self._location)
 
@@ -199,10 +163,10 @@ class SparkSink:
             self._lock.give_back()
             raise
         landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
-        self._opened = _Opened(Lander(zone, self._table_id, self._statistics, landed), on_durable)
-        self._opened.tasks.append(asyncio.create_task(self._land_in_time(self._opened)))
-        if self._location.confirm == "applied":
-            self._opened.tasks.append(asyncio.create_task(self._watch_applied(self._opened)))
+        lander = Lander(zone, self._table_id, self._statistics, landed)
+        self._opened = LandingStream(
+            lake, lander, self._location, table_ids=self._table_id, statistics=self._statistics, on_durable=on_durable
+        )
         return await self._state(lake, landed)
 
     def _found_or_made(self, storage: Storage, name: str) -> Lake | None:
@@ -218,7 +182,7 @@ class SparkSink:
         if position is not None:
             known = landed
             if self._location.confirm == "applied":
-                known = min(landed, await self._applied(lake))
+                known = min(landed, await self._now.applied())
             position = replace(position, lsn=known)
         state = lake.state
         definition, generation = await unhurried(lambda: (read_definition(lake.storage), read_generation(lake.storage)))
@@ -249,39 +213,20 @@ class SparkSink:
         async with self._catalog:
             await unhurried(store)
 
-    async def _applied(self, lake: Lake) -> Lsn:
-        """Up to where nothing that was landed is still to be applied. Copies of tables are none of this."""
-        assert self._opened is not None
-        landed = max(self._opened.lander.zone.last, lake.position.lsn if lake.position is not None else INVALID_LSN)
-
-        def look() -> Lsn:
-            cut = read_cut(lake.storage)
-            waiting = read_manifests(lake.storage, LANDING, cut.lsn if cut is not None else INVALID_LSN)
-            return waiting[0].begin if waiting else landed
-
-        return await unhurried(look)
-
     async def close(self) -> None:
         """Land what was gathered, unless the sink has failed; stop; unlock."""
         opened, self._opened = self._opened, None
         if opened is None:
             return
         assert self._lock is not None
-        for task in opened.tasks:
-            task.cancel()
-        await asyncio.gather(*opened.tasks, return_exceptions=True)
         try:
-            if opened.failure is not None:
-                opened.lander.forget()
-            elif opened.lander.gathered is not None:
-                async with self._calls:
-                    await self._land(opened)
+            await opened.close()
         finally:
             await unhurried(self._applier.stop)
             self._lock.give_back()
 
     @property
-    def _now(self) -> _Opened:
+    def _now(self) -> LandingStream:
         if self._opened is None:
             raise TargetUnavailable("the lake is not open")
         if self._opened.failure is not None:
@@ -324,14 +269,7 @@ class SparkSink:
 
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
-        opened = self._now
-        async with self._calls:
-            await self._land(opened)
-            if self._location.confirm == "applied" and self._known.position is not None:
-                # the LSN is the applier's, and behind what is landed: only the timeline is new
-                position = replace(position, lsn=max(position.lsn, opened.lander.position))
-            await unhurried(lambda: self._known.set_position(position))
-            opened.lander.position = max(opened.lander.position, position.lsn)
+        await self._now.set_position(position)
 
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         """Store ``subtwophasestate``."""
@@ -364,8 +302,7 @@ class SparkSink:
     async def remove_table(self, table: TableName) -> None:
         """Forget a table. Its Delta tables stay, and get what was landed for it until now."""
         opened = self._now
-        async with self._calls, self._failing(opened):
-            await self._land(opened)
+        await opened.land()
         async with self._catalog:
             state = self._known.state
             known = state.tables.get(table)
@@ -385,121 +322,26 @@ class SparkSink:
 
     # --- the stream
 
-    async def apply(self, batch: Batch) -> None:
-        """Take a batch; it is landed now if there is enough, else soon."""
+    def _streaming(self) -> LandingStream:
+        """Where the stream goes, with an applier beside it if there shall be one."""
         opened = self._now
         self._applier.start()
+        return opened
+
+    async def apply(self, batch: Batch) -> None:
+        """Take a batch; it is landed now if there is enough, else soon."""
+        opened = self._streaming()
         if self._known.position is None:
             raise TargetError(f'subscription "{self._known.name}" has no position yet', hint="report this")
-        async with self._calls, self._failing(opened):
-            await opened.lander.take(batch)
-            full = opened.lander.size >= self._location.batch_size or not self._location.batch_delay
-            if full or opened.lander.gathered is None:
-                await self._land(opened)
+        await opened.apply(batch)
 
     async def advance(self, lsn: Lsn) -> None:
         """Land what was gathered, and store the position; with ``confirm=applied``, return once it is applied."""
-        opened = self._now
-        self._applier.start()
-        async with self._calls, self._failing(opened):
-            await self._land(opened)
-            await self._store_position(opened, lsn)
-        if self._location.confirm == "applied":
-            while await self._applied(self._known) < lsn:  # noqa: ASYNC110 -- another process writes it
-                await asyncio.sleep(_LOOK_SECONDS)
-        opened.report(lsn)
-
-    async def _land(self, opened: _Opened) -> None:
-        """Make durable what was taken, rows or none, and report it."""
-        before = opened.lander.zone.last
-        await opened.lander.land()
-        position = opened.lander.position
-        if position > max(before, opened.lander.zone.last):
-            await self._store_position(opened, position)
-        self._report(opened, position)
-
-    async def _store_position(self, opened: _Opened, lsn: Lsn) -> None:
-        lake = self._known
-        stored = lake.position
-        if stored is None or lsn <= max(stored.lsn, opened.lander.zone.last):
-            return
-        moved = replace(stored, lsn=lsn)
-        await unhurried(lambda: lake.set_position(moved))
-        opened.lander.position = max(opened.lander.position, lsn)
-
-    def _report(self, opened: _Opened, lsn: Lsn) -> None:
-        if self._location.confirm == "landed" and self._known.position is not None:
-            opened.report(lsn)
-
-    @contextlib.asynccontextmanager
-    async def _failing(self, opened: _Opened) -> AsyncIterator[None]:
-        """After an error nothing more is taken: what was gathered is lost, and comes again."""
-        try:
-            yield
-        except SubscriberError as error:
-            if isinstance(error, _REFUSALS) and not opened.lander.lost:
-                raise  # of one transaction, which left nothing
-            # the rooms above open the sink again after an error of the target, and only then
-            opened.failure = error if isinstance(error, TargetError) else TargetUnavailable("what was to be landed is lost: it comes again")
-            opened.lander.forget()
-            raise
-        except asyncio.CancelledError:
-            opened.failure = TargetUnavailable("a batch was cut off")
-            opened.lander.forget()
-            raise
-
-    async def _land_in_time(self, opened: _Opened) -> None:
-        """Land what has waited for ``batch_delay``. An error is told by the next call."""
-        loop = asyncio.get_running_loop()
-        while opened.failure is None:
-            gathered = opened.lander.gathered
-            pause = (
-                max(self._location.batch_delay, _LOOK_SECONDS) if gathered is None else gathered + self._location.batch_delay - loop.time()
-            )
-            if pause > 0:
-                await asyncio.sleep(pause)
-                continue
-            with contextlib.suppress(SubscriberError):
-                async with self._calls, self._failing(opened):
-                    await self._land(opened)
-
-    async def _watch_applied(self, opened: _Opened) -> None:
-        reported = INVALID_LSN
-        while opened.failure is None:
-            try:
-                applied = await self._applied(self._known)
-            except SubscriberError as error:
-                opened.failure = error
-                return
-            if applied > reported and self._known.position is not None:
-                reported = applied
-                opened.report(min(applied, opened.lander.position))
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    # --- two-phase
+        await self._streaming().advance(lsn, self._applier.start)
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Keep the transaction's rows apart; durable on return, the position behind them."""
-        opened, files = self._now, PreparedFiles(self._known.storage)
-        transaction, gid = prepared.transaction, prepared.gid
-        async with self._calls, self._failing(opened):
-            await self._land(opened)
-            if await unhurried(lambda: files.is_there(transaction.xid, gid)):
-                await opened.lander.described.learn(transaction)
-            else:
-                batch = await unhurried(lambda: files.begin(transaction.xid, gid))
-                try:
-                    await encode_transaction(
-                        transaction, gate, batch, described=opened.lander.described, table_ids=self._table_id, statistics=self._statistics
-                    )
-                except BaseException:
-                    batch.discard()
-                    raise
-                await unhurried(lambda: files.prepare(batch, transaction, gid))
-                self._statistics.transactions += 1
-            await transaction.discard()
-            await self._store_position(opened, transaction.end_lsn)
-            self._report(opened, opened.lander.position)
+        await self._streaming().prepare(prepared, gate)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
         """Land its rows as of the commit.
@@ -507,33 +349,11 @@ class SparkSink:
         Raises:
             DataLossError: it was never prepared here, nor committed.
         """
-        opened, files = self._now, PreparedFiles(self._known.storage)
-        async with self._calls, self._failing(opened):
-            await self._land(opened)
-            position, zone = opened.lander.position, opened.lander.zone
-            if message.end_lsn > position:
-                landed = await unhurried(lambda: files.commit(message, zone.directory))
-                if landed is None:
-                    raise DataLossError(
-                        f"the lake has no prepared transaction of xid {message.xid}, which was committed at {message.commit_lsn}",
-                        hint="it was prepared before this lake began: start over in a new directory",
-                    )
-                if landed:
-                    await unhurried(lambda: zone.add(landed, position, message.end_lsn, transactions=1, commit_time=message.commit_time))
-                    opened.lander.position = message.end_lsn
-                else:
-                    await self._store_position(opened, message.end_lsn)
-            await unhurried(lambda: files.forget(message.xid, message.gid))
-            self._report(opened, opened.lander.position)
+        await self._streaming().commit_prepared(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """Forget it."""
-        opened, files = self._now, PreparedFiles(self._known.storage)
-        async with self._calls, self._failing(opened):
-            await self._land(opened)
-            await unhurried(lambda: files.forget(message.xid, message.gid))
-            await self._store_position(opened, message.rollback_end_lsn)
-            self._report(opened, opened.lander.position)
+        await self._streaming().rollback_prepared(message)
 
     # --- the rest of the contract
 

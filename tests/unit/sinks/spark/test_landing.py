@@ -264,7 +264,7 @@ async def test_a_crash_at_any_step_leaves_the_batch_before_or_after_it(tmp_path:
             except Crashed:
                 crashed = True
             crash.left = 10**9
-        for task in sink._opened.tasks:  # type: ignore[union-attr]
+        for task in sink._opened._tasks:  # type: ignore[union-attr]
             task.cancel()
         os.close(sink._lock._descriptor)  # type: ignore[union-attr, arg-type]
         sink = make(place)
