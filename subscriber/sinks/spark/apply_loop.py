@@ -28,6 +28,7 @@ def apply_forever(
     *,
     once: bool = False,
     rest_seconds: float = 0.0,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Apply until told to stop, or until nothing waits.
 
@@ -37,6 +38,7 @@ def apply_forever(
         published: told of each cut.
         once: end as soon as nothing waits, and at the first error.
         rest_seconds: after ``stop``, go on for so long at most until nothing waits.
+        check: called before each round; what it raises counts as an error of the round.
 
     Raises:
         SubscriptionInUse: the lake has an applier.
@@ -53,6 +55,7 @@ def apply_forever(
                 if now >= end:
                     return
             try:
+                check()
                 cut = applier.run_round()
                 if cut is not None:
                     published(cut)

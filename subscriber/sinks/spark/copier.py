@@ -12,12 +12,13 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from subscriber.abc import TableState
 from subscriber.errors import SubscriberError
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
 from subscriber.sinks.spark.copytask import SnapshotGone, copy_part
+from subscriber.sinks.spark.jobs import SparkLost
 from subscriber.sinks.spark.lake import Lake, copy_directory
 from subscriber.sinks.spark.storage import Storage
 
@@ -99,20 +100,30 @@ class Copier:
         self._stop = threading.Event()
         self._copying: dict[str, threading.Thread] = {}
         self._given_up: set[str] = set()
+        self._lost: SparkLost | None = None
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Iterator[Self]:
         """Look for orders while the block lasts. The applier's lock is held by the caller, or not needed."""
         watcher = threading.Thread(target=self._watch, name="copier")
         watcher.start()
         try:
-            yield
+            yield self
         finally:
             self._stop.set()
             watcher.join()
             self._runner.cancel()
             for thread in self._copying.values():
                 thread.join()
+
+    def check(self) -> None:
+        """Whether parts can still be read here.
+
+        Raises:
+            SparkLost: they cannot, until the applier is started again.
+        """
+        if self._lost is not None:
+            raise self._lost
 
     def orders(self) -> list[CopyOrder]:
         """What is ordered, and not given up.
@@ -160,6 +171,9 @@ class Copier:
                     return
                 with contextlib.suppress(SubscriberError):
                     order.report(self._storage, failure)
+            except SparkLost as error:
+                self._lost = error
+                return
             except SubscriberError as error:
                 failure = CopyFailure(error.one_line(), gone=False)
             if failure is None:

@@ -45,13 +45,15 @@ def apply_lake(
     storage = Storage.open(location)
     settings = ApplierSettings(target_rows=target_rows)
     if engine == "local":
-        with Copier(storage, LocalCopyRunner(storage), target_rows).running():
-            apply_forever(Applier(storage, LocalEngine(storage), settings), stop, _tell, once=once)
+        with Copier(storage, LocalCopyRunner(storage), target_rows).running() as copier:
+            apply_forever(Applier(storage, LocalEngine(storage), settings), stop, _tell, once=once, check=copier.check)
         return
     spark = spark_session(master, {**(DELTA_CONF if engine == "merge" else {}), **conf}, packages=packages)
     try:
-        with Copier(storage, SparkCopyRunner(spark, location), target_rows).running():
-            apply_forever(Applier(storage, _on_spark(engine, spark, location, storage), settings), stop, _tell, once=once)
+        with Copier(storage, SparkCopyRunner(spark, location), target_rows).running() as copier:
+            apply_forever(
+                Applier(storage, _on_spark(engine, spark, location, storage), settings), stop, _tell, once=once, check=copier.check
+            )
     finally:
         end_session(spark)
 
@@ -79,8 +81,8 @@ def apply_beside(location: Location, stop: threading.Event, rest_seconds: float)
     else:
         spark = spark_session("local[*]", DELTA_CONF if location.apply == "merge" else {})
         runner, engine = SparkCopyRunner(spark, location), _on_spark(location.apply, spark, location, storage)
-    with Copier(storage, runner, location.target_rows).running():
-        apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds)
+    with Copier(storage, runner, location.target_rows).running() as copier:
+        apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds, check=copier.check)
 
 
 def _on_spark(engine: str, spark: SparkSession, location: Location, storage: Storage) -> Engine:
