@@ -25,7 +25,7 @@ from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["KeyRange", "NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_changes", "read_range", "write_rows"]
+__all__ = ["KeyRange", "NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_base", "read_changes", "read_range", "write_rows"]
 
 _RANGE: Final = b"subscriber.range"
 
@@ -180,8 +180,17 @@ def _damaged(storage: Storage, path: str) -> TargetError:
 
 
 def _read_base(storage: Storage, unit: Unit) -> pa.Table:
-    current = unit.schema.current
-    return pa.concat_tables([conformed(_read(storage, f"{unit.directory}/{path}", current.names), current) for path in unit.base])
+    return read_base(storage, unit.directory, unit.base, unit.schema, unit.schema.current.names)
+
+
+def read_base(storage: Storage, directory: str, files: Sequence[str], schema: TableSchema, names: Sequence[str]) -> pa.Table:
+    """Rows of a table's files in its current-state columns; those that are not among ``names`` are NULL.
+
+    Raises:
+        TargetError: one cannot be read.
+    """
+    parts = [conformed(_read(storage, f"{directory}/{path}", names), schema.current) for path in files]
+    return pa.concat_tables(parts) if parts else schema.current.empty_table()
 
 
 # --- writing

@@ -1,6 +1,6 @@
 """Engine ``merge``: Delta's own MERGE INTO, by Spark with the Delta jar. It leaves the rows that engine ``rewrite`` leaves.
 
-A table's changes are folded here first, beside those rows of the table that they touch (one read, of the files whose keys are near): MERGE
+A table's changes are folded here first, beside those rows of the table that they touch (read here, or by a join if they are many): MERGE
 takes one source row a key, knows nothing of unchanged TOASTed values, and of an UPDATE whose row is not there. What is merged then says for
 each key what it is now. The LSN goes into MERGE's own commit, by the settings that Delta has for it.
 
@@ -21,9 +21,10 @@ import pyarrow.compute as pc
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.jobs import job_errors, job_failed
+from subscriber.sinks.spark.keys import is_orderable
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.merge import conformed, read_changes
+from subscriber.sinks.spark.merge import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
 from subscriber.sinks.spark.rewrite import RewriteEngine
 from subscriber.sinks.spark.schema import SPECIAL
@@ -38,6 +39,8 @@ __all__ = ["MergeEngine"]
 
 _AT_ONCE: Final = 4
 """Tables that are merged beside each other."""
+_READ_HERE: Final = 2_000_000
+"""Rows of files whose keys the driver reads by itself: a join of Spark takes seconds, however few they are."""
 _FEW_FILES: Final = 16
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -129,6 +132,13 @@ class MergeEngine:
         if not unsent and not pc.any(pc.is_in(changes["_op"], value_set=pa.array(["u", "d"]))).as_py():
             return schema.current.empty_table()  # new rows: nothing is looked for
         names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
+        near = [file for file in work.task.base if file.path in set(work.plan.removed)]
+        if sum(file.rows for file in near) <= _READ_HERE:
+            rows = read_base(self._storage, work.delta.directory, [file.path for file in near], schema, names)
+            first = schema.keys[0]
+            if is_orderable(schema.current.field(first).type):
+                rows = rows.filter(pc.is_in(rows[first], value_set=changes[first].combine_chunks()))
+            return rows
         keys = changes.select([*schema.keys, SPECIAL])
         self._frame(session, keys).createOrReplaceTempView("keys")
         found = session.sql(selected_rows(work.delta.uri, schema, names, "keys", _range(work, keys))).toArrow()

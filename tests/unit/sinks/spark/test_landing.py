@@ -391,6 +391,8 @@ def test_a_chain_that_overlaps_is_refused() -> None:
         ("spark://", "names no directory"),
         ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
         ("spark:///lake?colour=red", "unrecognized parameter"),
+        ("spark:///lake?apply=always", "unrecognized apply value"),
+        ("spark:///lake?target_rows=many", 'invalid value for parameter "target_rows"'),
         ("spark:///lake?batch_delay=soon", "invalid value"),
     ],
 )
@@ -401,6 +403,7 @@ def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
 
 def test_a_url_is_read() -> None:
     assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
+    assert Location.parse("spark:///a?apply=merge&target_rows=1000") == Location(path="/a", apply="merge", target_rows=1000)
     assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", batch_delay=1.0)
 
 
