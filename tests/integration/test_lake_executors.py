@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from psycopg.conninfo import conninfo_to_dict
@@ -21,7 +22,10 @@ from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import ApplierSettings
 from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.lake import Lake
 from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.sweep import sweep
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.database import Database
@@ -240,6 +244,23 @@ async def test_executors_that_may_not_connect_are_told_of_until_they_may(
     password = conninfo_to_dict(publisher_db.conninfo())["password"]
     for file in (tmp_path / "lake").rglob("*.json"):
         assert f"password={password}" not in file.read_text()
+
+
+async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher_db: Database, tmp_path: Path) -> None:
+    many_rows(publisher_db, 10)
+    lake = tmp_path / "lake"
+    async with copier(lake):
+        await by_executors(publisher_db, tmp_path).run(Until())
+    # as where the table was once there, and its copy took longer than the grace time
+    table = LakeDelta(storage(lake), "tables/public/t")
+    table.create(pa.schema([pa.field("id", pa.int32())]))
+    known = Lake.find(storage(lake))
+    assert known is not None
+    assert table.unneeded(0)
+    assert sweep(storage(lake), known, [table], 0) == 0
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)
 
 
 @pytest.mark.parametrize("text", ["password=x", "host=h  password = 'x'", "sslpassword=x"])

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from subscriber.abc import TableState
 from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.lake import Lake, LakeTable
+from subscriber.sinks.spark.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["sweep"]
@@ -37,8 +36,8 @@ def sweep(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours
         TargetError: one cannot be removed, or a log not be read.
     """
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
-    # base files that executors write just now: no commit names them before the copy is whole
-    copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if table.entry.state is TableState.DATASYNC)
+    # base files that executors wrote: no commit names them before the table is handed over, and the change log has yet to read them
+    copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
     count = 0
     for table in tables:
         unneeded = table.unneeded(grace_hours)
