@@ -21,6 +21,7 @@ import pytest
 
 from subscriber.abc import TableName
 from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.lake import Lake
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.scenario import let_slots_be_created, let_small_transactions_stream
@@ -123,6 +124,7 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
                 await asyncio.sleep(dice.uniform(0, 3))
                 await _kill(victim, subscriber, applier, standalone, dice, there)
                 met[victim] += 1
+                print(f"{time.strftime('%H:%M:%S')} {sum(met.values())} {victim}", flush=True)
                 cut = read_cut(storage(lake))
                 assert cut is not None
                 if set(NAMES) <= cut.tables.keys():
@@ -138,8 +140,10 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
         subscriber.kill()
         status = await asyncio.to_thread(subscriber.start("--until-caught-up").wait, 120)
         assert status == 0, tell()
-        goal = publisher.current_lsn()
-        await there(lambda: beyond(goal - 1))
+        found = Lake.find(storage(lake))
+        goal = found.landed() if found is not None else None
+        assert goal is not None
+        await there(partial(beyond, goal - 1))
         assert await asyncio.to_thread(applier.end) == 0, tell()
     finally:
         enough.set()
