@@ -107,7 +107,7 @@ def has_delta(spark: SparkSession) -> bool:
 
 
 def _private_directory() -> Path:
-    """Of this process alone, and gone with it: Java is started by what lies there."""
-    directory = Path(tempfile.mkdtemp(prefix="subscriber-java-"))
+    """Of this process alone, and gone with it: Java, and code for executors, may be what lies there."""
+    directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
