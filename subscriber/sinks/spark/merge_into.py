@@ -42,6 +42,8 @@ _AT_ONCE: Final = 4
 _READ_HERE: Final = 2_000_000
 """Rows of files whose keys the driver reads by itself: a join of Spark takes seconds, however few they are."""
 _FEW_FILES: Final = 16
+_LARGE_UNIT: Final = 8
+"""Times the target. MERGE leaves files whose keys overlap: together they may be more than one task should hold."""
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # others have no statistics, and less room
@@ -171,8 +173,16 @@ def _is_merged(work: Work) -> bool:
     schema = task.schema
     keyed = bool(schema.keys) and not schema.full
     plain = not task.rewrite and not work.overwrite and not work.plan.cleared and bool(task.changes)
-    small = [file for file in task.base if file.rows < task.target_rows // 4]
-    return keyed and plain and bool(task.base) and len(small) <= _FEW_FILES
+    return keyed and plain and bool(task.base) and not _is_scattered(work)
+
+
+def _is_scattered(work: Work) -> bool:
+    """Whether there are too many small files, and units that are small enough to mend that."""
+    target = work.task.target_rows
+    rows = {file.path: file.rows for file in work.task.base}
+    small = [path for path, count in rows.items() if count < target // 4]
+    largest = max((sum(rows[path] for path in unit.base) for unit in work.plan.units), default=0)
+    return len(small) > _FEW_FILES and largest <= target * _LARGE_UNIT
 
 
 def _range(work: Work, *tables: pa.Table) -> tuple[Any, Any] | None:
