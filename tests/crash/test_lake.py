@@ -144,7 +144,7 @@ def check_files(lake: Path) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(900 if KILLS > 10 else 240)
+@pytest.mark.timeout(240 + 20 * KILLS)
 async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
