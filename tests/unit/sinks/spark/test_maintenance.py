@@ -141,6 +141,7 @@ async def test_a_copy_under_way_loses_nothing_and_one_that_was_begun_anew_goes(t
         (directory / file).write_bytes(b"")
     for generation in (0, 1, 2):
         (tmp_path / f"copy/{number}-{generation}").mkdir(exist_ok=True)
+        (tmp_path / f"copy/{number}-{generation}/of-the-copy").write_bytes(b"")
     work.tidy()
     assert [(directory / file).exists() for file in names] == [True, False]
     # of the future: a copy that was begun since the applier looked
