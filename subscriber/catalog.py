@@ -17,7 +17,7 @@ from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["Catalog", "Definition", "Observation", "TableObservation"]
+__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "TableObservation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +178,32 @@ class TableObservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApplierObservation:
+    """Who applies what a subscription has landed, in a target where these are two programs.
+
+    Attributes:
+        pid: of the process; None: nobody applies.
+        host: where it runs.
+        engine: how.
+        lsn: up to where everything is applied, and published; None: nothing is.
+        waiting_batches, waiting_bytes: of what was landed and is not applied. Copies of tables are not counted.
+        waiting_since: when the first transaction of these was committed, seconds since 1970; None: nothing waits.
+        last_error: the latest error, one line.
+        last_error_time: when.
+    """
+
+    pid: int | None = None
+    host: str | None = None
+    engine: str | None = None
+    lsn: Lsn | None = None
+    waiting_batches: int = 0
+    waiting_bytes: int = 0
+    waiting_since: float | None = None
+    last_error: str | None = None
+    last_error_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """Everything that a target knows of one subscription.
 
@@ -190,6 +216,7 @@ class Observation:
         stats_reset: when they were reset.
         last_error: the latest error of its workers, one line.
         last_error_time: when.
+        applier: where landing and applying are two programs, the other one.
     """
 
     definition: Definition
@@ -200,3 +227,4 @@ class Observation:
     stats_reset: datetime | None = None
     last_error: str | None = None
     last_error_time: datetime | None = None
+    applier: ApplierObservation | None = None

@@ -78,8 +78,12 @@ def parse_bytes(name: str, text: str) -> int:
     return int(_parse_quantity(name, text, _SIZE_UNITS, "kB"))
 
 
-def parse_assignments(items: Iterable[str]) -> dict[str, str]:
+def parse_assignments(items: Iterable[str], *, case_matters: bool = False) -> dict[str, str]:
     """Split ``name=value`` texts.
+
+    Args:
+        items: the texts.
+        case_matters: leave names as they are, as Spark's; PostgreSQL's become lower case.
 
     Raises:
         ConfigurationError: a text without ``=``, or a name given twice (native: conflicting or redundant options).
@@ -87,7 +91,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
-        name = name.strip().lower()
+        name = name.strip() if case_matters else name.strip().lower()
         if not equals or not name:
             raise ConfigurationError(f'"{item}" is not of the form parameter=value', hint="as in copy_data=false")
         if name in found:

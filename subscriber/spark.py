@@ -2,15 +2,32 @@
 
 Example::
 
-    from subscriber.spark import cut_of, read
+    from subscriber.spark import cut_of, read, register
 
     cut = cut_of("spark:///var/lib/lake")
     orders = read(spark, "spark:///var/lib/lake", "public.orders", cut=cut)
     items = read(spark, "spark:///var/lib/lake", "public.items", cut=cut)      # as of the same transaction
+
+    register(spark)
+    changes = spark.readStream.format("postgres_changes").option("table", "public.orders").load("/var/lib/lake")
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.reading import cut_of
 from subscriber.sinks.spark.reading import read_table as read
 
-__all__ = ["Cut", "cut_of", "read"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Cut", "cut_of", "read", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``postgres_changes`` known to a session: see :mod:`subscriber.sinks.spark.datasource` for its options."""
+    from subscriber.sinks.spark.datasource import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
+
+    spark.dataSource.register(PostgresChanges)

@@ -4,7 +4,7 @@
 ``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
 """
 
-from subscriber.abc.seams import ParallelTransaction, ReplicationStream, Sink, Spool, TableSink
+from subscriber.abc.seams import ParallelTransaction, ReplicationStream, Sink, SnapshotTableSink, Spool, TableSink
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
@@ -15,6 +15,7 @@ from subscriber.abc.values import (
     Position,
     PublishedTable,
     RelationGate,
+    SnapshotOrder,
     SubscriptionState,
     TableEntry,
     TableName,
@@ -36,6 +37,8 @@ __all__ = [
     "RelationGate",
     "ReplicationStream",
     "Sink",
+    "SnapshotOrder",
+    "SnapshotTableSink",
     "Spool",
     "SubscriptionState",
     "TableEntry",

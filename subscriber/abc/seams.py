@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from subscriber.abc.values import (
     ApplyStatistics,
@@ -14,6 +14,7 @@ from subscriber.abc.values import (
     Position,
     PublishedTable,
     RelationGate,
+    SnapshotOrder,
     SubscriptionState,
     TableEntry,
     TableName,
@@ -28,6 +29,7 @@ __all__ = [
     "ParallelTransaction",
     "ReplicationStream",
     "Sink",
+    "SnapshotTableSink",
     "Spool",
     "TableSink",
 ]
@@ -139,6 +141,24 @@ class TableSink(Protocol):
 
     async def close(self) -> None:
         """Give the sessions back. Uncommitted work is rolled back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class SnapshotTableSink(Protocol):
+    """A :class:`TableSink` whose target reads the publisher by itself: it has this method too."""
+
+    async def copy_snapshot(self, order: SnapshotOrder, rows: Callable[[int], None]) -> None:
+        """Have all rows stored, in place of every :meth:`TableSink.copy`. The snapshot stays open until this returns.
+
+        Args:
+            order: where they are.
+            rows: is told how many more are stored.
+
+        Raises:
+            PublisherUnavailable: the snapshot is gone; copy anew.
+            TargetError: the rows cannot be stored.
+        """
         ...
 
 

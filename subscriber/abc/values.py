@@ -22,6 +22,7 @@ __all__ = [
     "Position",
     "PublishedTable",
     "RelationGate",
+    "SnapshotOrder",
     "SubscriptionState",
     "TableEntry",
     "TableName",
@@ -153,6 +154,25 @@ class PublishedTable:
     types: tuple[TypeFact, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotOrder:
+    """A table's published rows under an exported snapshot, for whoever reads them by sessions of his own.
+
+    Attributes:
+        snapshot_name: for SET TRANSACTION SNAPSHOT, while the session that exported it lives.
+        connection: keywords and values for libpq: the server that exported it; without any password.
+        setup: statements that make values as unambiguous as in a session of ours; before the transaction begins.
+        sources: what to select from, ``FROM … WHERE …``: the parts that together are the table's rows, none twice.
+        consistent_point: the snapshot holds what was committed before.
+    """
+
+    snapshot_name: str
+    connection: str
+    setup: tuple[str, ...]
+    sources: tuple[str, ...]
+    consistent_point: Lsn
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is wrong, found before it does harm.
@@ -222,6 +242,21 @@ class Capabilities:
     """Streamed transactions can be applied before their end: :meth:`Sink.open_parallel`."""
     described: bool = False
     """It needs to know what the publisher's catalog says of the tables: :meth:`Sink.describe_tables`."""
+    given_tables: bool = True
+    """Its tables are there before, as somebody made them: what they lack is found, what they have more is left alone. Else it makes
+    them itself, of what is described."""
+    constraints: bool = True
+    """Its tables refuse keys that are there, NULL where it is not allowed, and texts that are none of their type."""
+    shared_tables: bool = True
+    """Others may write into its tables as well."""
+    several_subscriptions: bool = True
+    """One target holds any number of subscriptions."""
+    binary: bool = True
+    """It takes values in the binary format."""
+    counts_missing: bool = True
+    """Rows that a change did not find are in :attr:`Sink.statistics`. Else somebody else applies, and counts."""
+    copies_visible: bool = True
+    """Rows are seen once they are copied. Else not before the table is in the apply worker's hands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

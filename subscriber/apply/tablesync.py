@@ -29,6 +29,8 @@ from subscriber.abc import (
     Position,
     PublishedTable,
     ReplicationStream,
+    SnapshotOrder,
+    SnapshotTableSink,
     TableEntry,
     TableName,
     TableSink,
@@ -78,6 +80,10 @@ class SnapshotSource(Protocol):
 
     def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> Awaitable[list[CopyPart]]:
         """The parts that together are the table's published rows. ``rows`` is told how many were read."""
+        ...
+
+    async def order(self, table: PublishedTable) -> SnapshotOrder:
+        """The same, for somebody else to read."""
         ...
 
     async def verify(self, table: PublishedTable) -> None:
@@ -203,11 +209,7 @@ class TableSynchronization:
                 )
             await self._sink.describe(table)
             self._progress.started(self._table, table.estimated_rows)
-            parts = await snapshot.parts(table, self._copy_format, lambda rows: self._progress.advanced(self._table, rows))
-            limit = asyncio.Semaphore(self._settings.max_copy_workers_per_table)
-            async with task_group() as group:
-                for part in parts:
-                    group.create_task(self._copy_part(part, table, limit))
+            await self._copy_rows(snapshot, table)
             await snapshot.verify(table)
             position = Position(
                 slot_name=slot,
@@ -220,6 +222,19 @@ class TableSynchronization:
         self._progress.finished(self._table)
         _log.info('table "%s" is copied as of %s', self._table, position.lsn)
         return True
+
+    async def _copy_rows(self, snapshot: SnapshotSource, table: PublishedTable) -> None:
+        def advanced(rows: int) -> None:
+            self._progress.advanced(self._table, rows)
+
+        if table.columns and isinstance(self._sink, SnapshotTableSink):
+            await self._sink.copy_snapshot(await snapshot.order(table), advanced)
+            return
+        parts = await snapshot.parts(table, self._copy_format, advanced)
+        limit = asyncio.Semaphore(self._settings.max_copy_workers_per_table)
+        async with task_group() as group:
+            for part in parts:
+                group.create_task(self._copy_part(part, table, limit))
 
     async def _copy_part(self, part: CopyPart, table: PublishedTable, limit: asyncio.Semaphore) -> None:
         async with limit, part() as rows:

@@ -48,7 +48,8 @@ def add_parser(verbs: Verbs) -> None:
         "--target",
         metavar="URL",
         help="a database of yours as target (a schema subscriber_demo, or tables whose names begin so, are made in it, and removed);"
-        " sqlite: a new file; mariadb: an embedded server of that kind; default: an embedded PostgreSQL",
+        " sqlite: a new file; mariadb: an embedded server of that kind; spark: a lake in a temporary directory, kept by Spark on local[2];"
+        " default: an embedded PostgreSQL",
     )
     parser.add_argument(
         "--rows", type=_at_least(_LEAST_ROWS), default=300_000, metavar="N", help="of the largest table; default: %(default)s"
@@ -133,11 +134,7 @@ async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     _print_report(await demonstration.finish_prepared(), await demonstration.streamed())
     await demonstration.catch_up()
 
-    _heading(
-        "4. The proof: every row of both, value by value, each as PostgreSQL writes it"
-        if demonstration.makes_tables
-        else "4. The proof: every row of both, as a checksum over all columns"
-    )
+    _heading(f"4. The proof: {demonstration.proof}")
     comparisons = await demonstration.compare()
     _print_comparisons(comparisons)
     prepared = await demonstration.compare_prepared()
@@ -171,9 +168,12 @@ async def _show_load(demonstration: Demonstration, seconds: int) -> None:
 
 def _sample_line(sample: Sample, previous: Sample | None) -> str:
     since = previous.seconds if previous else 0.0
-    rate = (sample.transactions - (previous.transactions if previous else 0)) / max(sample.seconds - since, 1e-3)
+    passed = max(sample.seconds - since, 1e-3)
+    rate = (sample.transactions - (previous.transactions if previous else 0)) / passed
+    rows = (sample.applied - (previous.applied if previous else 0)) / passed
     return (
-        f"   {sample.seconds:3.0f} s: {sample.transactions:,} transactions ({rate:,.0f}/s), {sample.applied:,} rows applied;"
+        f"   {sample.seconds:3.0f} s: {sample.transactions:,} transactions ({rate:,.0f}/s),"
+        f" {sample.applied:,} rows applied ({rows:,.0f}/s);"
         f" behind: {_bytes(sample.behind_bytes)}, {sample.behind_seconds:.2f} s"
     )
 

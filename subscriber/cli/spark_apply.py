@@ -24,9 +24,10 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("lake", metavar="LAKE", help="the target of the subscription, spark:///path, or its directory")
     parser.add_argument(
         "--engine",
-        choices=["rewrite", "local"],
-        default="rewrite",
-        help="rewrite: jobs of Spark; local: threads, no Spark (default: rewrite)",
+        choices=["auto", "rewrite", "merge", "local"],
+        default="auto",
+        help="rewrite: jobs of Spark, no jar; merge: Delta's MERGE INTO, by the Delta jar; local: threads, no Spark "
+        "(default: merge if the session has Delta's extension, else rewrite)",
     )
     parser.add_argument("--master", help="as spark-submit takes it (default: what Spark's configuration says, else local[*])")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark; may be repeated")
@@ -40,7 +41,7 @@ async def _execute(args: argparse.Namespace) -> int:
     options = ApplyOptions(
         engine=args.engine,
         master=args.master,
-        conf=parse_assignments(args.conf) if args.conf else {},
+        conf=parse_assignments(args.conf, case_matters=True),
         packages=args.py_files,
         target_rows=args.target_rows,
         once=args.once,

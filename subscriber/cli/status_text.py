@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.abc import TableState
+from subscriber.catalog import ApplierObservation
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.observing import State, SubscriptionStatus
 
@@ -45,6 +46,8 @@ def _lines(status: SubscriptionStatus) -> list[str]:
         seconds = "" if status.lag_seconds is None else f", {status.lag_seconds:.1f} s"
         lines.append(f"  lag           {size(status.lag_bytes)}{seconds}")
     lines += _tables(status)
+    if found.applier is not None:
+        lines += _applier(found.applier)
     counted = {name: count for name, count in found.counters.items() if count}
     if counted:
         lines.append("  counters      " + ", ".join(f"{name} {count}" for name, count in counted.items()))
@@ -57,6 +60,16 @@ def _lines(status: SubscriptionStatus) -> list[str]:
     if found.last_error and status.state is not State.CREATING:
         when = f"{found.last_error_time:%Y-%m-%d %H:%M:%S%z} " if found.last_error_time else ""
         lines.append(f"  last error    {when}{found.last_error}")
+    return lines
+
+
+def _applier(applier: ApplierObservation) -> list[str]:
+    runs = f"{applier.engine or 'unknown engine'}, PID {applier.pid}" if applier.pid else "not running"
+    waits = f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)} wait" if applier.waiting_batches else "nothing waits"
+    lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {waits}"]
+    if applier.last_error:
+        when = f"{applier.last_error_time:%Y-%m-%d %H:%M:%S%z} " if applier.last_error_time else ""
+        lines.append(f"    last error  {when}{applier.last_error}")
     return lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
+from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.tablesync import CopyPart
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable
@@ -18,6 +18,7 @@ from subscriber.subscription.loss import check_position
 from subscriber.walreceiver import copying
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
+from subscriber.walreceiver.session import SETUP
 from subscriber.walreceiver.snapshot import ExportedSnapshot
 from subscriber.walreceiver.stream import WalSenderStream
 
@@ -46,6 +47,19 @@ class PublishedSnapshot:
         async with self._snapshot.reader() as reader:
             found = await copying.copy_parts(reader, table, self._range_size)
         return [partial(self._read, copying.copy_query(table, part, copy_format), copy_format, rows) for part in found]
+
+    async def order(self, table: PublishedTable) -> SnapshotOrder:
+        """The same, for somebody else to read by sessions of his own."""
+        async with self._snapshot.reader() as reader:
+            found = await copying.copy_parts(reader, table, self._range_size)
+        return SnapshotOrder(
+            snapshot_name=self._snapshot.snapshot_name,
+            connection=self._snapshot.address,
+            # rows that a policy hides would be missing for good: then rather an error
+            setup=(*SETUP, "SET row_security = off"),
+            sources=tuple(copying.copy_source(table, part) for part in found),
+            consistent_point=self._snapshot.consistent_point,
+        )
 
     async def verify(self, table: PublishedTable) -> None:
         """See that the table is still stored where the snapshot knows it.

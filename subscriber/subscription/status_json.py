@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from subscriber.abc import WorkerActivity
-from subscriber.catalog import TableObservation
+from subscriber.catalog import ApplierObservation, TableObservation
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.observing import SubscriptionStatus
 
@@ -56,10 +56,25 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "publisher_error": _text(status.publisher_error),
         "last_error": _text(found.last_error),
         "last_error_time": _time(found.last_error_time),
+        "applier": None if found.applier is None else _applier(found.applier),
         "counters": dict(found.counters),
         "stats_reset": _time(found.stats_reset),
         "tables": [_table(table) for table in found.tables],
         "tables_by_state": _by_state(found.tables),
+    }
+
+
+def _applier(applier: ApplierObservation) -> dict[str, Any]:
+    return {
+        "pid": applier.pid,
+        "host": applier.host,
+        "engine": applier.engine,
+        "published_lsn": _lsn(applier.lsn),
+        "waiting_batches": applier.waiting_batches,
+        "waiting_bytes": applier.waiting_bytes,
+        "waiting_since": _seconds(applier.waiting_since),
+        "last_error": _text(applier.last_error),
+        "last_error_time": _time(applier.last_error_time),
     }
 
 

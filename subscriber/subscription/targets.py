@@ -19,7 +19,7 @@ from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 
-__all__ = ["ApplyOptions", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
+__all__ = ["ApplyOptions", "is_lake", "observe_target", "open_catalog", "open_target", "spark_apply", "uses_sqlalchemy"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
@@ -33,13 +33,14 @@ class ApplyOptions:
     """How a lake is applied.
 
     Attributes:
-        engine: ``rewrite`` on Spark, ``local`` in threads.
+        engine: ``rewrite`` or ``merge`` on Spark; ``auto``: ``merge`` if the session has Delta's extension, else ``rewrite``; ``local`` in
+            threads.
         master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session`.
         target_rows: of a file.
         once: end when nothing waits.
     """
 
-    engine: str = "rewrite"
+    engine: str = "auto"
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     packages: str | None = None
@@ -60,10 +61,10 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
         ConfigurationError: no sink serves this kind of URL, its driver is not installed, the text is neither URL nor conninfo, or a
             setting means nothing for this kind of target.
     """
-    if _is_lake(target):
+    if is_lake(target):
         with _lake():
             from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
-        return SparkSink(target, options=options, settings=settings)
+        return SparkSink(target, options=options, settings=settings, defined=defined)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink  # noqa: PLC0415 -- its drivers come with an extra
@@ -82,7 +83,10 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
-    _require_catalog(target)
+    if is_lake(target):
+        with _lake():
+            from subscriber.sinks.spark.subscriptions import LakeCatalog  # noqa: PLC0415 -- as above
+        return await LakeCatalog.open(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
@@ -100,7 +104,10 @@ async def observe_target(target: str) -> Sequence[Observation]:
         ConfigurationError: as :func:`open_target`.
         TargetUnavailable, TargetError
     """
-    _require_catalog(target)
+    if is_lake(target):
+        with _lake():
+            from subscriber.sinks.spark.observing import observe as observe_lake  # noqa: PLC0415 -- as above
+        return await observe_lake(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.observing import observe as observe_other  # noqa: PLC0415 -- as above
@@ -133,23 +140,16 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
     )
 
 
-def _is_lake(target: str) -> bool:
+def is_lake(target: str) -> bool:
+    """Whether a target's text is a URL of a lake."""
     scheme = _SCHEME.match(target)
     return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
-
-
-def _require_catalog(target: str) -> None:
-    if _is_lake(target):
-        raise ConfigurationError(
-            "a lake has no catalog of subscriptions: each is one subscription's",
-            hint="use subscriber run --target spark:///path with the subscription's parameters",
-        )
 
 
 def uses_sqlalchemy(target: str) -> bool:
     """Whether a target's text is a URL for SQLAlchemy; else it means PostgreSQL's own sink."""
     scheme = _SCHEME.match(target)
-    return scheme is not None and scheme[1].lower() not in _POSTGRES and not _is_lake(target)
+    return scheme is not None and scheme[1].lower() not in _POSTGRES and not is_lake(target)
 
 
 def _require_postgres_settings(settings: Settings) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.inspection import TargetInspection
 from subscriber.testing.compare import PreparedComparison, TableComparison, compare, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
@@ -36,6 +37,7 @@ class SqlAlchemyTarget:
 
     settings: Final = Settings(create_tables=True)
     makes_tables: Final = True
+    proof: Final = "every row of both, value by value, each as PostgreSQL writes it"
 
     def __init__(self, url: str) -> None:
         self.url: Final = url
@@ -63,6 +65,13 @@ class SqlAlchemyTarget:
             )
         if self._target.database.dialect_name in _LESS:
             await self._target.make_text_table(TableName(schema, "specimens"), "id", SPECIMEN_NAMES.split(", "))
+
+    async def reached(self, lsn: Lsn) -> None:
+        """What is durable is seen."""
+
+    def visible(self, flushed: Lsn) -> Lsn:
+        """The same."""
+        return flushed
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
         """Compare tables, value by value; of a PostgreSQL as PostgreSQL itself compares."""

@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres import PostgresCatalog
 from subscriber.sinks.postgres.errors import translated
 from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared
@@ -73,6 +74,23 @@ class DemoTarget(Protocol):
         """
         ...
 
+    async def reached(self, lsn: Lsn) -> None:
+        """Wait until whoever reads the target sees everything up to an LSN that is durable there, with all tables.
+
+        Raises:
+            SubscriberError: that will not be.
+        """
+        ...
+
+    def visible(self, flushed: Lsn) -> Lsn:
+        """Up to where a reader sees everything, if ``flushed`` is durable."""
+        ...
+
+    @property
+    def proof(self) -> str:
+        """How :meth:`compare` compares, for people."""
+        ...
+
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
         """Compare tables."""
         ...
@@ -104,6 +122,7 @@ class PostgresTarget:
 
     settings: Final = Settings()
     makes_tables: Final = False
+    proof: Final = "every row of both, as a checksum over all columns"
 
     def __init__(self, dsn: str, *, temporary: bool) -> None:
         self.url: Final = dsn
@@ -119,6 +138,13 @@ class PostgresTarget:
         """See :class:`DemoTarget`."""
         with translated():
             await create_tables(self.url, schema=schema)
+
+    async def reached(self, lsn: Lsn) -> None:
+        """What is durable is seen."""
+
+    def visible(self, flushed: Lsn) -> Lsn:
+        """The same."""
+        return flushed
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
         """See :class:`DemoTarget`."""

@@ -1,7 +1,8 @@
 """A subscription at work, from two empty databases to the proof that both hold the same rows. ``subscriber demo`` tells it.
 
-The publisher is an embedded PostgreSQL 18; the target a second one, a SQLite file, an embedded MariaDB, or somebody's own database. Used as
-a context manager; at its end everything that was started is stopped, and everything that was made is removed.
+The publisher is an embedded PostgreSQL 18; the target a second one, a SQLite file, an embedded MariaDB, a lake that Spark keeps, or
+somebody's own database. Used as a context manager; at its end everything that was started is stopped, and everything that was made is
+removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.facade import Subscription
-from subscriber.subscription.targets import uses_sqlalchemy
+from subscriber.subscription.targets import is_lake, uses_sqlalchemy
 from subscriber.testing.compare import PreparedComparison, TableComparison
 from subscriber.testing.demo_target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database
 from subscriber.testing.load import LoadReport, MixedLoad
@@ -32,12 +33,13 @@ from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
 from subscriber.testing.tables import create_tables, table_names
 
-__all__ = ["MARIADB", "SCHEMA", "SQLITE", "Demonstration", "Sample"]
+__all__ = ["MARIADB", "SCHEMA", "SPARK", "SQLITE", "Demonstration", "Sample"]
 
 SCHEMA: Final = "subscriber_demo"
 """Schema of the tables, on both sides."""
 SQLITE: Final = "sqlite"
 MARIADB: Final = "mariadb"
+SPARK: Final = "spark"
 
 _VERSION: Final = 18
 _PUBLICATION: Final = "subscriber_demo"
@@ -57,8 +59,8 @@ class Sample:
         seconds: since its start.
         transactions: run on the publisher.
         applied: rows inserted, updated or deleted in the target.
-        behind_bytes: of WAL that are not durable in the target.
-        behind_seconds: how long it takes from here until what is committed now is durable in the target, measured.
+        behind_bytes: of WAL that are not durable in the target, or cannot be read there yet.
+        behind_seconds: how long it takes from here until what is committed now is durable in the target, and can be read there, measured.
     """
 
     seconds: float
@@ -72,8 +74,8 @@ class Demonstration:
     """See the module. Its methods are to be called in the order in which they stand.
 
     Args:
-        target: conninfo or URL of the target; :data:`SQLITE` for a new file, :data:`MARIADB` for an embedded server of that kind; None
-            for an embedded PostgreSQL.
+        target: conninfo or URL of the target; :data:`SQLITE` for a new file, :data:`MARIADB` for an embedded server of that kind,
+            :data:`SPARK` for a lake in a temporary directory; None for an embedded PostgreSQL.
         rows: of the largest table.
         rate: transactions a second of the load.
         huge_rows: rows of a huge transaction, about.
@@ -103,7 +105,7 @@ class Demonstration:
             ConfigurationError: there are no programs of PostgreSQL 18 (of MariaDB), or the target is none that a sink serves.
             TargetError: the target cannot be reached.
         """
-        if self._given_target in {SQLITE, MARIADB, None}:
+        if self._given_target in {SQLITE, MARIADB, SPARK, None}:
             self._publisher_dsn = (await self._embedded()).dsn()
             self._target = await self._temporary_target()
         else:
@@ -178,14 +180,20 @@ class Demonstration:
             await _cancel(loading, measuring)
 
     async def catch_up(self) -> float:
-        """Wait until everything committed so far is durable in the target; return how many seconds that took.
+        """Wait until everything committed so far is durable in the target, and can be read there; return how many seconds that took.
 
         Raises:
             SubscriberError: what ended the subscription, or it took too long.
         """
         begun = time.monotonic()
-        await self._while_running(self._subscription.wait_for(await self._publisher_lsn(), _CATCH_UP_SECONDS))
+        await self._while_running(self._seen(await self._publisher_lsn()))
         return time.monotonic() - begun
+
+    async def _seen(self, lsn: Lsn) -> None:
+        """Wait until a reader of the target sees everything up to there."""
+        async with asyncio.timeout(_CATCH_UP_SECONDS):
+            await self._subscription.wait_for(lsn)
+            await self._target.reached(lsn)
 
     async def compare_prepared(self) -> PreparedComparison | None:
         """Are the same transactions prepared on both sides? None if the target prepares none (max_prepared_transactions = 0)."""
@@ -199,6 +207,11 @@ class Demonstration:
     async def streamed(self) -> int:
         """How many transactions the publisher sent while they were still running."""
         return int(await self._ask("SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s", self._name))
+
+    @property
+    def proof(self) -> str:
+        """How :meth:`compare` compares, for people."""
+        return self._target.proof
 
     async def compare(self) -> list[TableComparison]:
         """Compare all tables."""
@@ -223,6 +236,9 @@ class Demonstration:
         if self._given_target == SQLITE:
             directory = await self._made(asyncio.to_thread(_private_directory), lambda path: asyncio.to_thread(shutil.rmtree, path))
             return await self._opened(_target_of(f"sqlite:///{directory / 'replica.db'}"))
+        if self._given_target == SPARK:
+            directory = await self._made(asyncio.to_thread(_private_directory), lambda path: asyncio.to_thread(shutil.rmtree, path))
+            return await self._opened(_target_of(f"spark://{directory / 'lake'}"))
         if self._given_target == MARIADB:
             server = await self._made(asyncio.to_thread(EmbeddedMariaDB.create), lambda server: asyncio.to_thread(server.remove))
             await asyncio.to_thread(server.create_database, SCHEMA)
@@ -254,7 +270,7 @@ class Demonstration:
     async def _measure_lag(self) -> None:
         while True:
             begun = time.monotonic()
-            reached = asyncio.ensure_future(self._subscription.wait_for(await self._publisher_lsn()))
+            reached = asyncio.ensure_future(self._seen(await self._publisher_lsn()))
             try:
                 while not reached.done():
                     await asyncio.wait([reached], timeout=_SAMPLE_SECONDS / 4)
@@ -271,7 +287,7 @@ class Demonstration:
             seconds=seconds,
             transactions=self._load.report.transactions,
             applied=done.inserts + done.updates + done.deletes,
-            behind_bytes=max(await self._publisher_lsn() - status.flushed, 0),
+            behind_bytes=max(await self._publisher_lsn() - self._target.visible(status.flushed), 0),
             behind_seconds=self._lag_seconds,
         )
 
@@ -296,10 +312,15 @@ class Demonstration:
 
 
 def _target_of(text: str) -> DemoTarget:
-    if not uses_sqlalchemy(text):
+    lake = is_lake(text)
+    if not lake and not uses_sqlalchemy(text):
         return PostgresTarget(text, temporary=False)
     try:
-        from subscriber.testing.demo_sqlalchemy import SqlAlchemyTarget  # noqa: PLC0415 -- what it needs comes with an extra
+        if lake:
+            from subscriber.testing.demo_lake import LakeTarget  # noqa: PLC0415 -- what it needs comes with an extra
+
+            return LakeTarget(text)
+        from subscriber.testing.demo_sqlalchemy import SqlAlchemyTarget  # noqa: PLC0415 -- as above
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"this target needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[demo]'"

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Final
 
 from subscriber.errors import TargetError
 
-__all__ = ["normalizer"]
+__all__ = ["array_literal", "normalizer"]
 
 Normalizer = Callable[[object], str | None]
 
+_QUOTED: Final = re.compile(r'[{}",\\\s]')
 _MICROSECONDS: Final = datetime.timedelta(microseconds=1)
 
 
@@ -45,6 +47,18 @@ def normalizer(type_name: str) -> Normalizer:
         return special(value) if special is not None else _plain(value)
 
     return normalized
+
+
+def array_literal(elements: Sequence[object]) -> str:
+    """PostgreSQL's text of a list: an array of one dimension, whose lower bound is 1. Not for elements that are floats."""
+    return "{" + ",".join("NULL" if element is None else _element(_plain(element)) for element in elements) + "}"
+
+
+def _element(text: str) -> str:
+    if text and text.upper() != "NULL" and not _QUOTED.search(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _plain(value: object) -> str:

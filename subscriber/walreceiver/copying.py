@@ -15,7 +15,7 @@ from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.walreceiver.session import Session
 
-__all__ = ["BlockRange", "CopyPart", "copy_parts", "copy_query", "copy_ranges", "is_rewritten"]
+__all__ = ["BlockRange", "CopyPart", "copy_parts", "copy_query", "copy_ranges", "copy_source", "is_rewritten"]
 
 _BLOCK = 8192
 
@@ -105,11 +105,15 @@ async def is_rewritten(session: Session, table: PublishedTable) -> bool:
     return bool(rows)
 
 
-def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
-    """The COPY statement of a part, as native writes it: COPY of the table where that says it all, of a SELECT otherwise."""
-    columns = ", ".join(quote_identifier(column) for column in table.columns)
+def copy_source(table: PublishedTable, part: CopyPart) -> str:
+    """What a SELECT of a part's rows selects from: ``FROM … WHERE …``."""
     relation = f"{quote_identifier(part.relation.namespace)}.{quote_identifier(part.relation.name)}"
-    options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
+    conditions = _conditions(table, part)
+    where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
+    return f"FROM {'ONLY ' if part.only else ''}{relation}{where}"
+
+
+def _conditions(table: PublishedTable, part: CopyPart) -> list[str]:
     conditions = []
     if table.row_filters:
         conditions.append(" OR ".join(f"({expression})" for expression in table.row_filters))
@@ -117,7 +121,14 @@ def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -
         conditions.append(f"ctid >= '({part.blocks.first},0)'")
         if part.blocks.end is not None:
             conditions.append(f"ctid < '({part.blocks.end},0)'")
-    if part.only and not conditions and not table.generated:
+    return conditions
+
+
+def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
+    """The COPY statement of a part, as native writes it: COPY of the table where that says it all, of a SELECT otherwise."""
+    columns = ", ".join(quote_identifier(column) for column in table.columns)
+    relation = f"{quote_identifier(part.relation.namespace)}.{quote_identifier(part.relation.name)}"
+    options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
+    if part.only and not _conditions(table, part) and not table.generated:
         return f"COPY {relation}{f' ({columns})' if columns else ''} TO STDOUT{options}"
-    where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
-    return f"COPY (SELECT {columns} FROM {'ONLY ' if part.only else ''}{relation}{where}) TO STDOUT{options}"  # noqa: S608
+    return f"COPY (SELECT {columns} {copy_source(table, part)}) TO STDOUT{options}"

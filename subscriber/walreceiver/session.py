@@ -18,24 +18,25 @@ from typing import Any, Final, Self
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, capabilities
 from subscriber.walreceiver.failures import connect_error, connection_lost, conninfo_error, result_error
 
-__all__ = ["Row", "Session", "check_conninfo"]
+__all__ = ["SETUP", "Row", "Session", "check_conninfo"]
 
 Row = tuple[str | None, ...]
 
-_SETTINGS: Final = """
-SELECT pg_catalog.set_config('search_path', '', false);
-SELECT pg_catalog.set_config(s.name, v.setting, false)
+SETUP: Final = (
+    "SELECT pg_catalog.set_config('search_path', '', false)",
+    """SELECT pg_catalog.set_config(s.name, v.setting, false)
   FROM (VALUES ('DateStyle', 'ISO'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '3'), ('TimeZone', 'UTC'),
                ('bytea_output', 'hex'), ('statement_timeout', '0'), ('lock_timeout', '0'), ('idle_in_transaction_session_timeout', '0'),
                ('idle_session_timeout', '0'), ('transaction_timeout', '0')) AS v (name, setting)
-  JOIN pg_catalog.pg_settings AS s ON s.name = v.name
-"""
+  JOIN pg_catalog.pg_settings AS s ON s.name = v.name""",
+)
+"""The settings of every session with the publisher."""
 _CANCEL_SECONDS: Final = 2.0
 _COPY_STATES: Final = frozenset({pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH})
 _GOOD_STATES: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
@@ -77,7 +78,7 @@ class Session:
             raise _no_host_name() from None
         try:
             session = cls(connection)
-            await session.execute(_SETTINGS)
+            await session.execute(";".join(SETUP))
         except BaseException:
             await connection.close()
             raise
@@ -157,6 +158,19 @@ class Session:
         with contextlib.suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    def address(self, conninfo: str) -> str:
+        """The connection string for another session with this very server, without any password.
+
+        Args:
+            conninfo: of this session.
+        """
+        params: dict[str, Any] = conninfo_to_dict(conninfo)
+        for name in ("password", "sslpassword", "hostaddr", "target_session_attrs", "load_balance_hosts"):
+            params.pop(name, None)
+        params |= {"host": self.pgconn.host.decode(), "port": self.pgconn.port.decode()}
+        params |= {"dbname": self.pgconn.db.decode(), "user": self.pgconn.user.decode()}
+        return make_conninfo(**params)
 
     async def close(self) -> None:
         """Disconnect, whatever state it is in. Idempotent."""

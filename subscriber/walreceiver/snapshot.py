@@ -126,14 +126,18 @@ class ExportedSnapshot:
         slot_name: the slot's.
         consistent_point: the snapshot holds what was committed before this LSN; the slot gives the rest.
         snapshot_name: for SET TRANSACTION SNAPSHOT.
+        address: of the server, for sessions of others: without any password.
     """
 
-    def __init__(self, conninfo: str, application_name: str, slot_name: str, consistent_point: Lsn, snapshot_name: str) -> None:
+    def __init__(
+        self, conninfo: str, application_name: str, slot_name: str, consistent_point: Lsn, snapshot_name: str, *, address: str
+    ) -> None:
         self._conninfo = conninfo
         self._application_name = application_name
         self.slot_name = slot_name
         self.consistent_point = consistent_point
         self.snapshot_name = snapshot_name
+        self.address = address
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -171,7 +175,8 @@ class ExportedSnapshot:
             slot = await connection.create_slot(slot_name, snapshot="export", two_phase=two_phase, failover=failover, temporary=temporary)
             if slot.snapshot_name is None:
                 raise PublisherError(f'the publisher exported no snapshot for replication slot "{slot_name}"')
-            yield cls(conninfo, application_name, slot_name, slot.consistent_point, slot.snapshot_name)
+            address = connection.address(conninfo)
+            yield cls(conninfo, application_name, slot_name, slot.consistent_point, slot.snapshot_name, address=address)
         finally:
             await connection.close()
 

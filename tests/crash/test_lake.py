@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import secrets
@@ -112,8 +113,38 @@ def check_cut(lake: Path, cut: Cut) -> bool:
     return True
 
 
+def check_logs(lake: Path, cut: Cut) -> None:
+    """No change is in a change log twice, and none is missing: replayed, it has as many rows as the table."""
+    for name, where in cut.tables.items():
+        columns = ["_op", "_lsn", "_seq", "_moved"]
+        rows = DeltaTable(str(lake / "log" / name.namespace / name.name)).to_pyarrow_table(columns=columns).to_pylist()
+        changes = [(row["_lsn"], row["_seq"]) for row in rows if row["_op"] != "c"]
+        assert len(changes) == len(set(changes)), name
+        count = 0
+        for row in sorted(rows, key=lambda row: (row["_lsn"], row["_seq"])):
+            match row["_op"]:
+                case "t":
+                    count = 0
+                case "d":
+                    count -= 1
+                case "u":
+                    count += row["_moved"]
+                case _:
+                    count += 1
+        table = DeltaTable(str(lake / where.path), version=where.version)
+        assert count == table.to_pyarrow_dataset().count_rows(), name
+
+
+def check_files(lake: Path) -> None:
+    """Every file of every cut that is remembered is there."""
+    for document in sorted((lake / "cuts").glob("*.json")):
+        for table in json.loads(document.read_text())["document"]["tables"]:
+            for uri in DeltaTable(str(lake / table["path"]), version=table["version"]).file_uris():
+                assert Path(uri).exists(), (document.name, uri)
+
+
 @pytest.mark.crash
-@pytest.mark.timeout(900 if KILLS > 10 else 240)
+@pytest.mark.timeout(240 + 20 * KILLS)
 async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
@@ -172,10 +203,8 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
     assert await asyncio.to_thread(check_cut, lake, cut)
     assert_same(lake, cut, publisher, [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)])
     await asyncio.to_thread(_tidy, lake)
-    for table in cut.tables:
-        rows = DeltaTable(str(lake / "log" / table.namespace / table.name)).to_pyarrow_table(columns=["_op", "_lsn", "_seq"]).to_pylist()
-        changes = [(row["_lsn"], row["_seq"]) for row in rows if row["_op"] != "c"]
-        assert len(changes) == len(set(changes)), table
+    await asyncio.to_thread(check_logs, lake, cut)
+    await asyncio.to_thread(check_files, lake)
     print(f"{KILLS} kills, {transfers.count} transfers, {load.report.transactions} transactions, {dict(met)}")
     assert met["checked"] >= KILLS // 2
 

@@ -41,6 +41,13 @@ def apply_all(path: Path, settings: ApplierSettings | None = None) -> Cut:
     return cut
 
 
+def published(path: Path) -> Cut:
+    """The cut that is published now."""
+    found = read_cut(storage(path))
+    assert found is not None
+    return found
+
+
 async def applied(path: Path, settings: ApplierSettings | None = None) -> Cut:
     return await asyncio.to_thread(apply_all, path, settings)
 

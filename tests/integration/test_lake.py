@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from subscriber import Settings, Subscription, SubscriptionOptions, TableName, TargetError, Until
+from subscriber import Lsn, Settings, Subscription, SubscriptionOptions, TableName, TargetError, Until
 from subscriber.errors import SubscriptionInUse
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.database import Database
-from tests.integration.lakes import applied, assert_same, lake_rows
+from tests.integration.lakes import applied, apply_all, assert_same, lake_rows, published, storage
 from tests.integration.replica import QUICK
 
 
@@ -51,6 +54,41 @@ async def test_copies_follows_and_goes_on_after_a_stop(publisher_db: Database, t
     cut = await applied(lake)
     assert_same(lake, cut, publisher_db, [T])
     assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 1
+
+
+async def test_the_applier_is_a_thread_of_the_same_process(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
+    publisher_db.execute("INSERT INTO t SELECT i, 'copied' || i FROM generate_series(1, 2000) AS i")
+    lake = tmp_path / "lake"
+    for confirm in ("landed", "applied"):
+        replica = subscription(publisher_db, lake, parameters=f"?apply=local&target_rows=300&batch_delay=50ms&confirm={confirm}")
+        running = asyncio.create_task(replica.run())
+        for round_ in range(3):
+            publisher_db.execute(f"UPDATE t SET v = '{confirm} {round_}' WHERE id % 7 = {round_}; DELETE FROM t WHERE id = {round_ + 10}")
+            await replica.wait_for(Lsn.parse(str(publisher_db.value("SELECT pg_current_wal_flush_lsn()::text"))), timeout=60)
+            if confirm == "applied":
+                assert_same(lake, published(lake), publisher_db, [T])
+        with pytest.raises(SubscriptionInUse, match="has an applier already"):
+            apply_all(lake)
+        replica.stop()
+        await running
+        # what waited was applied before the end, and nobody else applied
+        assert_same(lake, published(lake), publisher_db, [T])
+    status = json.loads((lake / "applier.json").read_text())["document"]
+    assert (status["engine"], status["last_error"]) == ("local", None)
+    assert status["counters"] == {"confl_update_missing": 0, "confl_delete_missing": 0}
+
+
+async def test_an_applier_that_cannot_be_ends_the_run(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    lake = tmp_path / "lake"
+    await subscription(publisher_db, lake).run(Until())
+    other = Applier(storage(lake), LocalEngine(storage(lake)))
+    other.open()
+    publisher_db.execute("INSERT INTO t VALUES (2, 'b')")
+    with pytest.raises(SubscriptionInUse, match="has an applier already"):
+        await subscription(publisher_db, lake, parameters="?apply=local").run()
+    other.close()
 
 
 async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_db: Database, tmp_path: Path) -> None:

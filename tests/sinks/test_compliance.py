@@ -8,7 +8,9 @@ from typing import Final
 
 import pytest
 
+from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.testing.compliance import SCENARIOS, ComplianceTarget, Scenario
+from tests.sinks.lakes import LakeTarget
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, MemoryAdapter, PostgresTarget, SqliteTarget
 
 _MAKERS: Final[Mapping[str, Callable[[pytest.FixtureRequest], ComplianceTarget]]] = {
@@ -17,6 +19,7 @@ _MAKERS: Final[Mapping[str, Callable[[pytest.FixtureRequest], ComplianceTarget]]
     "sqlite": lambda request: SqliteTarget(_file(request)),
     "mariadb": lambda request: MariaDBTarget(request.getfixturevalue("mariadb_db")),
     "asyncpg": lambda request: AsyncpgTarget(request.getfixturevalue("target_db")),
+    "lake": lambda request: LakeTarget(_file(request), LocalEngine),
 }
 
 

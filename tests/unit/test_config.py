@@ -153,6 +153,13 @@ def test_options_are_frozen() -> None:
         DEFAULT.binary = True  # type: ignore[misc]
 
 
+def test_case_matters_where_names_are_not_postgresqls() -> None:
+    items = ["spark.executorEnv.PGPASSFILE = /etc/passfile", "spark.driver.extraJavaOptions=-Da=b"]
+    expected = {"spark.executorEnv.PGPASSFILE": "/etc/passfile", "spark.driver.extraJavaOptions": "-Da=b"}
+    assert parse_assignments(items, case_matters=True) == expected
+    assert set(parse_assignments(["Copy_Data=false"])) == {"copy_data"}
+
+
 @given(st.lists(st.text(max_size=20), max_size=4))
 def test_any_text_is_understood_or_refused(items: list[str]) -> None:
     for parse in (SubscriptionOptions.parse, Settings.parse, parse_assignments):

@@ -16,6 +16,7 @@ One applier a lake: a lock of its own, beside the subscriber's.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,9 +25,10 @@ from uuid import uuid4
 import pyarrow as pa
 
 from subscriber.abc import TableName, TableState
-from subscriber.errors import TargetError
+from subscriber.errors import SubscriberError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
+from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
@@ -35,12 +37,15 @@ from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import Manifest, check_chain, check_files, read_manifests
-from subscriber.sinks.spark.merge import NewFile, Unit, read_changes, read_range
+from subscriber.sinks.spark.merge import read_changes, read_range
+from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_columns, plan_table
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
-from subscriber.sinks.spark.waiting import Source, copied_source
+from subscriber.sinks.spark.sweep import sweep
+from subscriber.sinks.spark.waiting import Source, copied_source, read_copy
+from subscriber.sinks.spark.work import Work
 
 __all__ = ["Applier", "ApplierSettings"]
 
@@ -51,6 +56,8 @@ _ROUND: Final = "round"
 _FEW_FILES: Final = 4
 _GATHERED_BYTES: Final = 64 * 1024**2
 _FORGET_EVERY: Final = 100
+_FIRST_SWEEP_SECONDS: Final = 60.0
+"""After its beginning: programs that are started again and again sweep, too."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
@@ -62,30 +69,17 @@ class ApplierSettings:
         target_rows: of a file.
         round_bytes: landed bytes after which a round takes no more manifests.
         log_files: landed files after which the change log takes them, and they go.
-        vacuum_versions: of a table, after which its unneeded files are looked for.
-        grace_hours: how long files that readers may still have open stay.
+        sweep_seconds: how often files that nobody needs any more are looked for.
+        grace_hours: how long files that readers may still have open stay; at most 48.
         cuts: how many published cuts are remembered for readers of the past.
     """
 
     target_rows: int = 250_000
     round_bytes: int = 512 * 1024**2
     log_files: int = 200
-    vacuum_versions: int = 500
+    sweep_seconds: float = 3600.0
     grace_hours: int = 24
     cuts: int = 1000
-
-
-@dataclass(slots=True)
-class _Work:
-    """One table in a round."""
-
-    name: TableName
-    application: str
-    delta: LakeDelta
-    source: Source
-    schema: TableSchema
-    plan: Plan
-    overwrite: pa.Schema | None
 
 
 class Applier:
@@ -93,19 +87,25 @@ class Applier:
 
     Args:
         storage: the lake's.
-        engine: does the units.
+        engine: does the work.
         settings: how.
+
+    Attributes:
+        missing: changes that found no row, since it was made.
     """
 
     def __init__(self, storage: Storage, engine: Engine, settings: ApplierSettings | None = None) -> None:
         self._storage = storage
         self._engine = engine
         self._settings = settings or ApplierSettings()
-        self._ranges: dict[str, BaseFile] = {}
+        self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
+        self.missing = Missing()
+        self._status = ApplierStatus(storage, engine.name)
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
-        self._seen: dict[TableName, LakeTable] | None = None
+        self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
+        self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         path = storage.root / "applier.lock" if storage.root is not None else None
         self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
 
@@ -120,6 +120,11 @@ class Applier:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="subscriber run --target spark://… makes one")
         self._lock.take()
         self._storage.remove_directory(_ROUND)
+        self._status.begin()
+
+    def failed(self, error: SubscriberError) -> None:
+        """Tell who looks into the lake that an attempt failed."""
+        self._status.failed(error.one_line(), self.missing)
 
     def close(self) -> None:
         """Give the lock back."""
@@ -142,16 +147,20 @@ class Applier:
         position = lake.position.lsn if lake.position is not None else INVALID_LSN
         manifests = self._manifests(cut)
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
-        if cut is not None and not manifests and position <= cut.lsn and tables == self._seen:
+        seen = (tables, _left(lake))
+        if cut is not None and not manifests and position <= cut.lsn and seen == self._seen:
             return None
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
         if len(taken) == len(manifests):
             end = max(end, position, cut.lsn if cut is not None else INVALID_LSN)
-        works = [work for name, table in tables.items() if (work := self._work(lake, name, table, taken, end)) is not None]
-        if works:
-            self._apply(works)
+        works = [self._work(lake, name, table, taken, end) for name, table in tables.items()]
+        for name, table, until in _left(lake):
+            works.append(self._work(lake, name, table, [manifest for manifest in taken if manifest.end <= until], min(end, until)))
+        waiting = [work for work in works if work is not None]
+        if waiting:
+            self._apply(waiting)
             self._storage.remove_directory(_ROUND)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
@@ -159,8 +168,9 @@ class Applier:
             self._published += 1
             if self._published % _FORGET_EVERY == 0:
                 forget_cuts(self._storage, self._settings.cuts)
-        self._seen = tables if len(taken) == len(manifests) else None
-        changed = bool(works) or cut is None or published.tables != cut.tables or bool(taken)
+        self._status.tell(self.missing)
+        self._seen = seen if len(taken) == len(manifests) else None
+        changed = bool(waiting) or cut is None or published.tables != cut.tables or bool(taken)
         return published if changed else None
 
     def tidy(self, *, now: bool = False) -> None:
@@ -177,9 +187,12 @@ class Applier:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
         log.compact(cut, 0 if now else self._settings.log_files)
-        for delta in self._deltas.values():
-            if delta.is_there and delta.version and delta.version % self._settings.vacuum_versions == 0:
-                delta.vacuum(self._settings.grace_hours)
+        if time.monotonic() >= self._next_sweep:
+            # the cut that is published has the newest versions: whatever they have is no file of these
+            tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
+            if count := sweep(self._storage, lake, tables, self._settings.grace_hours):
+                _log.info("removed %d files that nobody needs any more", count)
+            self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
     # --- what waits
 
@@ -209,25 +222,26 @@ class Applier:
 
     # --- one table
 
-    def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> _Work | None:
+    def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
         delta = self._delta(name, table)
         application = _application(lake, table)
         applied = delta.applied(application)
-        first = applied is None
+        # a copy replaces what the table had; one that is not copied goes on with it
+        replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
         source = copied_source(self._storage, copy_directory(table), table) if applied is None else Source(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
         if not source.schemas:
             return None
         present = delta.schema if delta.is_there else None
-        schema = evolved(None if first else present, source.schemas)
+        schema = evolved(None if replaced else present, source.schemas)
         dropped = dropped_columns(schema, source.schemas[-1])
         base: tuple[BaseFile, ...] = ()
         rewrite = False
-        if present is not None and not first:
-            base = self._base(delta)
+        if present is not None and not replaced:
+            base = self._base(delta, _first_key(schema))
             rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in dropped if field in present.names)
-        overwrite = schema.current if first or (present is not None and needs_rewrite(present, schema)) else None
+        overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
         work = TableWork(
             directory=delta.directory,
             schema=schema,
@@ -243,8 +257,20 @@ class Applier:
             work = replace(work, changes=(self._gathered(changes),))
         else:
             changes = read_changes(self._storage, work.changes, schema, work.after, plan_columns(schema))
-        plan = plan_table(work, changes)
-        return _Work(name, application, delta, source, schema, plan, overwrite)
+        plan = plan_table(work, changes) if work.changes or work.rewrite else Plan((), (), cleared=False)
+        return Work(name, application, delta, source, work, plan, overwrite)
+
+    def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
+        """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""
+        copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
+        if copied is None or copied.base is None:
+            return False
+        application = f"{_application(lake, table)}-copied"
+        if delta.applied(application) is None:
+            if not delta.is_there:
+                delta.create(copied.schema.current)
+            delta.commit(copied.base, (), application, copied.lsn, overwrite=copied.schema.current)
+        return True
 
     def _gathered(self, changes: pa.Table) -> str:
         """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
@@ -259,32 +285,29 @@ class Applier:
             raise
         return file.pending.name
 
-    def _base(self, delta: LakeDelta) -> tuple[BaseFile, ...]:
-        files = delta.files()
-        for path, rows in files.items():
-            key = f"{delta.directory}/{path}"
-            if key not in self._ranges:
-                self._ranges[key] = BaseFile(path, rows, read_range(self._storage, key))
-        return tuple(self._ranges[f"{delta.directory}/{path}"] for path in files)
+    def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
+        known = self._files.get((delta.directory, key), {})
+        files: dict[str, BaseFile] = {}
+        for path, rows in delta.files().items():
+            file = known.get(path)
+            files[path] = file or BaseFile(path, rows, read_range(self._storage, f"{delta.directory}/{path}", key))
+        self._files[delta.directory, key] = files
+        return tuple(files.values())
 
     # --- doing and committing
 
-    def _apply(self, works: Sequence[_Work]) -> None:
+    def _apply(self, works: Sequence[Work]) -> None:
         for work in works:
             if not work.delta.is_there:
-                work.delta.create(work.schema.current)
+                work.delta.create(work.task.schema.current)
             elif work.overwrite is None:
-                work.delta.add_columns(work.schema.current)
-        units: list[Unit] = [unit for work in works for unit in work.plan.units]
-        written = iter(self._engine.run(units))
-        for work in works:
-            files: list[NewFile] = [file for _ in work.plan.units for file in next(written)]
-            work.delta.commit(files, work.plan.removed, work.application, work.source.reached, overwrite=work.overwrite)
-            for path in work.plan.removed:
-                self._ranges.pop(f"{work.delta.directory}/{path}", None)
-            for file in files:
-                known = (file.low, file.high) if file.low is not None and file.high is not None else None
-                self._ranges[f"{work.delta.directory}/{file.path}"] = BaseFile(file.path, file.rows, known)
+                work.delta.add_columns(work.task.schema.current)
+        for work, done in zip(works, self._engine.apply(works), strict=True):
+            known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
+            for file in done.files:
+                range_ = (file.low, file.high) if file.low is not None and file.high is not None else None
+                known[file.path] = BaseFile(file.path, file.rows, range_)
+            self.missing.add(done.missing)
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
 
     def _cut(self, lake: Lake, tables: dict[TableName, LakeTable], end: Lsn, landed: Lsn) -> Cut:
@@ -296,6 +319,16 @@ class Applier:
             if applied is not None and not ahead:
                 found[name] = CutTable(delta.directory, delta.version)
         return Cut(end, landed, found)
+
+
+def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
+    """Tables that were removed, and what was landed for them before still has to be applied; up to where."""
+    known = [*lake.state.removed.items(), *lake.state.tables.items()]
+    return [(name, table, table.until) for name, table in known if table.until is not None]
+
+
+def _first_key(schema: TableSchema) -> str | None:
+    return schema.keys[0] if schema.keys else None
 
 
 def _application(lake: Lake, table: LakeTable) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +22,13 @@ _FIRST_RETRY_SECONDS: Final = 0.2
 
 
 def apply_forever(
-    applier: Applier, stop: threading.Event, published: Callable[[Cut], None] = lambda _: None, *, once: bool = False
+    applier: Applier,
+    stop: threading.Event,
+    published: Callable[[Cut], None] = lambda _: None,
+    *,
+    once: bool = False,
+    rest_seconds: float = 0.0,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Apply until told to stop, or until nothing waits.
 
@@ -30,6 +37,8 @@ def apply_forever(
         stop: set by another thread; a round that is under way is brought to its end.
         published: told of each cut.
         once: end as soon as nothing waits, and at the first error.
+        rest_seconds: after ``stop``, go on for so long at most until nothing waits.
+        check: called before each round; what it raises counts as an error of the round.
 
     Raises:
         SubscriptionInUse: the lake has an applier.
@@ -38,23 +47,33 @@ def apply_forever(
     applier.open()
     try:
         pause = _FIRST_RETRY_SECONDS
-        while not stop.is_set():
+        end: float | None = None
+        while True:
+            if stop.is_set():
+                now = time.monotonic()
+                end = now + rest_seconds if end is None else end
+                if now >= end:
+                    return
             try:
+                check()
                 cut = applier.run_round()
                 if cut is not None:
                     published(cut)
                 applier.tidy(now=once and cut is None)
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
+                applier.failed(error)
                 if once or not isinstance(error, TargetError):
                     raise
+                if stop.is_set():
+                    return
                 level = logging.WARNING if isinstance(error, TargetUnavailable) else logging.ERROR
                 _log.log(level, "applying: %s; next attempt in %.1f s", error.one_line(), pause)
                 stop.wait(pause)
                 pause = min(pause * 2, _RETRY_SECONDS)
                 continue
             if cut is None:
-                if once:
+                if once or stop.is_set():
                     return
                 stop.wait(_LOOK_SECONDS)
     finally:

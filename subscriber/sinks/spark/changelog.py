@@ -10,6 +10,7 @@ The last manifest always stays: it is where the chain goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -27,9 +28,12 @@ from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
-from subscriber.sinks.spark.waiting import read_copy
+from subscriber.sinks.spark.waiting import Copied, read_copy
 
 __all__ = ["ChangeLog"]
+
+_SMALL_FILES: Final = 64
+"""So many files of less than a quarter of the target become one."""
 
 
 class ChangeLog:
@@ -56,8 +60,13 @@ class ChangeLog:
         """
         manifests = [manifest for manifest in read_manifests(self._storage, LANDING) if manifest.end <= cut.landed]
         waiting = sum(len(manifest.files) for manifest in manifests)
-        tables = {name: table for name, table in self._lake.state.tables.items() if name in cut.tables}
-        copies = [table for table in tables.values() if table.generation and self._storage.files(copy_directory(table))]
+        known = {**self._lake.state.removed, **self._lake.state.tables}
+        tables = {name: table for name, table in known.items() if name in cut.tables or table.until is not None}
+        copies = [
+            table
+            for name, table in tables.items()
+            if name in cut.tables and table.generation and self._storage.files(copy_directory(table))
+        ]
         if waiting <= enough and not copies:
             return
         for name, table in tables.items():
@@ -80,6 +89,7 @@ class ChangeLog:
         copied = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
         if copied is not None:
             files += [(file, copied.lsn) for file in copied.files]
+            files += [(_in_the_table(name, table, copied, file), copied.lsn) for file in copied.base or ()]
             files += [(file, None) for manifest in read_manifests(self._storage, copy_directory(table)) for file in manifest.files]
         files += [
             (file, None)
@@ -88,9 +98,10 @@ class ChangeLog:
             for file in manifest.files
             if file.table_id == table.id
         ]
-        if not files:
+        if not files and copied is None:
             return
-        schema = evolved(_own_columns(log) if there else None, [file.schema for file, _ in files])
+        described = [copied.schema] if copied is not None else []
+        schema = evolved(_own_columns(log) if there else None, [*described, *(file.schema for file, _ in files)])
         present = log.schema if there else None
         if not there:
             log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
@@ -106,6 +117,27 @@ class ChangeLog:
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
         log.commit(added, removed, application, end, overwrite=overwrite)
+        self._merge_small(log, application, end)
+
+    def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
+        """Small files become one, if there are many: a log is read whole more often than not."""
+        small = [path for path, rows in log.files().items() if rows < self._target_rows // 4]
+        if len(small) < _SMALL_FILES:
+            return
+        schema = pa.schema([field.with_nullable(True) for field in log.schema])
+        parts: list[pa.Table] = []
+        taken: list[str] = []
+        for path in small:
+            parts.append(conformed(self._read(log, path), schema))
+            taken.append(path)
+            if sum(part.num_rows for part in parts) >= self._target_rows:
+                break
+        rows = pa.concat_tables(parts).sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+        log.commit([self._write(log, rows)], taken, application, end, same_rows=True)
+
+    def _read(self, log: LakeDelta, path: str) -> pa.Table:
+        with self._storage.reading(path):
+            return pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
 
     def _written(self, log: LakeDelta, files: Sequence[tuple[LandedFile, Lsn | None]], schema: TableSchema, after: int) -> list[NewFile]:
         found: list[NewFile] = []
@@ -113,7 +145,7 @@ class ChangeLog:
         for number, (file, lsn) in enumerate(files):
             rows = read_changes(self._storage, [file.path], schema, after)
             if lsn is not None:
-                rows = rows.set_column(1, rows.schema.field(1), pa.array([int(lsn)] * rows.num_rows, pa.int64()))
+                rows = _copied(rows, lsn)
             parts.append(rows)
             if sum(part.num_rows for part in parts) >= self._target_rows or number == len(files) - 1:
                 gathered = pa.concat_tables(parts)
@@ -123,9 +155,7 @@ class ChangeLog:
         return found
 
     def _rewritten(self, log: LakeDelta, path: str, schema: TableSchema) -> NewFile:
-        with self._storage.reading(path):
-            rows = pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
-        return self._write(log, conformed(rows, schema.landing))
+        return self._write(log, conformed(self._read(log, path), schema.landing))
 
     def _write(self, log: LakeDelta, rows: pa.Table) -> NewFile:
         path = f"part-{uuid4().hex}.parquet"
@@ -138,6 +168,22 @@ class ChangeLog:
             pending.discard()
             raise
         return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+
+
+def _in_the_table(name: TableName, table: LakeTable, copied: Copied, file: NewFile) -> LandedFile:
+    """A base file that executors wrote, as if it were landed. It is there, whatever became of its rows: the log comes before vacuum."""
+    path = f"{table_directory('tables', name, table.id)}/{file.path}"
+    return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copied.schema)
+
+
+def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
+    """Rows of a copy, of the LSN of its snapshot; base files have none of our columns before the table's own."""
+    values = {"_op": "c", "_lsn": int(lsn), "_seq": 0, "_xid": 0, "_moved": False}
+    for name, value in values.items():
+        position = rows.schema.get_field_index(name)
+        field = rows.schema.field(position)
+        rows = rows.set_column(position, field, pa.array([value], field.type).take(pa.array([0] * rows.num_rows, pa.int64())))
+    return rows
 
 
 def _own_columns(log: LakeDelta) -> pa.Schema:

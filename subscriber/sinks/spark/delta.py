@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -21,9 +22,23 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["LakeDelta"]
+__all__ = ["FileRanges", "LakeDelta"]
 
-_PROPERTIES: Final[Mapping[str, str]] = {"delta.checkpointInterval": "100", "delta.logRetentionDuration": "interval 1 day"}
+_PROPERTIES: Final[Mapping[str, str]] = {
+    "delta.checkpointInterval": "100",
+    # versions are read as of a cut, and cuts are remembered by the hundreds; a long log makes each commit slower
+    "delta.logRetentionDuration": "interval 3 hours",
+    # of removed files in the log: longer than the grace time, after which sweep.py deletes them
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileRanges:
+    """A file, relative to its table, and per column the least and greatest value in it."""
+
+    path: str
+    bounds: Mapping[str, tuple[int, int]]
 
 
 class LakeDelta:
@@ -93,6 +108,15 @@ class LakeDelta:
         actions = pa.table(self._there.get_add_actions(flatten=True))
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
 
+    def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
+        """Each file with the least and greatest value of integer columns, by its statistics; files of ours always have them."""
+        actions = pa.table(self._there.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return []
+        bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
+        paths = actions["path"].to_pylist()
+        return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
+
     def has_values(self, field: str) -> bool:
         """Whether some row has a value in this column, by the files' statistics; a column of lists has none."""
         actions = pa.table(self._there.get_add_actions(flatten=True))
@@ -117,7 +141,14 @@ class LakeDelta:
             self.load()
 
     def commit(
-        self, added: Sequence[NewFile], removed: Sequence[str], application: str, lsn: Lsn, *, overwrite: pa.Schema | None = None
+        self,
+        added: Sequence[NewFile],
+        removed: Sequence[str],
+        application: str,
+        lsn: Lsn,
+        *,
+        overwrite: pa.Schema | None = None,
+        same_rows: bool = False,
     ) -> None:
         """Bring it to ``lsn``.
 
@@ -127,14 +158,15 @@ class LakeDelta:
             application: whose LSN it is.
             lsn: up to where the application's changes are in it.
             overwrite: its columns from now on; then all former files are removed.
+            same_rows: the added files have the rows of the removed ones: readers that follow the table need not look.
 
         Raises:
             TargetError: somebody else changed it meanwhile.
         """
         now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, True, file.stats) for file in added]
+        actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
         if overwrite is None:
-            actions += [RemoveAction(path, True, now) for path in removed]
+            actions += [RemoveAction(path, not same_rows, now) for path in removed]
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
         self._storage.sync([self.directory])
         with self._translated():
@@ -147,10 +179,10 @@ class LakeDelta:
             )
         self.load()
 
-    def vacuum(self, grace_hours: int) -> None:
-        """Remove files that no version younger than the grace time needs."""
+    def unneeded(self, grace_hours: int) -> list[str]:
+        """Files in its directory that no version younger than the grace time has, and that are themselves older."""
         with self._translated():
-            self._there.vacuum(retention_hours=grace_hours, dry_run=False, enforce_retention_duration=False)
+            return list(self._there.vacuum(retention_hours=grace_hours, dry_run=True, enforce_retention_duration=False, full=True))
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

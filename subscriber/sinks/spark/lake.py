@@ -1,7 +1,8 @@
 """What a lake knows of its subscription: ``subscriber.json``, ``catalog.json`` and ``position.json`` in its directory.
 
 ========================  ===============================================================================================
-``subscriber.json``       whose lake it is; written once, first
+``subscriber.json``       whose lake it is; without it there is none
+``definition.json``       what ``subscriber create`` and ``alter`` defined (``definition.py``), and ``generation.json``
 ``catalog.json``          slot, publications, two-phase state, and the tables with their states; replaced whole
 ``position.json``         the position as it was set, or moved without data. Where the last manifest ends further, that counts
 ``landing/``              batches of the apply worker
@@ -45,6 +46,7 @@ class LakeTable:
         generation: grows with every copy that is begun.
         added: the subscription's position when it was added: a table that is not copied begins there.
         position: its own, while it is synchronized.
+        until: it was removed there: what was landed for it before still is its. Set until it is copied anew, or ready again.
     """
 
     id: int
@@ -52,17 +54,19 @@ class LakeTable:
     generation: int = 0
     added: Lsn
     position: Position | None = None
+    until: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
-    """Content of ``catalog.json``."""
+    """Content of ``catalog.json``. ``removed``: tables that are no longer of the subscription, and may come back."""
 
     slot_name: str | None = None
     publications: tuple[str, ...] = ()
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED
     next_id: int = _FIRST_ID
     tables: Mapping[TableName, LakeTable] = field(default_factory=dict)
+    removed: Mapping[TableName, LakeTable] = field(default_factory=dict)
 
 
 class Lake:
@@ -73,6 +77,7 @@ class Lake:
         target_identifier: tells this lake from all others.
         state: content of the catalog.
         position: as set; None before the first.
+        dropped: its subscription was dropped. What was landed may still be applied, and what was applied be read.
     """
 
     def __init__(self, storage: Storage, name: str, target_identifier: str) -> None:
@@ -81,6 +86,7 @@ class Lake:
         self.target_identifier = target_identifier
         self.state = LakeState()
         self.position: Position | None = None
+        self.dropped = False
 
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
@@ -96,6 +102,7 @@ class Lake:
             return None
         try:
             lake = cls(storage, identity["subscription"], identity["target_identifier"])
+            lake.dropped = bool(identity.get("dropped", False))
             catalog = read_document(storage, CATALOG)
             if catalog is not None:
                 lake.state = _state(catalog)
@@ -120,6 +127,16 @@ class Lake:
         lake = cls(storage, name, str(secrets.randbits(63)))
         write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier})
         return lake
+
+    def identify(self, name: str, *, dropped: bool = False) -> None:
+        """Give the subscription another name, or mark it as dropped.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        document = {"subscription": name, "target_identifier": self.target_identifier, "dropped": dropped}
+        write_document(self.storage, IDENTITY, document)
+        self.name, self.dropped = name, dropped
 
     def change(self, **changes: Any) -> None:
         """Store new values of :class:`LakeState`'s attributes, all or none.
@@ -152,6 +169,20 @@ class Lake:
             raise RelationError(f'table "{name}" is not of the subscription', hint="it is no longer published, or was taken out just now")
         return found
 
+    def landed(self) -> Lsn | None:
+        """Up to where the lake has everything durably: the position, or the end of the last manifest; None: neither is there.
+
+        A landing zone that cannot be looked at is none: who lands or applies says what is wrong with it.
+        """
+        if self.position is None:
+            return None
+        try:
+            files = self.storage.files(LANDING)
+        except TargetError:
+            return self.position.lsn
+        ends = [int(file.name[:-5]) for file in files if file.name.endswith(".json") and file.name[:-5].isdecimal()]
+        return Lsn(max([*ends, int(self.position.lsn)]))
+
     def set_position(self, position: Position) -> None:
         """Store it."""
         write_document(self.storage, POSITION, _position_json(position))
@@ -166,7 +197,8 @@ def copy_directory(table: LakeTable) -> str:
 def _require_empty(storage: Storage) -> None:
     known = {LANDING, "copy", "prepared", "tables", "log", "lock"}
     entries = storage.entries("")
-    strange = sorted(name for name in entries if name != "lock" and not name.startswith("."))
+    # a verb that was killed as it made a lake leaves the definition
+    strange = sorted(name for name in entries if name not in {"lock", "definition.json"} and not name.startswith("."))
     if strange:
         hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "give the lake an empty directory of its own"
         raise TargetError(f'directory {storage.place} is not empty, and no lake: it has "{strange[0]}"', hint=hint)
@@ -178,38 +210,43 @@ def _state_json(state: LakeState) -> dict[str, Any]:
         "publications": list(state.publications),
         "two_phase": state.two_phase.value,
         "next_id": state.next_id,
-        "tables": [
-            {
-                "name": [name.namespace, name.name],
-                "id": table.id,
-                "state": table.entry.state.value,
-                "lsn": None if table.entry.lsn is None else str(table.entry.lsn),
-                "generation": table.generation,
-                "added": str(table.added),
-                "position": None if table.position is None else _position_json(table.position),
-            }
-            for name, table in state.tables.items()
-        ],
+        "tables": [_table_json(name, table) for name, table in state.tables.items()],
+        "removed": [_table_json(name, table) for name, table in state.removed.items()],
+    }
+
+
+def _table_json(name: TableName, table: LakeTable) -> dict[str, Any]:
+    return {
+        "name": [name.namespace, name.name],
+        "id": table.id,
+        "state": table.entry.state.value,
+        "lsn": None if table.entry.lsn is None else str(table.entry.lsn),
+        "generation": table.generation,
+        "added": str(table.added),
+        "position": None if table.position is None else _position_json(table.position),
+        "until": None if table.until is None else str(table.until),
     }
 
 
 def _state(data: Mapping[str, Any]) -> LakeState:
-    tables = {
-        TableName(*item["name"]): LakeTable(
-            id=item["id"],
-            entry=TableEntry(TableState(item["state"]), None if item["lsn"] is None else Lsn.parse(item["lsn"])),
-            generation=item["generation"],
-            added=Lsn.parse(item["added"]),
-            position=None if item["position"] is None else _position(item["position"]),
-        )
-        for item in data["tables"]
-    }
     return LakeState(
         slot_name=data["slot_name"],
         publications=tuple(data["publications"]),
         two_phase=TwoPhaseState(data["two_phase"]),
         next_id=data["next_id"],
-        tables=tables,
+        tables={TableName(*item["name"]): _table(item) for item in data["tables"]},
+        removed={TableName(*item["name"]): _table(item) for item in data["removed"]},
+    )
+
+
+def _table(item: Mapping[str, Any]) -> LakeTable:
+    return LakeTable(
+        id=item["id"],
+        entry=TableEntry(TableState(item["state"]), None if item["lsn"] is None else Lsn.parse(item["lsn"])),
+        generation=item["generation"],
+        added=Lsn.parse(item["added"]),
+        position=None if item["position"] is None else _position(item["position"]),
+        until=None if item["until"] is None else Lsn.parse(item["until"]),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from subscriber.abc import ApplyStatistics, Batch, RelationGate
+from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.encode import Described, TransactionEncoder
@@ -38,6 +39,7 @@ class Lander:
     Attributes:
         described: what the stream described; to be replaced with each new stream.
         position: up to where everything was taken, in memory or landed.
+        lost: something that was taken is gone.
         gathered: when the oldest transaction that is not landed was taken, by the loop's clock; None: there is none.
     """
 
@@ -45,6 +47,7 @@ class Lander:
         self.zone = zone
         self.described = Described()
         self.position = position
+        self.lost = False
         self.gathered: float | None = None
         self._table_ids = table_ids
         self._statistics = statistics
@@ -62,7 +65,7 @@ class Lander:
         """Take those transactions of a batch that are past the position.
 
         Raises:
-            ProtocolError, TargetError, ConfigurationError: everything gathered is forgotten.
+            ProtocolError, TargetError, ConfigurationError: nothing of this transaction stays; everything gathered is lost if :attr:`lost`.
         """
         for transaction in batch.transactions:
             await self.take_transaction(transaction, batch.gate)
@@ -76,12 +79,14 @@ class Lander:
         if self._batch is None:
             self._batch, self._begin = self.zone.begin(), self.position
             self.gathered = asyncio.get_running_loop().time()
+        mark = self._batch.mark()
         try:
             await encode_transaction(
                 transaction, gate, self._batch, described=self.described, table_ids=self._table_ids, statistics=self._statistics
             )
-        except BaseException:
-            self.forget()
+        except BaseException as error:
+            if not isinstance(error, SubscriberError) or not self._batch.roll_back(mark):
+                self.forget()
             raise
         self._transactions += 1
         self._commit_time = transaction.commit_time
@@ -100,10 +105,14 @@ class Lander:
         if batch is None or batch.is_empty:
             return None
         begin, end, commit_time = self._begin, self.position, self._commit_time
-        return await unhurried(lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=commit_time))
+        self.lost = True  # until it is landed
+        found = await unhurried(lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=commit_time))
+        self.lost = False
+        return found
 
     def forget(self) -> None:
         """Everything gathered was in vain. The position is wrong from now on: open the lake again."""
+        self.lost = True
         if self._batch is not None:
             self._batch.discard()
         self._batch, self.gathered, self._transactions = None, None, 0

@@ -11,6 +11,7 @@ batch of which the zone has the end already is never landed again.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -61,6 +62,8 @@ class ParquetFile:
 
     def discard(self) -> None:
         """Leave nothing of it."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()  # left open, it would write its end into a closed file when it is collected
         self.pending.discard()
 
 
@@ -72,6 +75,14 @@ class _Part:
     file: ParquetFile | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BatchMark:
+    """A moment of a batch: how often rows were written before, and rows and bytes of each part's buffer."""
+
+    spilled: int
+    parts: dict[int, list[tuple[int, int]]]
+
+
 class OpenBatch:
     """A batch in the making."""
 
@@ -80,6 +91,7 @@ class OpenBatch:
         self._directory = directory
         self._parts: dict[int, list[_Part]] = {}
         self._made = 0
+        self._spilled = 0
 
     def buffer(self, table_id: int, schema: TableSchema) -> RowBuffer:
         """Where the next rows of a table go. A new schema begins a new file: rows stay in order over a table's files."""
@@ -97,6 +109,22 @@ class OpenBatch:
     def is_empty(self) -> bool:
         """Whether there is no row."""
         return not any(part.file is not None or len(part.buffer) for parts in self._parts.values() for part in parts)
+
+    def mark(self) -> BatchMark:
+        """What there is, for :meth:`roll_back`."""
+        parts = {table_id: [(len(part.buffer), part.buffer.size) for part in parts] for table_id, parts in self._parts.items()}
+        return BatchMark(self._spilled, parts)
+
+    def roll_back(self, mark: BatchMark) -> bool:
+        """Leave only what there was at a mark; False if rows were written since, which cannot be taken back."""
+        if mark.spilled != self._spilled:
+            return False
+        for table_id, parts in self._parts.items():
+            kept = mark.parts.get(table_id, [])
+            del parts[len(kept) :]
+            for part, (count, size) in zip(parts, kept, strict=True):
+                part.buffer.truncate(count, size)
+        return True
 
     def spill(self, limit: int = _SPILL_BYTES) -> None:
         """Write what is in memory, if it is more than ``limit`` bytes.
@@ -119,6 +147,7 @@ class OpenBatch:
             part.file = ParquetFile(self._storage, f"{self._directory}/{self._made}.parquet", part.buffer.schema.landing)
         part.file.write(rows)
         part.buffer.clear()
+        self._spilled += 1
 
     def finish(self, prefix: str) -> list[LandedFile]:
         """Write everything and give the files their names, which begin with ``prefix``. Durable once the directory is synced.

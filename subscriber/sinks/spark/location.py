@@ -8,22 +8,44 @@ Parameters follow a question mark:
                               the applier has published it, for those who do not trust the disk of the landing zone
 ``batch_delay``    300ms      how long landed batches wait for more transactions
 ``batch_size``     64MB       bytes after which a batch is landed at once
+``apply``          none       the applier as a thread of this process: ``local``, ``rewrite``, ``merge``; ``none``: a program of its own
+``target_rows``    250000     rows that a file of a table should have, where the applier is this process's
+``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
+``copy_connection``           for executors: keywords and values of libpq in place of the subscriber's (host, service, passfile)
 =================  =========  ====================================================================================
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from subscriber.config import parse_bytes, parse_seconds
+from subscriber.config import Settings, parse_bytes, parse_seconds
 from subscriber.errors import ConfigurationError
 
-__all__ = ["Location"]
+__all__ = ["Copying", "Location"]
 
 Confirm = Literal["landed", "applied"]
+Apply = Literal["none", "local", "rewrite", "merge"]
+Copy = Literal["subscriber", "executors"]
+_ENGINES: Final = ("none", "local", "rewrite", "merge")
+_PASSWORD: Final = re.compile(r"(?:^|\s)(?:ssl)?password\s*=")
 _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """How executors copy a table.
+
+    Attributes:
+        connection: keywords and values for libpq that they use in place of the subscriber's own.
+        workers: how many parts they read at once.
+    """
+
+    connection: str
+    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +55,7 @@ class Location:
     Attributes:
         path: an absolute path; None for an object store.
         uri: what pyarrow opens; None for a directory.
-        confirm, batch_delay, batch_size: seconds and bytes.
+        confirm, batch_delay, batch_size, apply, target_rows, copy, copy_connection: see the module; seconds and bytes.
     """
 
     path: str | None = None
@@ -41,6 +63,14 @@ class Location:
     confirm: Confirm = "landed"
     batch_delay: float = 0.3
     batch_size: int = 64 * 1024**2
+    apply: Apply = "none"
+    target_rows: int = 250_000
+    copy: Copy = "subscriber"
+    copy_connection: str = ""
+
+    def copying(self, settings: Settings) -> Copying:
+        """How executors copy."""
+        return Copying(self.copy_connection, settings.max_copy_workers_per_table)
 
     @classmethod
     def parse(cls, url: str) -> Location:
@@ -84,6 +114,25 @@ def _parameters(query: str) -> dict[str, Any]:
             if text not in {"landed", "applied"}:
                 raise ConfigurationError(f'unrecognized confirm value: "{text}"', hint="landed or applied")
             values[name] = cast("Confirm", text)
+        elif name == "apply":
+            if text not in _ENGINES:
+                raise ConfigurationError(f'unrecognized apply value: "{text}"', hint=f"one of {', '.join(_ENGINES)}")
+            values[name] = cast("Apply", text)
+        elif name == "target_rows":
+            if not text.isdecimal() or not int(text):
+                raise ConfigurationError(f'invalid value for parameter "target_rows": "{text}"', hint="a number of rows, as in 250000")
+            values[name] = int(text)
+        elif name == "copy":
+            if text not in {"subscriber", "executors"}:
+                raise ConfigurationError(f'unrecognized copy value: "{text}"', hint="subscriber or executors")
+            values[name] = cast("Copy", text)
+        elif name == "copy_connection":
+            if _PASSWORD.search(text):
+                raise ConfigurationError(
+                    "copy_connection holds a password, and would be stored in the lake",
+                    hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
+                )
+            values[name] = text
         elif name == "batch_delay":
             values[name] = parse_seconds(name, text)
         else:

@@ -8,12 +8,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
+from typing import Final
 
 from subscriber.errors import SubscriptionInUse
 from subscriber.sinks.spark.failures import translated
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "is_held"]
+
+_LOOKERS: Final = 5
+_LOOKER_SECONDS: Final = 0.004
+"""Whoever looks whether a lock is held, holds it for an instant."""
 
 
 class FileLock:
@@ -32,6 +38,11 @@ class FileLock:
         self._descriptor: int | None = None
         self._holders = 0
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this object has it."""
+        return self._holders > 0
+
     def take(self) -> None:
         """Take it, or once more.
 
@@ -42,11 +53,9 @@ class FileLock:
         if self._holders == 0 and self._path is not None:
             with translated(str(self._path)):
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _locked(descriptor):
                 os.close(descriptor)
-                raise SubscriptionInUse(self._refusal, hint=self._hint) from None
+                raise SubscriptionInUse(self._refusal, hint=self._hint)
             self._descriptor = descriptor
         self._holders += 1
 
@@ -57,3 +66,33 @@ class FileLock:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+
+
+def _locked(descriptor: int) -> bool:
+    for attempt in range(_LOOKERS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if attempt < _LOOKERS - 1:
+                time.sleep(_LOOKER_SECONDS)
+            continue
+        return True
+    return False
+
+
+def is_held(path: Path | None) -> bool:
+    """Whether anybody has the lock of this file. Makes no file."""
+    if path is None:
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # shared: two that look do not see one another
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

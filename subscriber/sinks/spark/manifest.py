@@ -104,13 +104,13 @@ def manifest_name(directory: str, end: Lsn) -> str:
     return f"{directory}/{int(end):020d}.json"
 
 
-def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Store a JSON document with its checksum, whole.
+def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True, private: bool = False) -> None:
+    """Store a JSON document with its checksum, whole; ``private``: for its owner alone.
 
     Raises:
         TargetError: it cannot be written.
     """
-    storage.write(name, encode_document(document), durable=durable)
+    storage.write(name, encode_document(document), durable=durable, private=private)
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:

@@ -7,8 +7,7 @@ a thread, or a test may run it. It changes nothing: new files count once the com
 from __future__ import annotations
 
 import base64
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -18,13 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.spark.fold import Folded, fold, fold_whole_rows, since_truncate, with_special
-from subscriber.sinks.spark.keys import Bound, group_ids, is_orderable, key_columns, rank
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
+from subscriber.sinks.spark.keys import Bound, is_orderable, rank
+from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["KeyRange", "NewFile", "Unit", "conformed", "merge_unit", "read_changes", "read_range"]
+__all__ = ["KeyRange", "NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_base", "read_changes", "read_range", "write_rows"]
 
 _RANGE: Final = b"subscriber.range"
 
@@ -93,8 +94,16 @@ class NewFile:
     high: Bound | None
 
 
-def merge_unit(storage: Storage, unit: Unit) -> list[NewFile]:
-    """Do it; return the new files.
+@dataclass(frozen=True, slots=True)
+class UnitResult:
+    """What came of a unit: new files, and how many changes found no row."""
+
+    files: list[NewFile]
+    missing: Missing
+
+
+def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
+    """Do it.
 
     Raises:
         TargetError: a file cannot be read or written, or is damaged.
@@ -107,10 +116,12 @@ def merge_unit(storage: Storage, unit: Unit) -> list[NewFile]:
             wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
         changes = changes.filter(wanted)
     base = _read_base(storage, unit) if unit.base and not unit.cleared else schema.current.empty_table()
+    missing = Missing()
     if schema.full:
-        rows = fold_whole_rows(base, changes, schema)
+        rows, missing = fold_whole_rows(base, changes, schema)
     elif schema.keys:
-        rows = _merged(base, fold(changes, schema), schema)
+        settled = settle(base, changes, schema)
+        rows, missing = settled.rows(base), settled.missing
     else:
         inserted, cleared = since_truncate(changes)
         added = inserted.select(schema.current.names)
@@ -118,7 +129,7 @@ def merge_unit(storage: Storage, unit: Unit) -> list[NewFile]:
     for name in unit.dropped:
         position = rows.schema.get_field_index(name)
         rows = rows.set_column(position, rows.schema.field(position), pa.nulls(rows.num_rows, rows.schema.field(position).type))
-    return _write(storage, unit, rows)
+    return UnitResult(write_rows(storage, unit, rows), missing)
 
 
 def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, after: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -169,53 +180,51 @@ def _damaged(storage: Storage, path: str) -> TargetError:
 
 
 def _read_base(storage: Storage, unit: Unit) -> pa.Table:
-    current = unit.schema.current
-    return pa.concat_tables([conformed(_read(storage, f"{unit.directory}/{path}", current.names), current) for path in unit.base])
+    return read_base(storage, unit.directory, unit.base, unit.schema, unit.schema.current.names)
 
 
-def _merged(base: pa.Table, folded: Folded, schema: TableSchema) -> pa.Table:
-    names = schema.current.names
-    puts = folded.puts.select(names)
-    if folded.cleared or not base.num_rows:
-        return puts
-    touched = folded.touched
-    both = pa.concat_tables([base.select(names), touched.select(names)])
-    ids = group_ids(key_columns(both, schema.keys))
-    base_ids, touched_ids = ids[: base.num_rows], ids[base.num_rows :]
-    if folded.wanted:
-        puts = _completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())
-    return pa.concat_tables([base.filter(pc.invert(pc.is_in(base_ids, value_set=touched_ids))), puts])
+def read_base(storage: Storage, directory: str, files: Sequence[str], schema: TableSchema, names: Sequence[str]) -> pa.Table:
+    """Rows of a table's files in its current-state columns; those that are not among ``names`` are NULL.
 
-
-def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:
-    """Fill in what only the table has. ``places``: where in the table each touched key is."""
-    both = pa.concat_tables([puts, base.select(puts.schema.names)])
-    indices: dict[str, list[int]] = {}
-    special = both[SPECIAL].to_pylist()
-    for put, (touched, fields) in folded.wanted.items():
-        place = places[touched]
-        if place is None:
-            continue  # the table has no such row: an UPDATE that native would skip
-        source = puts.num_rows + place
-        for name in fields:
-            indices.setdefault(name, list(range(puts.num_rows)))[put] = source
-        special[put] = with_special(special[put], special[source], fields)
-    for name, taken in indices.items():
-        position = puts.schema.get_field_index(name)
-        puts = puts.set_column(position, puts.schema.field(position), both[name].take(pa.array(taken, pa.int64())))
-    position = puts.schema.get_field_index(SPECIAL)
-    return puts.set_column(position, puts.schema.field(position), pa.array(special[: puts.num_rows], pa.string()))
+    Raises:
+        TargetError: one cannot be read.
+    """
+    parts = [conformed(_read(storage, f"{directory}/{path}", names), schema.current) for path in files]
+    return pa.concat_tables(parts) if parts else schema.current.empty_table()
 
 
 # --- writing
 
 
-def _write(storage: Storage, unit: Unit, rows: pa.Table) -> list[NewFile]:
+def _part_name() -> str:
+    return f"part-{uuid4().hex}.parquet"
+
+
+def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = _part_name) -> list[NewFile]:
+    """Write rows of the current-state table as files of it, in the order of the key.
+
+    Args:
+        storage: the lake's.
+        unit: says where, and how many rows a file should have.
+        rows: all in memory.
+        name: gives each file its name.
+
+    Raises:
+        TargetError: a file cannot be written.
+    """
     keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
-    if keys:
+    if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
         rows = rows.sort_by([(key, "ascending") for key in keys])
     rows = rows.combine_chunks()
-    return [_write_file(storage, unit, rows.slice(start, count)) for start, count in _pieces(rows, unit)]
+    return [_write_file(storage, unit, rows.slice(start, count), name()) for start, count in _pieces(rows, unit)]
+
+
+def _is_sorted(column: pa.ChunkedArray) -> bool:
+    """As the rows of a table often lie on disk already. Sorting takes all columns along; this looks at one."""
+    if column.null_count or not pa.types.is_integer(column.type):
+        return False
+    array = column.combine_chunks()
+    return len(array) < 2 or bool(pc.all(pc.less_equal(array[:-1], array[1:])).as_py())
 
 
 def _pieces(rows: pa.Table, unit: Unit) -> list[tuple[int, int]]:
@@ -240,15 +249,14 @@ def _clean_cut(rows: pa.Table, schema: TableSchema, cut: int, room: int) -> int:
     return cut
 
 
-def _write_file(storage: Storage, unit: Unit, rows: pa.Table) -> NewFile:
-    path = f"part-{uuid4().hex}.parquet"
+def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> NewFile:
     low = high = None
     schema = rows.schema
     if unit.schema.keys and is_orderable(rows.schema.field(unit.schema.keys[0]).type):
         column = rows[unit.schema.keys[0]]
         first = rank(None) if column.null_count else rank(pc.min(column).as_py())
         low, high = first, rank(pc.max(column).as_py())
-        schema = rows.schema.with_metadata({_RANGE: _packed(column, low, high)})
+        schema = rows.schema.with_metadata({_RANGE: _packed(unit.schema.keys[0], column, low, high)})
     pending = storage.create(f"{unit.directory}/{path}")
     try:
         with storage.reading(path), pq.ParquetWriter(pending.stream, schema, compression="zstd", compression_level=1) as writer:
@@ -261,31 +269,52 @@ def _write_file(storage: Storage, unit: Unit, rows: pa.Table) -> NewFile:
     return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=low, high=high)
 
 
-def _packed(column: pa.ChunkedArray, low: Bound, high: Bound) -> bytes:
+def _packed(key: str, column: pa.ChunkedArray, low: Bound, high: Bound) -> bytes:
     """A range in a file's metadata: exact for every type, as an Arrow stream."""
     sink = pa.BufferOutputStream()
     values = [bound[1] if len(bound) == 2 else None for bound in (low, high)]
-    batch = pa.record_batch([pa.array(values, column.type)], names=["range"])
+    batch = pa.record_batch([pa.array(values, column.type)], names=[key])
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return base64.b64encode(sink.getvalue().to_pybytes())
 
 
-def read_range(storage: Storage, path: str) -> tuple[Bound, Bound] | None:
-    """The range of the first key column that a file of ours says it has; None: it says nothing."""
+def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bound] | None:
+    """The range of the first key column that a file has; None: unknown.
+
+    A file of ours says it. Of one that Spark wrote it is what Parquet's statistics say, of the types whose statistics are exact.
+    """
     try:
-        with storage.reading(path):
-            metadata = pq.read_schema(path, filesystem=storage.filesystem).metadata or {}
+        with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
+            schema, metadata = file.schema_arrow, file.metadata
     except pa.ArrowInvalid as error:
         raise _damaged(storage, path) from error
-    packed = metadata.get(_RANGE)
+    packed = (schema.metadata or {}).get(_RANGE)
     if packed is None:
-        return None
+        return _stated_range(schema, metadata, key)
     with pa.ipc.open_stream(base64.b64decode(packed)) as reader:
-        low, high = reader.read_all()["range"].to_pylist()
+        stated = reader.read_all()
+    if stated.column_names != [key]:
+        return None  # of another key, that the table had before
+    low, high = stated.column(0).to_pylist()
     return rank(low), rank(high)
 
 
-def modification_time() -> int:
-    """Milliseconds since 1970, as Delta's log has them."""
-    return int(time.time() * 1000)
+def _stated_range(schema: pa.Schema, metadata: pq.FileMetaData, key: str | None) -> tuple[Bound, Bound] | None:
+    position = -1 if key is None else schema.get_field_index(key)
+    if position < 0 or not _is_stated(schema.field(position).type):
+        return None
+    lows, highs = [], []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        column = next(column for index in range(group.num_columns) if (column := group.column(index)).path_in_schema == key)
+        stated = column.statistics
+        if stated is None or not stated.has_min_max or not stated.has_null_count:
+            return None
+        lows.append(rank(None) if stated.null_count else rank(stated.min))
+        highs.append(rank(stated.max))
+    return (min(lows), max(highs)) if lows else None
+
+
+def _is_stated(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_date(type_) or pa.types.is_string(type_))

@@ -6,7 +6,8 @@ touched, not to the table: changes of recent keys touch the last files, whatever
 
 * Many changes and no files (the first load) are divided by the keys themselves.
 * A cluster that has become small is merged with its neighbour when it is touched.
-* A row that moved from another key without bringing its TOASTed values needs the row it was: the clusters of both keys are one unit.
+* A row that moved from another key without bringing its TOASTed values needs the row it was: the clusters of both keys are one unit. So
+  are they, within reason, for other rows that moved: an UPDATE whose old row is not there is passed over.
 * Where the key has no order, or files of somebody else's have no range, the whole table is one unit.
 """
 
@@ -29,6 +30,8 @@ __all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
 
 _SMALL: Final = 4
 """A cluster below this part of the target is merged with its neighbour."""
+_FAR: Final = 8
+"""How many files' rows a unit may have because of rows that moved; beyond it, an UPDATE that moves a row that is not there makes one."""
 _LOOSE_FILES: Final = 8
 """How many small files a table without a key may gather."""
 
@@ -58,10 +61,11 @@ class TableWork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Units, and the table's files that are gone after them."""
+    """Units, the table's files that are gone after them, and whether there was a TRUNCATE among the changes."""
 
     units: tuple[Unit, ...]
     removed: tuple[str, ...]
+    cleared: bool
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ class _Cluster:
 
 def plan_columns(schema: TableSchema) -> list[str]:
     """The columns of changes that a plan looks at."""
-    return ["_op", "_lsn", "_moved", "_un", *schema.keys[:1]]
+    return ["_op", "_lsn", "_seq", "_moved", "_un", *schema.keys[:1]]
 
 
 def plan_table(work: TableWork, changes: pa.Table) -> Plan:
@@ -96,7 +100,7 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         return _without_key(work, base, cleared=cleared)
     key_type = schema.current.field(schema.keys[0]).type
     if not is_orderable(key_type) or any(file.range is None for file in base) or work.rewrite:
-        return Plan((_unit(work, base, (), cleared=cleared),), gone)
+        return Plan((_unit(work, base, (), cleared=cleared),), gone, cleared)
     keys = changes[schema.keys[0]]
     clusters = _clusters(base) if base else _quantiles(keys, work.target_rows)
     _count(clusters, keys)
@@ -111,7 +115,7 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         files = [file for number in group for file in clusters[number].files]
         units.append(_unit(work, files, ranges, cleared=cleared))
         removed += [file.path for file in files]
-    return Plan(tuple(units), tuple(removed) if base else gone)
+    return Plan(tuple(units), tuple(removed) if base else gone, cleared)
 
 
 def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange], *, cleared: bool) -> Unit:
@@ -132,7 +136,7 @@ def _without_key(work: TableWork, base: Sequence[BaseFile], *, cleared: bool) ->
     small = [file for file in base if file.rows < work.target_rows // _SMALL]
     taken = list(base) if work.rewrite else small if len(small) >= _LOOSE_FILES else []
     removed = work.base if cleared else taken
-    return Plan((_unit(work, taken, (), cleared=cleared),), tuple(file.path for file in removed))
+    return Plan((_unit(work, taken, (), cleared=cleared),), tuple(file.path for file in removed), cleared)
 
 
 def _clusters(base: Sequence[BaseFile]) -> list[_Cluster]:
@@ -160,30 +164,41 @@ def _count(clusters: Sequence[_Cluster], keys: pa.ChunkedArray) -> None:
         clusters[_place(lows, rank(value))].changes += count
 
 
-def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int]]:
-    """Pairs of clusters between which a row moved that needs what it was."""
-    if changes["_un"].null_count == changes.num_rows:
+def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:
+    """Pairs of clusters between which a row moved, and whether it needs what it was."""
+    rows = pc.indices_nonzero(changes["_moved"])
+    if not len(rows):
         return []
-    rows = pc.indices_nonzero(pc.and_(changes["_moved"], pc.is_valid(changes["_un"]))).to_pylist()
     lows = [cluster.low for cluster in clusters]
-    return [(_place(lows, rank(keys[row - 1].as_py())), _place(lows, rank(keys[row].as_py()))) for row in rows]
+    needing = pc.is_valid(changes["_un"].take(rows)).to_pylist()
+    before, after = keys.take(pc.subtract(rows.cast(pa.int64()), 1)).to_pylist(), keys.take(rows).to_pylist()
+    found = {(_place(lows, rank(old)), _place(lows, rank(new)), needs) for old, new, needs in zip(before, after, needing, strict=True)}
+    return sorted(found)
 
 
-def _grouped(clusters: Sequence[_Cluster], links: Sequence[tuple[int, int]], target: int) -> list[list[int]]:
+def _grouped(clusters: Sequence[_Cluster], links: Sequence[tuple[int, int, bool]], target: int) -> list[list[int]]:
     """Numbers of the clusters that are touched, in groups that are one unit each."""
     owner = list(range(len(clusters)))
+    sizes = [cluster.rows + cluster.changes for cluster in clusters]
+    together = list(sizes)
 
     def root(number: int) -> int:
         while owner[number] != number:
+            owner[number] = owner[owner[number]]
             number = owner[number]
         return number
 
-    def join(one: int, other: int) -> None:
-        owner[max(root(one), root(other))] = min(root(one), root(other))
+    def join(one: int, other: int, most: int | None = None) -> None:
+        first, second = sorted((root(one), root(other)))
+        if first != second and (most is None or together[first] + together[second] <= most):
+            owner[second] = first
+            together[first] += together[second]
 
-    for one, other in links:
-        join(one, other)
-    sizes = [cluster.rows + cluster.changes for cluster in clusters]
+    for one, other, needs in links:
+        if needs:
+            join(one, other)
+    for one, other, _ in links:
+        join(one, other, target * _FAR)
     for number, cluster in enumerate(clusters):
         if not cluster.changes or sizes[number] >= target // _SMALL:
             continue

@@ -1,21 +1,30 @@
-"""``spark-apply``: from its arguments to the loop."""
+"""The applier, from what was asked for to its loop: as a program (``spark-apply``), or as a thread of ``run``."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from subscriber.errors import ConfigurationError
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.copier import Copier, CopyRunner, LocalCopyRunner
+from subscriber.sinks.spark.copyjobs import SparkCopyRunner
 from subscriber.sinks.spark.engines import Engine, LocalEngine
+from subscriber.sinks.spark.jobs import end_session
 from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.merge_into import MergeEngine
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.session import spark_session
+from subscriber.sinks.spark.session import DELTA_CONF, has_delta, spark_session
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["apply_lake"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["apply_beside", "apply_lake"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +43,59 @@ def apply_lake(
     """See :func:`subscriber.subscription.targets.spark_apply`."""
     location = Location.parse(lake if "://" in lake else f"spark://{lake}")
     storage = Storage.open(location)
-    applier_settings = ApplierSettings(target_rows=target_rows)
+    settings = ApplierSettings(target_rows=target_rows)
     if engine == "local":
-        apply_forever(Applier(storage, LocalEngine(storage), applier_settings), stop, _tell, once=once)
+        with Copier(storage, LocalCopyRunner(storage), target_rows).running() as copier:
+            apply_forever(Applier(storage, LocalEngine(storage), settings), stop, _tell, once=once, check=copier.check)
         return
-    spark = spark_session(master, conf, packages=packages)
+    spark = spark_session(master, {**(DELTA_CONF if engine == "merge" else {}), **conf}, packages=packages)
     try:
-        doing: Engine = RewriteEngine(spark, location)
-        apply_forever(Applier(storage, doing, applier_settings), stop, _tell, once=once)
+        with Copier(storage, SparkCopyRunner(spark, location), target_rows).running() as copier:
+            apply_forever(
+                Applier(storage, _on_spark(engine, spark, location, storage), settings), stop, _tell, once=once, check=copier.check
+            )
     finally:
-        spark.stop()
+        end_session(spark)
+
+
+def apply_beside(location: Location, stop: threading.Event, rest_seconds: float) -> None:
+    """Apply a lake in this process, as its URL says, until ``stop`` is set. Blocks: for a thread.
+
+    A session of Spark that there is, or that this begins, goes on: it costs a quarter of a minute to begin one.
+
+    Args:
+        location: its ``apply`` says how.
+        stop: see :func:`subscriber.sinks.spark.apply_loop.apply_forever`.
+        rest_seconds: likewise.
+
+    Raises:
+        SubscriptionInUse: the lake has an applier.
+        SubscriberError: what cannot be mended by trying again.
+    """
+    storage = Storage.open(location)
+    settings = ApplierSettings(target_rows=location.target_rows)
+    runner: CopyRunner
+    engine: Engine
+    if location.apply == "local":
+        runner, engine = LocalCopyRunner(storage), LocalEngine(storage)
+    else:
+        spark = spark_session("local[*]", DELTA_CONF if location.apply == "merge" else {})
+        runner, engine = SparkCopyRunner(spark, location), _on_spark(location.apply, spark, location, storage)
+    with Copier(storage, runner, location.target_rows).running() as copier:
+        apply_forever(Applier(storage, engine, settings), stop, _tell, rest_seconds=rest_seconds, check=copier.check)
+
+
+def _on_spark(engine: str, spark: SparkSession, location: Location, storage: Storage) -> Engine:
+    if engine == "auto":
+        engine = "merge" if has_delta(spark) else "rewrite"
+    if engine == "rewrite":
+        return RewriteEngine(spark, location)
+    if not has_delta(spark):
+        raise ConfigurationError(
+            "engine merge needs a Spark session with Delta's extension, and this one has it not",
+            hint="set spark.jars.packages and the two settings beside it in docs/spark.md, or use engine rewrite",
+        )
+    return MergeEngine(spark, location, storage)
 
 
 def _tell(cut: Cut) -> None:

@@ -14,6 +14,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.session import has_delta
 from subscriber.sinks.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         raise TargetError(
             f'table "{table}" has no version {where.version} any more', hint="read a newer cut, or vacuum later (grace_hours)"
         ) from error
-    if "DeltaSparkSessionExtension" in (spark.conf.get("spark.sql.extensions", "") or ""):
+    if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
     files = opened.file_uris()

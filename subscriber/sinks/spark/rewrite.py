@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import pickle
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.sinks.spark.engines import UnitEngine
+from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.merge import NewFile, Unit, merge_unit
+from subscriber.sinks.spark.merge import Unit, UnitResult, merge_unit
 from subscriber.sinks.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -21,11 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RewriteEngine"]
 
-_RESULT = "number long, files string, error string"
 
-
-class RewriteEngine:
-    """An :class:`subscriber.sinks.spark.engines.Engine`.
+class RewriteEngine(UnitEngine):
+    """See the module.
 
     Args:
         spark: a session; its executors reach the lake at ``location``, and have this package and pyarrow.
@@ -36,66 +30,36 @@ class RewriteEngine:
         self._spark = spark
         self._location = location
 
-    def run(self, units: Sequence[Unit]) -> list[list[NewFile]]:
-        """See the protocol."""
-        from py4j.protocol import Py4JError  # noqa: PLC0415 -- with pyspark, which is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415
+    @property
+    def name(self) -> str:
+        """See :attr:`subscriber.sinks.spark.engines.Engine.name`."""
+        return "rewrite"
 
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """See :meth:`UnitEngine.run`."""
         if not units:
             return []
         location = self._location
 
-        def work(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-            return run_units(location, batches)
+        def work(unit: Unit) -> tuple[UnitResult | None, str | None]:
+            return run_unit(location, unit)
 
-        rows = [(number, base64.b64encode(pickle.dumps(unit)).decode()) for number, unit in enumerate(units)]
         try:
-            context = self._spark.sparkContext
-            frame = self._spark.createDataFrame(context.parallelize(rows, len(rows)), "number long, unit string")
-            found = frame.mapInArrow(work, _RESULT).collect()
-        except (PySparkException, Py4JError) as error:
-            raise _job_failed(error) from error
-        written: dict[int, list[NewFile]] = {}
-        for number, files, failure in found:
-            if failure is not None:
-                raise TargetError(failure, hint="nothing of this round was published")
-            written[number] = [_new_file(data) for data in json.loads(files)]
-        return [written[number] for number in range(len(units))]
+            # no DataFrame: the work is Python's alone, and planning a query for it takes as long again
+            found = self._spark.sparkContext.parallelize(units, len(units)).map(work).collect()
+        except job_errors() as error:
+            raise job_failed(self._spark, error) from error
+        written: list[UnitResult] = []
+        for result, failure in found:
+            if result is None:
+                raise TargetError(failure or "a unit of work failed", hint="nothing of this round was published")
+            written.append(result)
+        return written
 
 
-def run_units(location: Location, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What an executor does."""
-    storage = Storage.open(location)
-    for batch in batches:
-        for number, packed in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            # from the driver of this job, by Spark's own channel, which carries pickled code anyway
-            unit: Unit = pickle.loads(base64.b64decode(packed))  # noqa: S301
-            files: str | None = None
-            failure: str | None = None
-            try:
-                files = json.dumps([_plain(file) for file in merge_unit(storage, unit)])
-            except SubscriberError as error:
-                failure = error.one_line()
-            yield pa.record_batch(
-                [pa.array([number], pa.int64()), pa.array([files], pa.string()), pa.array([failure], pa.string())],
-                names=["number", "files", "error"],
-            )
-
-
-def _plain(file: NewFile) -> dict[str, Any]:
-    values = asdict(file)
-    values["range"] = base64.b64encode(pickle.dumps((file.low, file.high))).decode()
-    del values["low"], values["high"]
-    return values
-
-
-def _new_file(data: dict[str, Any]) -> NewFile:
-    low, high = pickle.loads(base64.b64decode(data.pop("range")))  # noqa: S301 -- see above
-    return NewFile(**data, low=low, high=high)
-
-
-def _job_failed(error: BaseException) -> TargetUnavailable:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return TargetUnavailable(
-        f"the Spark job failed: {lines[0] if lines else type(error).__name__}", hint="it is tried again; see Spark's log"
-    )
+def run_unit(location: Location, unit: Unit) -> tuple[UnitResult | None, str | None]:
+    """What an executor does: what came of it, or why it failed."""
+    try:
+        return merge_unit(Storage.open(location), unit), None
+    except SubscriberError as error:
+        return None, error.one_line()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from subscriber.errors import ApplyError
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.schema import META, TableSchema
 from subscriber.sinks.spark.values import NotText, to_arrow
 from subscriber.transaction.model import Transaction
@@ -28,7 +29,7 @@ class RowBuffer:
         size: bytes of their values, about.
     """
 
-    __slots__ = ("_lsns", "_moved", "_ops", "_rows", "_seqs", "_times", "_unchanged", "_xids", "schema", "size", "table_id")
+    __slots__ = ("_finals", "_lsns", "_moved", "_ops", "_rows", "_seqs", "_times", "_unchanged", "_xids", "schema", "size", "table_id")
 
     def __init__(self, table_id: int, schema: TableSchema) -> None:
         self.table_id = table_id
@@ -46,6 +47,17 @@ class RowBuffer:
         self._times: list[int] = []
         self._moved: list[bool] = []
         self._unchanged: list[list[str] | None] = []
+        # end to finish LSN of transactions: what ALTER SUBSCRIPTION … SKIP is told
+        self._finals: dict[int, Lsn] = {}
+
+    def truncate(self, count: int, size: int) -> None:
+        """Keep only the first ``count`` rows, of ``size`` bytes."""
+        self.size = size
+        columns: tuple[list[Any], ...] = (
+            self._rows, self._ops, self._lsns, self._seqs, self._xids, self._times, self._moved, self._unchanged
+        )  # fmt: skip
+        for column in columns:
+            del column[count:]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,6 +76,7 @@ class RowBuffer:
         self._ops.append(op)
         self._rows.append(values)
         self._lsns.append(transaction.end_lsn)
+        self._finals[transaction.end_lsn] = transaction.final_lsn
         self._seqs.append(seq)
         self._xids.append(transaction.xid)
         self._times.append(transaction.commit_time + _EPOCH_OFFSET)
@@ -74,7 +87,7 @@ class RowBuffer:
         """All rows.
 
         Raises:
-            ApplyError: a text is not UTF-8.
+            ApplyError: a text is not UTF-8. It names the transaction.
         """
         meta = [
             self._ops,
@@ -86,7 +99,12 @@ class RowBuffer:
             self._unchanged,
         ]
         arrays = [pa.array(values, field.type) for values, field in zip(meta, META, strict=False)]
-        columns, specials = typed_columns(self.schema, self._rows)
+        try:
+            columns, specials = typed_columns(self.schema, self._rows)
+        except ApplyError as error:
+            row = next(row for row, values in enumerate(self._rows) if not all(map(_is_text, values)))
+            where = f"in transaction {self._xids[row]}, finished at {self._finals[self._lsns[row]]}"
+            raise ApplyError(f"{error} {where}", hint=error.hint) from None
         return pa.RecordBatch.from_arrays([*arrays, special_column(specials, len(self)), *columns], schema=self.schema.landing)
 
 
@@ -114,6 +132,14 @@ def typed_columns(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -
         for row, text in refused.items():
             specials.setdefault(row, {})[column.field] = text
     return arrays, specials
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def special_column(specials: Mapping[int, Mapping[str, str]], count: int) -> pa.Array:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,16 +15,25 @@ from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.spark.java import find_java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_session"]
+__all__ = ["DELTA_CONF", "has_delta", "spark_session"]
 
 _CONF: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
     "spark.sql.shuffle.partitions": "8",
+    # copies of tables, in a pool of their own, do not keep rounds waiting
+    "spark.scheduler.mode": "FAIR",
 }
+DELTA_CONF: Final[Mapping[str, str]] = {
+    "spark.jars.packages": "io.delta:delta-spark_4.1_2.13:4.4.0",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What engine ``merge`` needs of a Spark 4.1 session, the jar from Maven."""
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -52,7 +63,7 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         ) from error
     found = SparkSession.getActiveSession()
     if found is None:
-        home = find_java(Path(tempfile.gettempdir()) / f"subscriber-java-{os.getuid()}")
+        home = find_java(_private_directory)
         if home is not None:
             os.environ["JAVA_HOME"] = home
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -69,6 +80,34 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         except (PySparkException, OSError, RuntimeError) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetUnavailable(f"Spark does not start: {first}", hint="see Java's output above") from error
-    if packages is not None:
-        found.sparkContext.addPyFile(packages)
+    context = found.sparkContext
+    submitted = (context.getConf().get("spark.submit.pyFiles") or "").split(",")
+    for path in filter(None, [packages, *(path for path in submitted if path.endswith(".whl"))]):
+        _ship(context, path)
     return found
+
+
+def _ship(context: SparkContext, path: str) -> None:
+    """Have executors import from a wheel or zip. A wheel is a zip, but Spark puts only what is called so where Python looks."""
+    plain = Path(path)
+    try:
+        if plain.suffix == ".whl":
+            plain = _private_directory() / f"{plain.stem}.zip"
+            shutil.copyfile(path.removeprefix("file://"), plain)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror or type(error).__name__}", hint="make it: pip wheel . --no-deps"
+        ) from error
+    context.addPyFile(str(plain))
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Whether a session can MERGE INTO Delta tables."""
+    return "io.delta.sql.DeltaSparkSessionExtension" in (spark.conf.get("spark.sql.extensions", "") or "")
+
+
+def _private_directory() -> Path:
+    """Of this process alone, and gone with it: Java, and code for executors, may be what lies there."""
+    directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory

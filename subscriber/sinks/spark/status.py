@@ -1,38 +1,85 @@
-"""``status.json``: what the workers of a subscription do, for who looks into the lake. Not durable, and of no meaning for anything else."""
+"""``status.json``: what the workers of a subscription do; ``error.json``: the last error of one. For who looks into the lake.
+
+Neither is durable, and of meaning for anything else. Counters go on over restarts; what was counted since the last report of a process that
+was killed is not in them.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from subscriber.abc import ApplyStatistics, WorkerActivity
-from subscriber.sinks.spark.manifest import write_document
+from subscriber.errors import TargetError
+from subscriber.sinks.spark.manifest import read_document, write_document
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["STATUS", "write_status"]
+__all__ = ["COUNTERS", "ERROR", "STATUS", "read_counters", "read_quietly", "write_error", "write_status"]
 
 STATUS: Final = "status.json"
+ERROR: Final = "error.json"
+
+COUNTERS: Final = ("apply_error_count", "sync_error_count")
+"""Of pg_stat_subscription_stats, those that landing can have. Changes that find no row are counted by the applier."""
 
 
-def write_status(storage: Storage, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics) -> None:
-    """Write it.
+def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
+    """A document of no importance: nothing, if it is not there or damaged.
+
+    Raises:
+        TargetUnavailable: the lake cannot be read.
+    """
+    try:
+        return read_document(storage, name) or {}
+    except TargetError as error:
+        if type(error) is not TargetError:
+            raise
+        return {}
+
+
+def read_counters(storage: Storage) -> dict[str, int]:
+    """What was counted until now."""
+    found = read_quietly(storage, STATUS).get("counters", {})
+    return {name: int(found.get(name, 0)) for name in COUNTERS}
+
+
+def write_error(storage: Storage, text: str) -> None:
+    """Keep an error.
 
     Raises:
         TargetError: it cannot be written.
     """
-    counters = asdict(statistics)
-    counters["skipped_tables"] = sorted(statistics.skipped_tables)
+    write_document(storage, ERROR, {"last_error": text, "last_error_time": time.time()}, durable=False)
+
+
+def write_status(
+    storage: Storage, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics, before: Mapping[str, int]
+) -> None:
+    """Write it.
+
+    Args:
+        storage: the lake's.
+        workers: what they do.
+        last_error: since the last report; None: there was none.
+        statistics: of this process.
+        before: what was counted by earlier ones.
+
+    Raises:
+        TargetError: it cannot be written.
+    """
     document = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "workers": [_worker(worker) for worker in workers],
-        "last_error": last_error,
-        "counters": counters,
+        "counters": {name: before.get(name, 0) + getattr(statistics, name) for name in COUNTERS},
     }
     write_document(storage, STATUS, document, durable=False)
+    if last_error is not None:
+        write_error(storage, last_error)
 
 
 def _worker(worker: WorkerActivity) -> dict[str, object]:

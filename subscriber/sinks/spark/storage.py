@@ -116,8 +116,14 @@ class Storage:
         with translated(self.what(name)):
             return PendingFile(self, name)
 
-    def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
+    def write(self, name: str, content: bytes, *, durable: bool = True, private: bool = False) -> None:
         """Make or replace a small file, whole; durable on return, directory included, unless told otherwise.
+
+        Args:
+            name: of the file.
+            content: all of it.
+            durable: see above.
+            private: on a local file system nobody but its owner may read it.
 
         Raises:
             TargetError: it cannot be written; the former one, if any, is still there.
@@ -130,7 +136,8 @@ class Storage:
             path = self.root / name
             written = path.with_name(f"{TEMPORARY}{uuid4().hex}-{path.name}")
             try:
-                with written.open("xb") as file:
+                mode = 0o600 if private else 0o666
+                with open(written, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                     file.write(content)
                     file.flush()
                     if durable:

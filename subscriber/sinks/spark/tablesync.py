@@ -1,44 +1,68 @@
 """One table's synchronization: its copy, and its own batches until the apply worker takes it over, in a directory of its own.
 
-Copied rows are files like landed ones, their operation ``c``; ``copy.json`` says which they are and makes them count, and only then
-the catalog says FINISHEDCOPY. A copy that did not come so far is removed by the next :meth:`SparkTableSink.begin`. A new copy has a
-new directory, so that nobody ever takes rows of one for rows of another.
+Copied rows are files like landed ones, their operation ``c``, or, with ``copy=executors``, files of the Delta table that tasks of the
+applier wrote (``copyorder.py``); ``copy.json`` says which they are and makes them count, and only then the catalog says FINISHEDCOPY. A
+copy that did not come so far is removed by the next :meth:`SparkTableSink.begin`. A new copy has a new directory, so that nobody ever
+takes rows of one for rows of another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
-from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
-from subscriber.errors import ConfigurationError, TargetError
+from subscriber.abc import (
+    ApplyStatistics,
+    Batch,
+    CopyFormat,
+    Position,
+    PublishedTable,
+    SnapshotOrder,
+    TableEntry,
+    TableName,
+    TableState,
+)
+from subscriber.errors import ConfigurationError, PublisherUnavailable, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, file_to_json, remove_base_files
 from subscriber.sinks.spark.copytext import CopyReader
 from subscriber.sinks.spark.lake import Lake, copy_directory
 from subscriber.sinks.spark.lander import Lander, unhurried
 from subscriber.sinks.spark.landing import LandingZone, ParquetFile
+from subscriber.sinks.spark.location import Copying
 from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import LandedFile, read_document, write_document
+from subscriber.sinks.spark.merge import NewFile
+from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.rows import special_column, typed_columns
 from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.selecting import select_list
 
-__all__ = ["COPY_DOCUMENT", "SparkTableSink"]
+__all__ = ["COPY_DOCUMENT", "ExecutorTableSink", "SparkTableSink"]
+
+_log = logging.getLogger(__name__)
 
 COPY_DOCUMENT: Final = "copy.json"
 
 _ROWS: Final = 50_000
 """Rows of a row group."""
+_LOOK_SECONDS: Final = 0.2
+"""How often it is looked which parts are done."""
+_PATIENCE_SECONDS: Final = 30.0
+"""After so long without a part somebody should be told."""
 _BYTES: Final = 16 * 1024**2
 """Bytes of COPY data of a row group, if rows are long."""
 
 
 class SparkTableSink:
-    """A :class:`subscriber.abc.TableSink`.
+    """A :class:`subscriber.abc.TableSink`; with ``copy=executors`` see :class:`ExecutorTableSink`.
 
     Args:
         table: whose.
@@ -46,20 +70,30 @@ class SparkTableSink:
         lock: the writer's, held meanwhile.
         catalog: for one change of the catalog at a time.
         statistics: counted into.
+        copying: how executors copy.
     """
 
     def __init__(
-        self, table: TableName, lake: Callable[[], Lake], lock: FileLock, catalog: asyncio.Lock, statistics: ApplyStatistics
+        self,
+        table: TableName,
+        lake: Callable[[], Lake],
+        lock: FileLock,
+        catalog: asyncio.Lock,
+        statistics: ApplyStatistics,
+        *,
+        copying: Copying,
     ) -> None:
         self._table = table
         self._lake = lake
         self._lock = lock
         self._catalog = catalog
         self._statistics = statistics
+        self._copying = copying
         self._locked = False
         self._schema: TableSchema | None = None
         self._numbers: Iterator[int] = itertools.count()
         self._files: list[LandedFile] = []
+        self._done: tuple[NewFile, ...] | None = None
         self._lander: Lander | None = None
 
     @property
@@ -77,6 +111,7 @@ class SparkTableSink:
         table = lake.table(self._table)
         if table.entry.state is TableState.DATASYNC:
             await unhurried(lambda: lake.storage.remove_directory(copy_directory(table)))
+            await unhurried(lambda: remove_base_files(lake.storage, self._base, table.id, table.generation))
             await self._change(entry=TableEntry(TableState.INIT))
         return lake.table(self._table).entry
 
@@ -88,11 +123,18 @@ class SparkTableSink:
     def _directory(self) -> str:
         return copy_directory(self._lake().table(self._table))
 
+    @property
+    def _base(self) -> str:
+        return table_directory("tables", self._table, self.relation_id)
+
     async def start_copy(self) -> None:
         """Store DATASYNC, with a new directory."""
-        generation = self._lake().table(self._table).generation + 1
-        await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
-        self._files, self._schema, self._numbers = [], None, itertools.count()
+        table = self._lake().table(self._table)
+        if table.entry.state is not TableState.INIT:
+            raise TargetError(f'table "{self._table}" has a copy already, or one that is under way', hint="report this")
+        generation = table.generation + 1
+        await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None, until=None)
+        self._files, self._schema, self._numbers, self._done = [], None, itertools.count(), None
         storage, directory = self._lake().storage, self._directory
         await unhurried(lambda: storage.make_directory(directory))
 
@@ -108,10 +150,12 @@ class SparkTableSink:
             ProtocolError: it is no COPY data.
         """
         schema = self._schema
-        if schema is None or tuple(columns) != tuple(column.name for column in schema.columns):
+        by_name = {} if schema is None else {column.name: column for column in schema.columns}
+        if schema is None or sorted(columns) != sorted(by_name):
             raise TargetError(f'table "{self._table}" was not described as it is copied', hint="report this")
         if copy_format is not CopyFormat.TEXT:
             raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+        schema = replace(schema, columns=tuple(by_name[name] for name in columns))
         storage = self._lake().storage
         name = f"{self._directory}/part-{next(self._numbers):05d}.parquet"
         file = await unhurried(lambda: ParquetFile(storage, name, schema.landing))
@@ -141,6 +185,7 @@ class SparkTableSink:
             "lsn": str(position.lsn),
             "schema": self._schema.to_json(),
             "files": [file.to_json() for file in sorted(self._files, key=lambda file: file.path)],
+            "base": None if self._done is None else [file_to_json(file) for file in self._done],
         }
 
         def finish() -> None:
@@ -168,6 +213,8 @@ class SparkTableSink:
 
     async def apply(self, batch: Batch) -> None:
         """Land the table's share; durable on return. A batch without any is no reason for a file."""
+        if self._lander is None:
+            await self.position()
         assert self._lander is not None
         await self._lander.take(batch)
         await self._lander.land()
@@ -181,6 +228,68 @@ class SparkTableSink:
         if self._locked:
             self._locked = False
             self._lock.give_back()
+
+
+class ExecutorTableSink(SparkTableSink):
+    """One whose rows are copied by tasks of the applier: a :class:`subscriber.abc.SnapshotTableSink`."""
+
+    _published: PublishedTable | None = None
+
+    async def describe(self, table: PublishedTable) -> None:
+        """What is selected."""
+        await super().describe(table)
+        self._published = table
+
+    async def copy_snapshot(self, order: SnapshotOrder, rows: Callable[[int], None]) -> None:
+        """Order the copy, and wait until all its parts are stored.
+
+        Raises:
+            PublisherUnavailable: the snapshot is gone.
+            TargetError: the order cannot be written, or what was left behind is damaged.
+        """
+        assert self._schema is not None
+        assert self._published is not None
+        lake = self._lake()
+        columns = select_list(self._published)
+        placed = CopyOrder(
+            directory=self._directory,
+            base=self._base,
+            table_id=self.relation_id,
+            generation=lake.table(self._table).generation,
+            snapshot_name=order.snapshot_name,
+            # where a keyword comes twice, libpq takes the last
+            connection=f"{order.connection} {self._copying.connection}".strip(),
+            setup=order.setup,
+            queries=tuple(f"SELECT {columns} {source}" for source in order.sources),
+            schema=self._schema,
+            lsn=order.consistent_point,
+            workers=self._copying.workers,
+        )
+        await unhurried(lambda: lake.storage.make_directory(self._base))
+        await unhurried(lambda: placed.place(lake.storage))
+        self._done = await self._all_done(placed, rows)
+
+    async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[NewFile, ...]:
+        storage, loop = self._lake().storage, asyncio.get_running_loop()
+        parts: dict[int, DonePart] = {}
+        told, patience = "", loop.time() + _PATIENCE_SECONDS
+        while len(parts) < len(order.queries):
+            for number in sorted(await unhurried(lambda: order.numbers_done(storage)) - parts.keys()):
+                parts[number] = await unhurried(lambda number=number: order.done(storage, number))  # type: ignore[misc]
+                rows(parts[number].rows)
+                patience = loop.time() + _PATIENCE_SECONDS
+            failure = await unhurried(lambda: order.failure(storage))
+            if failure is not None and failure.gone:
+                raise PublisherUnavailable(failure.text, hint="the table is copied anew")
+            if failure is not None and failure.text != told:
+                told = failure.text
+                _log.warning('table "%s" is not copied: %s; it is tried again', self._table, told)
+            elif loop.time() > patience:
+                patience = loop.time() + _PATIENCE_SECONDS
+                _log.warning('table "%s" waits for executors to copy it: does `subscriber spark-apply` run?', self._table)
+            if len(parts) < len(order.queries):
+                await asyncio.sleep(_LOOK_SECONDS)
+        return tuple(file for number in sorted(parts) for file in parts[number].files)
 
 
 def _write(file: ParquetFile, reader: CopyReader, schema: TableSchema, pieces: Sequence[bytes]) -> None:

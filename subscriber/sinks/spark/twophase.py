@@ -18,7 +18,7 @@ A PREPARE is not judged by its LSN: one from before the slot's two-phase start i
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +33,7 @@ from subscriber.transaction.model import Transaction
 
 __all__ = ["PreparedFiles"]
 
+_DIRECTORY: Final = "prepared"
 _DOCUMENT: Final = "prepared.json"
 _EPOCH_OFFSET: Final = 946_684_800_000_000
 
@@ -45,11 +46,24 @@ class PreparedFiles:
 
     def directory(self, xid: int, gid: str) -> str:
         """Where one lies."""
-        return f"prepared/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+        return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:
         """Whether it is prepared."""
         return read_document(self._storage, f"{self.directory(xid, gid)}/{_DOCUMENT}") is not None
+
+    def xids(self) -> frozenset[int]:
+        """The publisher's transaction ids of all that are prepared."""
+        return frozenset(int(document["xid"]) for document in self._documents())
+
+    def gids(self) -> list[str]:
+        """The publisher's names of all that are prepared, in the order of their PREPARE."""
+        return [str(document["gid"]) for document in sorted(self._documents(), key=lambda document: Lsn.parse(document["end"]))]
+
+    def _documents(self) -> list[dict[str, Any]]:
+        directories = [f"{_DIRECTORY}/{name}" for name in self._storage.entries(_DIRECTORY)]
+        found = [read_document(self._storage, f"{directory}/{_DOCUMENT}") for directory in directories]
+        return [document for document in found if document is not None]
 
     def begin(self, xid: int, gid: str) -> OpenBatch:
         """Begin to prepare one; what an earlier attempt left is removed."""
@@ -71,7 +85,7 @@ class PreparedFiles:
             batch.discard()
             raise
         self._storage.sync([directory])
-        document = {"xid": transaction.xid, "end": str(transaction.end_lsn), "files": [file.to_json() for file in files]}
+        document = {"xid": transaction.xid, "gid": gid, "end": str(transaction.end_lsn), "files": [file.to_json() for file in files]}
         write_document(self._storage, f"{directory}/{_DOCUMENT}", document)
 
     def commit(self, message: CommitPrepared, directory: str) -> list[LandedFile] | None:

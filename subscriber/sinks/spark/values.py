@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from subscriber.sinks.spark.arrays import parse_array
 
-__all__ = ["NotText", "Specials", "to_arrow"]
+__all__ = ["NotText", "Specials", "cast_text", "to_arrow"]
 
 Specials = dict[int, str]
 """Row number to the text of a value that the column's type cannot hold."""
@@ -46,6 +46,15 @@ def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Arr
     """
     try:
         text = pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        raise NotText("not UTF-8") from None
+    return _column(text, arrow)
+
+
+def cast_text(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
+    """As :func:`to_arrow`, of texts that are Arrow's already; nobody has looked whether they are UTF-8."""
+    try:
+        text.validate(full=True)
     except pa.ArrowInvalid:
         raise NotText("not UTF-8") from None
     return _column(text, arrow)

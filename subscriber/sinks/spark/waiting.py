@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.copyorder import file_from_json
 from subscriber.sinks.spark.lake import LakeTable
 from subscriber.sinks.spark.manifest import LandedFile, check_files, check_paths, read_document, read_manifests
+from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.tablesync import COPY_DOCUMENT
@@ -47,11 +49,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A table's copy: as of which LSN, its schema and its files."""
+    """A table's copy: as of which LSN, its schema, and its files: landed ones, or those of the Delta table that executors wrote."""
 
     lsn: Lsn
     schema: TableSchema
     files: tuple[LandedFile, ...]
+    base: tuple[NewFile, ...] | None = None
 
 
 def read_copy(storage: Storage, directory: str) -> Copied | None:
@@ -65,7 +68,8 @@ def read_copy(storage: Storage, directory: str) -> Copied | None:
         return None
     try:
         files = tuple(LandedFile.from_json(data) for data in document["files"])
-        return Copied(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files)
+        base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
+        return Copied(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base)
     except (ValueError, KeyError, TypeError):
         raise TargetError(
             f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"

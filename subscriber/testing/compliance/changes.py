@@ -49,7 +49,7 @@ async def relations_stay_known(feed: Feed) -> None:
     await feed.expect(before, (1, "a", "y"), (2, "b", None), (3, "c", None), (4, "d", "x"))
 
 
-@scenarios
+@scenarios.needing("given_tables", "shared_tables")
 async def columns_by_name(feed: Feed) -> None:
     """The target's columns stand in another order, and it has more: those take their defaults and are never changed."""
     t = Table("t", "+extra int4=7", "v", "*id int4", "+n int4=3")
@@ -114,9 +114,9 @@ async def gate(feed: Feed) -> None:
     """Tables that the gate keeps out are left alone, whatever is in the transaction; it may be another answer the next time."""
     open_one, closed_one = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.create(open_one, closed_one)
-    await feed.target.insert(closed_one, [("7",)])
+    await feed.apply(open_one.relation, closed_one.relation, closed_one.insert(7))
     await feed.shut(closed_one)
-    await feed.apply(open_one.relation, closed_one.relation, open_one.insert(1), closed_one.insert(1), closed_one.delete(7))
+    await feed.apply(open_one.insert(1), closed_one.insert(1), closed_one.delete(7))
     await feed.expect(open_one, (1,))
     await feed.expect(closed_one, (7,))
     await feed.take_over(closed_one)
@@ -196,7 +196,8 @@ async def missing_rows(feed: Feed) -> None:
     await feed.expect(t, (9, "stays"))
     await feed.expect(f)
     counted = feed.sink.statistics
-    equal((counted.confl_update_missing, counted.confl_delete_missing), (3, 2), "missing rows counted")
+    if feed.sink.capabilities.counts_missing:
+        equal((counted.confl_update_missing, counted.confl_delete_missing), (3, 2), "missing rows counted")
     equal(await feed.position(), done.end_lsn, "the stored position")
 
 
@@ -221,7 +222,7 @@ async def whole_row_identity_with_unsent_values(feed: Feed) -> None:
     await feed.expect(f, (3, "long"), (2, "longer"))
 
 
-@scenarios
+@scenarios.needing("shared_tables")
 async def whole_row_identity_with_a_key(feed: Feed) -> None:
     """REPLICA IDENTITY FULL, and the target has a primary key: that finds the row, whatever else the target has made of it."""
     t = Table("t", "*id int4", "v", full=True)

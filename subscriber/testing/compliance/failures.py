@@ -16,7 +16,7 @@ scenarios = Scenarios("failures")
 _SECRET = "53CRET"
 
 
-@scenarios
+@scenarios.needing("constraints", "shared_tables")
 async def duplicate_key(feed: Feed) -> None:
     """An INSERT of a key that is there: the transactions before it stay, it and those behind it do not, until the row is gone."""
     t = Table("t", "*id int4", "v")
@@ -43,7 +43,7 @@ async def duplicate_key(feed: Feed) -> None:
     await feed.expect(t, (1, "c"), (2, _SECRET), (3, "b"), (4, "d"), (5, "e"))
 
 
-@scenarios
+@scenarios.needing("constraints")
 async def key_moves_onto_another(feed: Feed) -> None:
     """An UPDATE gives a row a key that another has."""
     t = Table("t", "*id int4", "v")
@@ -55,7 +55,7 @@ async def key_moves_onto_another(feed: Feed) -> None:
     equal(await feed.position(), done.end_lsn, "the stored position")
 
 
-@scenarios
+@scenarios.needing("constraints")
 async def not_null(feed: Feed) -> None:
     """NULL where the target does not take it, by INSERT and by UPDATE."""
     t = Table("t", "*id int4", "!v")
@@ -70,7 +70,7 @@ async def not_null(feed: Feed) -> None:
     equal(await feed.position(), done.end_lsn, "the stored position")
 
 
-@scenarios
+@scenarios.needing("constraints", "shared_tables")
 async def goes_on_after_an_error(feed: Feed) -> None:
     """The same sink, without being opened anew, applies the transaction once the reason is gone."""
     t = Table("t", "*id int4", "v")
@@ -85,7 +85,7 @@ async def goes_on_after_an_error(feed: Feed) -> None:
     await feed.expect(t, (1, "a"), (2, "b"))
 
 
-@scenarios
+@scenarios.needing("given_tables")
 async def missing_table(feed: Feed) -> None:
     """A table that the target does not have cannot be of the subscription."""
     t = Table("nowhere", "*id int4")
@@ -95,7 +95,7 @@ async def missing_table(feed: Feed) -> None:
     equal(await feed.sink.tables(), {}, "the subscription's tables")
 
 
-@scenarios
+@scenarios.needing("given_tables")
 async def missing_column(feed: Feed) -> None:
     """A column that the target's table has not is named; without changes of the table nobody cares."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
@@ -111,7 +111,7 @@ async def missing_column(feed: Feed) -> None:
     equal(await feed.position(), done.end_lsn, "the stored position")
 
 
-@scenarios
+@scenarios.needing("constraints")
 async def a_value_that_is_none(feed: Feed) -> None:
     """A text that is not of the column's type."""
     t = Table("t", "*id int4", "n int4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
-from subscriber.abc import Batch, Position, SubscriptionState, TableEntry, TableName, TableState
+from subscriber.abc import Batch, Position, SubscriptionState, TableEntry, TableName, TableSink, TableState
 from subscriber.config import Settings
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
@@ -145,6 +145,13 @@ class Feed:
             self.closed.discard(table.name)
             await self.sink.remove_table(table.name)
             await self.sink.add_table(table.name, TableEntry(TableState.READY))
+
+    async def hand_over(self, sink: TableSink, lsn: Lsn) -> None:
+        """Let the apply worker have a table that was copied, up to ``lsn``, where its rows are not seen before."""
+        if not self.sink.capabilities.copies_visible:
+            await sink.finish_sync(lsn)
+            await self.sink.advance(lsn)
+            self.given = max(self.given, lsn)
 
     # --- transactions
 

@@ -136,11 +136,12 @@ async def gate_at_prepare(feed: Feed) -> None:
     await feed.shut(t)
     await feed.take_over(u)
     await feed.commit_prepared(prepared)
+    await feed.take_over(t)
     await feed.expect(t, (1,))
     await feed.expect(u)
 
 
-@scenarios.needing("two_phase")
+@scenarios.needing("two_phase", "constraints", "shared_tables")
 async def refused_change(feed: Feed) -> None:
     """A change that the target refuses: said at the prepare or at the commit, and after the remedy it goes on."""
     t = Table("t", "*id int4")

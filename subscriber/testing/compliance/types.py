@@ -60,7 +60,7 @@ async def in_text(feed: Feed) -> None:
     await feed.expect(t, *((row[0], *other[1:]) for row, other in zip(_ROWS, reversed(_ROWS), strict=True)))
 
 
-@scenarios
+@scenarios.needing("binary")
 async def in_binary(feed: Feed) -> None:
     """The first of the rows in the binary format, then identified by its binary key."""
     t = _TABLE
@@ -109,6 +109,8 @@ async def in_a_copy(feed: Feed) -> None:
             yield line
 
     await sink.copy([column.name for column in t.sent], CopyFormat.TEXT, chunks())
-    await sink.finish_copy(Position("a_sync_slot", SYSTEM, 1, Lsn(START + 0x10)))
+    copied = Position("a_sync_slot", SYSTEM, 1, Lsn(START + 0x10))
+    await sink.finish_copy(copied)
+    await feed.hand_over(sink, copied.lsn)
     await sink.close()
     await feed.expect(t, *_ROWS)

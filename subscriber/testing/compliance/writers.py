@@ -41,7 +41,7 @@ async def closing_twice(feed: Feed) -> None:
     await feed.expect(t, (1,), (2,))
 
 
-@scenarios
+@scenarios.needing("several_subscriptions")
 async def two_subscriptions(feed: Feed) -> None:
     """Two subscriptions of one target have positions and tables of their own, and are open at the same time."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=1)
@@ -78,7 +78,7 @@ async def reports(feed: Feed) -> None:
     await feed.sink.report([], "nobody hears it")
 
 
-@scenarios
+@scenarios.needing("given_tables")
 async def check(feed: Feed) -> None:
     """Checking finds nothing wrong with a table as it should be, and an error in one that lacks a column; it changes nothing."""
     t, u = Table("t", "*id int4", "v", relation_id=1), Table("u", "*id int4", relation_id=2)

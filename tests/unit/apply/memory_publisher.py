@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from subscriber.abc import CopyFormat, Position, PublishedTable, TableName
+from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.tablesync import CopyPart
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_status_update, encode_frame
@@ -199,6 +199,9 @@ class MemorySnapshot:
         number = int(published.name.name.removeprefix("t"))
         found = self._history.rows(number, self.consistent_point)
         return [partial(self._part, found)]
+
+    async def order(self, published: PublishedTable) -> SnapshotOrder:
+        raise AssertionError("the sink copies nothing by itself")
 
     async def verify(self, published: PublishedTable) -> None:
         """The tables of a history are never rewritten."""

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.errors import TargetError
-from subscriber.testing.values import normalizer
+from subscriber.sinks.spark.arrays import parse_array
+from subscriber.testing.values import array_literal, normalizer
 
 SAME: list[tuple[str, str, object]] = [
     ("boolean", "t", True),
@@ -95,3 +96,13 @@ def test_what_can_be_no_such_value_is_said() -> None:
     with pytest.raises(TargetError, match="lost its length"):
         normalizer("bit")(5)
     assert normalizer("bit")(None) is None
+
+
+@given(st.lists(st.none() | st.text() | st.sampled_from(["NULL", "null", "", "a,b", '"', "\\", "{}", " "])))
+def test_a_list_is_written_as_an_array(elements: list[str | None]) -> None:
+    assert parse_array(array_literal(elements)) == elements
+
+
+def test_an_array_literal_is_postgresqls_own() -> None:
+    assert array_literal(["a,b", '"', None, "NULL", "\\", "plain", ""]) == '{"a,b","\\"",NULL,"NULL","\\\\",plain,""}'
+    assert array_literal([1, None, -2]) == "{1,NULL,-2}"

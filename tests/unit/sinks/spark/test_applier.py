@@ -21,7 +21,7 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.merge import NewFile, Unit
+from subscriber.sinks.spark.merge import Unit, UnitResult
 from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
@@ -76,7 +76,7 @@ class Fragile(LocalEngine):
         super().__init__(storage)
         self.dice = dice
 
-    def run(self, units: Sequence[Unit]) -> list[list[NewFile]]:
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         if self.dice.random() < 0.15:
             raise Killed
         found = super().run(units)
@@ -103,10 +103,10 @@ async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: 
 
         return call
 
+    sink = await begun(make(tmp_path), tables=NAMES)
     monkeypatch.setattr(LakeDelta, "commit", fragile(LakeDelta.commit))
     monkeypatch.setattr(applier_module, "write_cut", fragile(write_cut))
     monkeypatch.setattr(Storage, "delete", fragile(Storage.delete))
-    sink = await begun(make(tmp_path), tables=NAMES)
     work = Applier(storage(tmp_path), Fragile(storage(tmp_path), dice), SMALL)
     for _ in range(25):
         one = publisher.transaction(publisher.random.randrange(1, 40))
@@ -219,7 +219,7 @@ async def test_a_table_changed_by_somebody_else_is_told_and_not_published(tmp_pa
     await _one(tmp_path, transaction(300, RELATION, Update(5, None, None, row("1", "x", None))))
 
     class Meddled(LocalEngine):
-        def run(self, units: Sequence[Unit]) -> list[list[NewFile]]:
+        def run(self, units: Sequence[Unit]) -> list[UnitResult]:
             DeltaTable(str(tmp_path / "tables/public/t")).delete()
             return super().run(units)
 

@@ -1,0 +1,75 @@
+"""``applier.json``: what the applier does, for who looks into the lake. Not durable, and of no meaning for anything else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Final
+
+from subscriber.errors import TargetError
+from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["ApplierStatus"]
+
+_NAME: Final = "applier.json"
+
+
+class ApplierStatus:
+    """See the module. What is counted goes on where an earlier applier of the lake ended, and the last error stays told.
+
+    Args:
+        storage: the lake's.
+        engine: its name.
+    """
+
+    def __init__(self, storage: Storage, engine: str) -> None:
+        self._storage = storage
+        self._engine = engine
+        self._before = Missing()
+        self._error: str | None = None
+        self._error_time: float | None = None
+        self._written: dict[str, object] | None = None
+
+    def begin(self) -> None:
+        """Take over what an earlier one told, and tell of this one."""
+        try:
+            found = read_document(self._storage, _NAME) or {}
+            counters = found.get("counters", {})
+            self._before = Missing(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
+            self._error, self._error_time = found.get("last_error"), found.get("last_error_time")
+        except (TargetError, ValueError, TypeError, AttributeError):
+            pass  # nothing depends on it
+        self.tell(Missing())
+
+    def failed(self, error: str, missing: Missing) -> None:
+        """An attempt failed."""
+        self._error, self._error_time = error, time.time()
+        self.tell(missing)
+
+    def tell(self, missing: Missing) -> None:
+        """Write it, if it is something else than before. Where that is not possible nothing happens.
+
+        Args:
+            missing: since :meth:`begin`.
+        """
+        document: dict[str, object] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "engine": self._engine,
+            "last_error": self._error,
+            "last_error_time": self._error_time,
+            "counters": {
+                "confl_update_missing": self._before.updates + missing.updates,
+                "confl_delete_missing": self._before.deletes + missing.deletes,
+            },
+        }
+        if document == self._written:
+            return
+        try:
+            write_document(self._storage, _NAME, document, durable=False)
+        except TargetError:
+            return
+        self._written = document

@@ -1,0 +1,78 @@
+"""The applier as a thread of the process that lands: for a laptop. Never in the event loop's thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.sinks.spark.location import Location
+
+__all__ = ["ApplierThread"]
+
+_log = logging.getLogger(__name__)
+
+_REST_SECONDS: Final = 10.0
+"""How long what waits is still applied at a clean end."""
+
+Apply = Callable[[Location, threading.Event, float], None]
+
+
+class ApplierThread:
+    """See the module. It begins with the first :meth:`start`, and may begin again after :meth:`stop`.
+
+    Args:
+        location: of the lake; its ``apply`` says how.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: SubscriberError | None = None
+
+    def start(self) -> None:
+        """Let it run, if the location asks for it and it does not run yet.
+
+        Raises:
+            SubscriberError: it ended by an error that trying again does not mend, and that it tells only once.
+        """
+        if self._failure is not None:
+            failure, self._failure, self._thread = self._failure, None, None
+            raise failure
+        if self._location.apply == "none" or self._thread is not None:
+            return
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="applier", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            _program()(self._location, self._stop, _REST_SECONDS)
+        except SubscriberError as error:
+            _log.error("the applier has ended: %s", error.one_line())
+            self._failure = error
+
+    def stop(self) -> None:
+        """Let it bring its round to an end, and apply what waits if that is not much. Blocks: for a thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stop.set()
+            thread.join()
+
+
+def _program() -> Apply:
+    """What it runs needs more than landing does, so it is imported when it runs.
+
+    Raises:
+        ConfigurationError: something of it is not installed.
+    """
+    try:
+        from subscriber.sinks.spark.program import apply_beside  # noqa: PLC0415 -- see above
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the applier needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[lake]', or [spark] for its engines"
+        ) from error
+    return apply_beside

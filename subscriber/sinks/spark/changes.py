@@ -1,0 +1,189 @@
+"""Changes of one table in their order: from its change log, and behind that from what was landed and has not come there yet.
+
+Every change has the LSN of its transaction's end, so that a range of LSNs is a range of changes, whichever of the two has them: when landed
+files become log while somebody reads, the rest of the range is looked for anew. Rows of an initial copy are of the LSN of its snapshot.
+A table that is being copied has no changes to give: its log begins with the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from subscriber.abc import TableName, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
+from subscriber.sinks.spark.manifest import Manifest, read_manifests
+from subscriber.sinks.spark.merge import conformed
+from subscriber.sinks.spark.paths import table_directory
+from subscriber.sinks.spark.schema import META, TableSchema
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["Changes", "Piece"]
+
+_ATTEMPTS: Final = 10
+"""How often in a row landed files may be gone when they are to be read: each time the log has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a range that can be read by itself.
+
+    Attributes:
+        start, end: behind the one, up to the other.
+        file: of the log, relative to the lake; None: whatever is in the range by then.
+    """
+
+    start: int
+    end: int
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A table as it is now: ``reached`` is up to where its log has everything."""
+
+    table: LakeTable
+    removed: bool
+    log: LakeDelta | None
+    reached: Lsn
+    begun: bool
+
+
+class Changes:
+    """See the module.
+
+    Args:
+        storage: the lake's.
+        name: the table's.
+    """
+
+    def __init__(self, storage: Storage, name: TableName) -> None:
+        self._storage = storage
+        self._name = name
+
+    def _look(self) -> _Known:
+        lake = Lake.find(self._storage)
+        if lake is None:
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="option path is the target of a subscription")
+        table = lake.state.tables.get(self._name)
+        removed = table is None
+        table = table or lake.state.removed.get(self._name)
+        if table is None:
+            raise TargetError(f'the lake in {self._storage.place} has no table "{self._name}"', hint="option table is schema.table")
+        log = LakeDelta(self._storage, table_directory("log", self._name, table.id))
+        there = log.load()
+        reached, begun = INVALID_LSN, False
+        for generation in range(table.generation + 1):
+            done = log.applied(f"subscriber-{lake.target_identifier}-{table.id}-{generation}-log") if there else None
+            if done is not None:
+                reached, begun = max(reached, done), generation == table.generation
+        # a table that was not copied has changes from the start
+        begun = begun or (not table.generation and table.entry.state in {TableState.SYNCDONE, TableState.READY})
+        return _Known(table, removed, log if there else None, reached, begun)
+
+    def schema(self) -> pa.Schema:
+        """Of the changes: columns of ours, and the table's own as they are now.
+
+        Raises:
+            TargetError: nothing is known of the table yet.
+        """
+        known = self._look()
+        if known.log is not None:
+            return known.log.schema
+        described = [
+            file.schema for manifest in read_manifests(self._storage, LANDING) for file in manifest.files if file.table_id == known.table.id
+        ]
+        if not described:
+            raise TargetError(f'table "{self._name}" has no change log yet', hint="start the applier: subscriber spark-apply")
+        return pa.schema([field.with_nullable(True) for field in _landing(described)])
+
+    def latest(self) -> Lsn:
+        """Up to where changes can be read now. Never goes back.
+
+        Raises:
+            TargetError: there is no such table.
+        """
+        # the manifests first: what they lose meanwhile the log has
+        last = max((manifest.end for manifest in read_manifests(self._storage, LANDING)), default=INVALID_LSN)
+        known = self._look()
+        until = known.table.until or INVALID_LSN
+        if known.removed:
+            return min(max(last, known.reached), until) if until else known.reached
+        return max(last, known.reached) if known.begun else max(known.table.added, until)
+
+    def pieces(self, start: Lsn, end: Lsn) -> list[Piece]:
+        """Divide the range behind ``start`` up to ``end``: the files of the log, in order, and what is behind it."""
+        if end <= start:
+            return []
+        known = self._look()
+        found = [Piece(start, min(end, known.reached), file) for file in self._log_files(known, start, min(end, known.reached))]
+        if end > known.reached:
+            found.append(Piece(max(start, known.reached), end))
+        return found
+
+    def _log_files(self, known: _Known, start: Lsn, end: Lsn) -> list[str]:
+        if known.log is None or end <= start:
+            return []
+        files = known.log.ranges(("_lsn", "_seq"))
+        # a transaction that fills several files: by its place in it
+        files.sort(key=lambda file: (*file.bounds["_lsn"], file.bounds["_seq"][0]))
+        return [f"{known.log.directory}/{file.path}" for file in files if file.bounds["_lsn"][1] > start and file.bounds["_lsn"][0] <= end]
+
+    def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The changes of a piece, in order, in these columns.
+
+        Raises:
+            TargetError: a file cannot be read.
+        """
+        if piece.file is not None:
+            yield from self._rows(piece.file, piece.start, piece.end, schema)
+            return
+        start, attempts = piece.start, 0
+        while start < piece.end:
+            # the manifests first, as in latest
+            manifests = read_manifests(self._storage, LANDING, Lsn(start))
+            known = self._look()
+            reached = min(int(known.reached), piece.end)
+            for file in self._log_files(known, Lsn(start), Lsn(reached)):
+                yield from self._rows(file, start, reached, schema)
+            start = max(start, reached)
+            try:
+                for manifest, rows in self._landed(manifests, known, start, piece.end, schema):
+                    yield from rows
+                    start, attempts = int(manifest.end), 0
+            except TargetError:
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise
+                continue
+            return
+
+    def _landed(
+        self, manifests: list[Manifest], known: _Known, start: int, end: int, schema: pa.Schema
+    ) -> Iterator[tuple[Manifest, list[pa.RecordBatch]]]:
+        for manifest in manifests:
+            if manifest.end <= max(start, int(known.reached)) or manifest.end > end:
+                continue
+            files = [file for file in manifest.files if file.table_id == known.table.id]
+            # read whole, before any of it is given away: it may be gone in the midst of it
+            yield manifest, [batch for file in files for batch in self._rows(file.path, start, end, schema)]
+
+    def _rows(self, path: str, start: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
+            there = [name for name in {*schema.names, "_lsn"} if name in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=there):
+                table: Any = pa.Table.from_batches([batch])
+                wanted = pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end))
+                yield from conformed(table.filter(wanted), schema).combine_chunks().to_batches()
+
+
+def _landing(schemas: list[TableSchema]) -> pa.Schema:
+    return pa.schema([*META, *schemas[-1].arrow])

@@ -1,0 +1,186 @@
+"""The applier's side of copies by executors: looks for orders (``copyorder.py``), and has their parts read, beside the rounds.
+
+Each order has a thread here, which waits for its tasks; a subscription copies only so many tables at once. What fails is tried again as
+long as the snapshot lives; the subscriber is told why. An applier that is killed leaves the parts that are done, and the next one has
+the others read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol, Self
+
+from subscriber.abc import TableState
+from subscriber.errors import SubscriberError
+from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
+from subscriber.sinks.spark.copytask import SnapshotGone, copy_part
+from subscriber.sinks.spark.jobs import SparkLost
+from subscriber.sinks.spark.lake import Lake, copy_directory
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "attempt", "worst"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.5
+_FIRST_RETRY_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 30.0
+
+
+class CopyRunner(Protocol):
+    """Where parts are read."""
+
+    def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
+        """Have these parts stored, ``order.workers`` at once; None if all are. May end early once ``stop`` is set.
+
+        Raises:
+            SubscriberError: it cannot be tried at all just now.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Let :meth:`run`, in other threads, come to its end."""
+        ...
+
+
+class LocalCopyRunner:
+    """Threads of this process.
+
+    Args:
+        storage: the lake's.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
+        """See the protocol."""
+        with ThreadPoolExecutor(max(order.workers, 1)) as pool:
+            found = list(pool.map(lambda number: attempt(self._storage, order, number, target_rows, stop), numbers))
+        return worst(found)
+
+    def cancel(self) -> None:
+        """They see by themselves that they shall stop."""
+
+
+def attempt(storage: Storage, order: CopyOrder, number: int, target_rows: int, stop: threading.Event | None = None) -> CopyFailure | None:
+    """Store one part; what went wrong, if it could not be."""
+    if stop is not None and stop.is_set():
+        return None
+    try:
+        copy_part(storage, order, number, target_rows, stop.is_set if stop is not None else lambda: False)
+    except SubscriberError as error:
+        return CopyFailure(error.one_line(), isinstance(error, SnapshotGone))
+    return None
+
+
+def worst(failures: Sequence[CopyFailure | None]) -> CopyFailure | None:
+    """The one to tell: that the snapshot is gone, before all others."""
+    found = [failure for failure in failures if failure is not None]
+    return next((failure for failure in found if failure.gone), found[0] if found else None)
+
+
+class Copier:
+    """See the module.
+
+    Args:
+        storage: the lake's.
+        runner: reads parts.
+        target_rows: of a base file.
+    """
+
+    def __init__(self, storage: Storage, runner: CopyRunner, target_rows: int) -> None:
+        self._storage = storage
+        self._runner = runner
+        self._target_rows = target_rows
+        self._stop = threading.Event()
+        self._copying: dict[str, threading.Thread] = {}
+        self._given_up: set[str] = set()
+        self._lost: SparkLost | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """Look for orders while the block lasts. The applier's lock is held by the caller, or not needed."""
+        watcher = threading.Thread(target=self._watch, name="copier")
+        watcher.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            watcher.join()
+            self._runner.cancel()
+            for thread in self._copying.values():
+                thread.join()
+
+    def check(self) -> None:
+        """Whether parts can still be read here.
+
+        Raises:
+            SparkLost: they cannot, until the applier is started again.
+        """
+        if self._lost is not None:
+            raise self._lost
+
+    def orders(self) -> list[CopyOrder]:
+        """What is ordered, and not given up.
+
+        Raises:
+            TargetError: an order is damaged.
+        """
+        lake = Lake.find(self._storage)
+        tables = lake.state.tables.values() if lake is not None else ()
+        found: list[CopyOrder] = []
+        for table in tables:
+            directory = copy_directory(table)
+            if table.entry.state is TableState.DATASYNC and directory not in self._given_up:
+                order = CopyOrder.find(self._storage, directory)
+                found += [order] if order is not None else []
+        return found
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            self._copying = {name: thread for name, thread in self._copying.items() if thread.is_alive()}
+            try:
+                found = self.orders()
+            except SubscriberError as error:
+                _log.error("copying: %s", error.one_line())
+                self._stop.wait(_RETRY_SECONDS)
+                continue
+            for order in found:
+                if order.directory not in self._copying:
+                    thread = threading.Thread(target=self.copy, args=[order], name=f"copy {order.directory}")
+                    self._copying[order.directory] = thread
+                    thread.start()
+
+    def copy(self, order: CopyOrder) -> None:
+        """Have an order's parts stored, until all are, or it is of no use any more."""
+        pause = _FIRST_RETRY_SECONDS
+        while not self._stop.is_set():
+            try:
+                missing = sorted(set(range(len(order.queries))) - order.numbers_done(self._storage))
+                # the subscriber removes its order once it has given it up
+                if not missing or CopyOrder.find(self._storage, order.directory) is None:
+                    return
+                _log.info('table "%s": %d of %d parts are to be copied', order.schema.table, len(missing), len(order.queries))
+                failure = self._runner.run(order, missing, self._target_rows, self._stop)
+                if self._stop.is_set():
+                    return
+                with contextlib.suppress(SubscriberError):
+                    order.report(self._storage, failure)
+            except SparkLost as error:
+                self._lost = error
+                return
+            except SubscriberError as error:
+                failure = CopyFailure(error.one_line(), gone=False)
+            if failure is None:
+                continue
+            if failure.gone:
+                self._given_up.add(order.directory)
+                return
+            _log.warning('copying table "%s": %s; next attempt in %.0f s', order.schema.table, failure.text, pause)
+            self._stop.wait(pause)
+            pause = min(pause * 2, _RETRY_SECONDS)

@@ -1,0 +1,114 @@
+"""One part of a table that executors copy: read under the exported snapshot by ADBC, written as base files. Runs wherever it is sent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
+from subscriber.protocol.quoting import quote_literal
+from subscriber.sinks.spark.copyorder import CopyOrder, base_file_name
+from subscriber.sinks.spark.merge import NewFile, Unit, write_rows
+from subscriber.sinks.spark.selecting import current_rows
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["SnapshotGone", "copy_part"]
+
+_BYTES: Final = 192 * 1024**2
+"""Of rows in memory that become files: the size of a part, about, so that most parts are one."""
+_GONE: Final = frozenset({"42704", "22023", "55000"})
+"""Of SET TRANSACTION SNAPSHOT: no such file (its name since 16, and before), its process is not running any more."""
+
+
+class SnapshotGone(PublisherUnavailable):
+    """The session that exported the snapshot has ended."""
+
+
+def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Store a part, and say so. Nothing, if it is stored already.
+
+    Args:
+        storage: the lake's.
+        order: what is copied.
+        number: which part of it.
+        target_rows: of a file.
+        stopped: whether to give up; asked between batches of rows.
+
+    Raises:
+        SnapshotGone: it is.
+        PublisherUnavailable, PublisherError: the publisher cannot be reached, or refuses.
+        ConfigurationError: there is no ADBC driver.
+        ApplyError: a text is not UTF-8.
+        TargetError: files cannot be written.
+    """
+    if number in order.numbers_done(storage):
+        return
+    schema = order.schema
+    unit = Unit(directory=order.base, schema=schema, base=(), changes=(), after=0, target_rows=target_rows)
+    files: list[NewFile] = []
+    gathered: list[pa.RecordBatch] = []
+
+    def write() -> None:
+        rows = pa.Table.from_batches(gathered, schema.current)
+        gathered.clear()
+        files.extend(write_rows(storage, unit, rows, lambda: base_file_name(order.table_id, order.generation)))
+
+    for batch in _batches(order, number):
+        if stopped():
+            raise PublisherUnavailable("the applier is being stopped")
+        gathered.append(current_rows(schema, batch.columns))
+        if sum(rows.nbytes for rows in gathered) >= _BYTES:
+            write()
+    write()
+    order.mark(storage, number, files)
+
+
+def _batches(order: CopyOrder, number: int) -> Iterator[pa.RecordBatch]:
+    try:
+        from adbc_driver_manager import Error  # noqa: PLC0415 -- an extra
+        from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a copy by executors needs {error.name}, which is not installed there", hint="pip install 'pg-subscriber[spark-snapshot]'"
+        ) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = stack.enter_context(dbapi.connect(order.connection, autocommit=True))
+            cursor = stack.enter_context(connection.cursor())
+        except Error as error:
+            raise PublisherUnavailable(
+                f"an executor cannot connect with the publisher: {_first(error)}",
+                hint="executors need its address and a password of their own: a passfile, a service or PGPASSWORD; or use copy=subscriber",
+            ) from None
+        try:
+            for statement in (*order.setup, "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+                cursor.execute(statement)
+        except Error as error:
+            raise _refused(error) from None
+        try:
+            cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(order.snapshot_name)}")
+        except Error as error:
+            if error.sqlstate in _GONE:
+                raise SnapshotGone("the session that exported the snapshot was lost") from None
+            raise _refused(error) from None
+        try:
+            cursor.execute(order.queries[number])
+            yield from cursor.fetch_record_batch()
+        except (Error, pa.ArrowException, OSError) as error:
+            raise _refused(error) from None
+
+
+def _refused(error: BaseException) -> PublisherError:
+    """Without the server's text, which may hold a value; its log has it."""
+    state: Any = getattr(error, "sqlstate", None)
+    if not state or state[:2] in {"08", "57", "53"}:
+        return PublisherUnavailable(f"the publisher ended the session of an executor{f' (SQLSTATE {state})' if state else ''}")
+    return PublisherError(f"the publisher refused to give rows to an executor (SQLSTATE {state})", hint="see the publisher's log")
+
+
+def _first(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,134 @@
+"""``spark.readStream.format("postgres_changes")``: the changes of one table of a lake as a source of Structured Streaming, or of a batch.
+
+Offsets are LSNs: ``{"lsn": "16/B374D848"}`` has everything of transactions that end there or before. A query that starts again from its
+checkpoint goes on behind what it has; where the changes lie by then, landing zone or change log, makes no difference.
+
+================  =====================  =============================================================================
+option
+================  =====================  =============================================================================
+``path``          the lake               the subscription's target, or its directory
+``table``         ``schema.table``
+``startingLsn``   ``earliest``           an LSN: what ends behind it; ``earliest``: with the initial copy; ``latest``:
+                                         what comes from now on (streams only)
+``endingLsn``     what there is          of a batch: up to there
+================  =====================  =============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import StructType
+
+from subscriber.abc import TableName
+from subscriber.errors import ConfigurationError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.changes import Changes, Piece
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["PostgresChanges"]
+
+_OPTIONS = ("path", "table", "startingLsn", "endingLsn")
+
+
+class PostgresChanges(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Of the format."""
+        return "postgres_changes"
+
+    def schema(self) -> StructType:
+        """Of the changes, as they are now; a query keeps it until it starts again."""
+        return from_arrow_schema(self._changes().schema(), prefer_timestamp_ntz=True)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of a batch."""
+        changes = self._changes()
+        start = self._lsn("startingLsn", INVALID_LSN)
+        latest = changes.latest()
+        end = min(self._lsn("endingLsn", latest), latest)
+        return _BatchReader(changes, _arrow(schema), start, end)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Of a stream."""
+        changes = self._changes()
+        latest = self.options.get("startingLsn", "").lower() == "latest"
+        return _StreamReader(changes, _arrow(schema), None if latest else self._lsn("startingLsn", INVALID_LSN))
+
+    def _changes(self) -> Changes:
+        known = {name.lower() for name in _OPTIONS}
+        for name in self.options:
+            if name.lower() not in known:
+                raise ConfigurationError(f'unrecognized option of postgres_changes: "{name}"', hint=f"one of {', '.join(_OPTIONS)}")
+        path, (namespace, dot, table) = self.options.get("path"), self.options.get("table", "").partition(".")
+        if path is None or not (namespace and dot and table):
+            raise ConfigurationError("postgres_changes needs options path and table", hint='.option("table", "public.orders").load(path)')
+        location = Location.parse(path if "://" in path else f"spark://{path}")
+        return Changes(Storage.open(location), TableName(namespace, table))
+
+    def _lsn(self, option: str, default: Lsn) -> Lsn:
+        text = self.options.get(option)
+        if text is None or text.lower() == "earliest":
+            return default
+        try:
+            return Lsn.parse(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{option}: {error}", hint="as in 16/B374D848") from None
+
+
+@dataclass
+class _Partition(InputPartition):
+    piece: Piece
+
+
+class _BatchReader(DataSourceReader):
+    def __init__(self, changes: Changes, schema: pa.Schema, start: Lsn, end: Lsn) -> None:
+        self._changes = changes
+        self._schema = schema
+        self._start = start
+        self._end = end
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_Partition(piece) for piece in self._changes.pieces(self._start, self._end)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _Partition)
+        return self._changes.read(partition.piece, self._schema)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """``start``: where a new query begins; None: at the end."""
+
+    def __init__(self, changes: Changes, schema: pa.Schema, start: Lsn | None) -> None:
+        self._changes = changes
+        self._schema = schema
+        self._start = start
+
+    def initialOffset(self) -> dict[str, str]:
+        return {"lsn": str(self._changes.latest() if self._start is None else self._start)}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, str]:
+        latest = self._changes.latest()
+        return {"lsn": str(latest if self._start is None else max(latest, self._start))}
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        return [_Partition(piece) for piece in self._changes.pieces(Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _Partition)
+        return self._changes.read(partition.piece, self._schema)
+
+    def commit(self, end: dict[str, str]) -> None:
+        """Nobody waits for it: what a reader has read stays where it is."""
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timestamp_utc=True)) for field in schema.fields])

@@ -1,0 +1,105 @@
+"""A subscription that the verbs defined: ``definition.json`` and ``generation.json`` in the lake.
+
+``definition.json`` holds the connection string, with its password if it has one: nobody but its owner may read it. It is written by
+whoever holds the writer's lock. ``generation.json`` is written by a verb that claims the subscription while somebody else still runs it.
+A lake without the first is one that its command line defines (``subscriber run --connection``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from subscriber.config import SubscriptionOptions, parse_changes
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["DEFINITION", "GENERATION", "LakeDefinition", "read_definition", "read_generation", "write_definition", "write_generation"]
+
+DEFINITION: Final = "definition.json"
+GENERATION: Final = "generation.json"
+
+OPTIONS: Final = frozenset(
+    {"streaming", "synchronous_commit", "disable_on_error", "password_required", "run_as_owner", "failover", "origin"}
+)
+"""What of :class:`SubscriptionOptions` is kept. ``two_phase`` follows from the state in the catalog; ``binary`` no lake takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeDefinition:
+    """See :class:`subscriber.catalog.Definition`, whose attributes these are.
+
+    Attributes:
+        options: only :data:`OPTIONS` of it.
+    """
+
+    enabled: bool = True
+    conninfo: str | None = None
+    made: bool = True
+    pending_refresh: bool | None = None
+    skip_lsn: Lsn = INVALID_LSN
+    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
+
+
+def read_definition(storage: Storage) -> LakeDefinition | None:
+    """What the verbs defined; None: nothing.
+
+    Raises:
+        TargetError: it is damaged.
+    """
+    document = read_document(storage, DEFINITION)
+    if document is None:
+        return None
+    try:
+        return LakeDefinition(
+            enabled=bool(document["enabled"]),
+            conninfo=document["conninfo"],
+            made=bool(document["made"]),
+            pending_refresh=document["pending_refresh"],
+            skip_lsn=Lsn.parse(document["skip_lsn"]),
+            options=SubscriptionOptions(**parse_changes([f"{name}={value}" for name, value in document["options"].items()], OPTIONS)),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
+        raise TargetError(
+            f"{storage.what(DEFINITION)} is damaged", hint="restore it from a backup, or start over in a new directory"
+        ) from None
+
+
+def write_definition(storage: Storage, definition: LakeDefinition) -> None:
+    """Store it, readable by its owner alone.
+
+    Raises:
+        TargetError: it cannot be written; the former one is still there.
+    """
+    options: Mapping[str, Any] = {name: getattr(definition.options, name) for name in sorted(OPTIONS)}
+    document = {
+        "enabled": definition.enabled,
+        "conninfo": definition.conninfo,
+        "made": definition.made,
+        "pending_refresh": definition.pending_refresh,
+        "skip_lsn": str(definition.skip_lsn),
+        "options": options,
+    }
+    write_document(storage, DEFINITION, document, private=True)
+
+
+def read_generation(storage: Storage) -> int:
+    """How often a verb has claimed the subscription.
+
+    Raises:
+        TargetError: it is damaged.
+    """
+    document = read_document(storage, GENERATION)
+    return 0 if document is None else int(document.get("generation", 0))
+
+
+def write_generation(storage: Storage, generation: int) -> None:
+    """Store it.
+
+    Raises:
+        TargetError: it cannot be written.
+    """
+    write_document(storage, GENERATION, {"generation": generation})

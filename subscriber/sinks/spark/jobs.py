@@ -1,0 +1,64 @@
+"""Jobs of Spark that fail: whether it was the job, which may be tried again, or Spark itself is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Final
+
+from subscriber.errors import SubscriberError, TargetUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+__all__ = ["SparkLost", "end_session", "job_errors", "job_failed"]
+
+
+class SparkLost(SubscriberError):
+    """The driver's Java process, or the application on its cluster, has ended. Only a new process of ours gets another one."""
+
+
+def job_errors() -> tuple[type[Exception], ...]:
+    """What pyspark raises of a job: refused by Spark, or no answer from its Java process."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 -- with pyspark, which is an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    return (PySparkException, Py4JError, OSError, EOFError)
+
+
+def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
+    """What to raise in place of one of :func:`job_errors`."""
+    what = _first_words(error)
+    if not _is_alive(spark):
+        return SparkLost(f"Spark has ended: {what}", hint="start the applier again (a supervisor does): it goes on where it was")
+    missing = _MISSING.search(str(error))
+    if missing is not None:
+        return TargetUnavailable(
+            f'executors have no module "{missing[1]}"',
+            hint="--py-files ships this program as a wheel; they need the other packages installed",
+        )
+    return TargetUnavailable(f"the Spark job failed: {what}", hint="it is tried again; see Spark's log")
+
+
+def _first_words(error: BaseException) -> str:
+    """Of Spark's own account; what Python says in a task may hold a value."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Job aborted" in line] or lines
+    return telling[0].removeprefix(": ").removeprefix("org.apache.spark.SparkException: ") if telling else type(error).__name__
+
+
+def _is_alive(spark: SparkSession) -> bool:
+    if spark.sparkContext._jsc is None:  # noqa: SLF001 -- pyspark has no other way to ask
+        return False
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 -- pyspark has no other way to ask
+    except job_errors():
+        return False
+
+
+def end_session(spark: SparkSession) -> None:
+    """Stop it, if there is anything left to be stopped."""
+    with contextlib.suppress(*job_errors()):
+        spark.stop()

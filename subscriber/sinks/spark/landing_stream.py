@@ -1,0 +1,280 @@
+"""What a lake does with the stream while it is open: gathers, lands, reports what is durable; and what an error leaves.
+
+Transactions are gathered for ``batch_delay`` or ``batch_size``, whatever comes first, and landed together (``lander.py``). The position
+is the end of the last manifest, or that of ``position.json`` where it is further.
+
+After an error of one transaction those before it are still there. After any other, what was gathered is lost: the position in memory is
+then wrong, and every call refuses until the lake is opened again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Final
+
+from subscriber.abc import ApplyStatistics, Batch, Position, RelationGate
+from subscriber.errors import (
+    ApplyError,
+    ConfigurationError,
+    DataLossError,
+    ProtocolError,
+    RelationError,
+    SubscriberError,
+    TargetError,
+    TargetUnavailable,
+)
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.lake import LANDING, Lake
+from subscriber.sinks.spark.lander import Lander, TableIds, encode_transaction, unhurried
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.manifest import read_manifests
+from subscriber.sinks.spark.twophase import PreparedFiles
+from subscriber.transaction.model import PreparedTransaction
+
+__all__ = ["LandingStream"]
+
+_REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError)
+"""Errors that are one transaction's."""
+_LOOK_SECONDS: Final = 0.2
+"""How often the applier's position is looked at, with ``confirm=applied``."""
+
+
+class LandingStream:
+    """See the module; from one opening of the lake to its close. One call at a time, but for what the lake's timers do.
+
+    Args:
+        lake: locked.
+        lander: of its landing zone.
+        location: how it is written.
+        table_ids: of the lake.
+        statistics: counted into.
+        on_durable: told of what is durable.
+
+    Attributes:
+        lander: as given.
+        failure: why nothing more is taken.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        lander: Lander,
+        location: Location,
+        *,
+        table_ids: TableIds,
+        statistics: ApplyStatistics,
+        on_durable: Callable[[Lsn], None],
+    ) -> None:
+        self.lander = lander
+        self.failure: SubscriberError | None = None
+        self._lake = lake
+        self._location = location
+        self._table_ids = table_ids
+        self._statistics = statistics
+        self._on_durable = on_durable
+        self._files = PreparedFiles(lake.storage)
+        self._reported = INVALID_LSN
+        self._calls = asyncio.Lock()
+        self._tasks = [asyncio.create_task(self._land_in_time())]
+        if location.confirm == "applied":
+            self._tasks.append(asyncio.create_task(self._watch_applied()))
+
+    async def close(self) -> None:
+        """Land what was gathered, unless something failed.
+
+        Raises:
+            TargetError: it cannot be landed.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.failure is not None:
+            self.lander.forget()
+        elif self.lander.gathered is not None:
+            async with self._calls:
+                await self._land()
+
+    def _report(self, lsn: Lsn) -> None:
+        """Everything up to there is durable. What is told never goes back."""
+        self._reported = max(self._reported, lsn)
+        self._on_durable(self._reported)
+
+    # --- landing
+
+    async def land(self) -> None:
+        """Land what was gathered now."""
+        async with self._calls, self._failing():
+            await self._land()
+
+    async def apply(self, batch: Batch) -> None:
+        """Take a batch; it is landed now if there is enough, else soon."""
+        async with self._calls, self._failing():
+            await self.lander.take(batch)
+            full = self.lander.size >= self._location.batch_size or not self._location.batch_delay
+            if full or self.lander.gathered is None:
+                await self._land()
+
+    async def advance(self, lsn: Lsn, look: Callable[[], None]) -> None:
+        """Land what was gathered, and store the position; with ``confirm=applied``, return once it is applied.
+
+        Args:
+            lsn: the position.
+            look: called while it is waited for; may raise.
+        """
+        async with self._calls, self._failing():
+            await self._land()
+            await self._store_position(lsn)
+        if self._location.confirm == "applied":
+            while await self.applied() < lsn:
+                look()
+                await asyncio.sleep(_LOOK_SECONDS)
+        self._report(lsn)
+
+    async def set_position(self, position: Position) -> None:
+        """Store the first position, or one on another timeline."""
+        async with self._calls:
+            await self._land()
+            if self._location.confirm == "applied" and self._lake.position is not None:
+                # the LSN is the applier's, and behind what is landed: only the timeline is new
+                position = replace(position, lsn=max(position.lsn, self.lander.position))
+            await unhurried(lambda: self._lake.set_position(position))
+            self.lander.position = max(self.lander.position, position.lsn)
+
+    async def _land(self) -> None:
+        """Make durable what was taken, rows or none, and report it."""
+        before = self.lander.zone.last
+        await self.lander.land()
+        position = self.lander.position
+        if position > max(before, self.lander.zone.last):
+            await self._store_position(position)
+        self._report_landed(position)
+
+    async def _store_position(self, lsn: Lsn) -> None:
+        stored = self._lake.position
+        if stored is None or lsn <= max(stored.lsn, self.lander.zone.last):
+            return
+        moved = replace(stored, lsn=lsn)
+        await unhurried(lambda: self._lake.set_position(moved))
+        self.lander.position = max(self.lander.position, lsn)
+
+    def _report_landed(self, lsn: Lsn) -> None:
+        if self._location.confirm == "landed" and self._lake.position is not None:
+            self._report(lsn)
+
+    @contextlib.asynccontextmanager
+    async def _failing(self) -> AsyncIterator[None]:
+        """After an error that is not one transaction's nothing more is taken: what was gathered is lost, and comes again."""
+        try:
+            yield
+        except SubscriberError as error:
+            if isinstance(error, _REFUSALS) and not self.lander.lost:
+                raise  # of one transaction, which left nothing
+            # the rooms above open the sink again after an error of the target, and only then
+            self.failure = error if isinstance(error, TargetError) else TargetUnavailable("what was to be landed is lost: it comes again")
+            self.lander.forget()
+            raise
+        except asyncio.CancelledError:
+            self.failure = TargetUnavailable("a batch was cut off")
+            self.lander.forget()
+            raise
+
+    async def _land_in_time(self) -> None:
+        """Land what has waited for ``batch_delay``. An error is told by the next call."""
+        loop = asyncio.get_running_loop()
+        delay = self._location.batch_delay
+        while self.failure is None:
+            gathered = self.lander.gathered
+            pause = max(delay, _LOOK_SECONDS) if gathered is None else gathered + delay - loop.time()
+            if pause > 0:
+                await asyncio.sleep(pause)
+                continue
+            with contextlib.suppress(SubscriberError):
+                await self.land()
+
+    # --- what the applier has published
+
+    async def applied(self) -> Lsn:
+        """Up to where nothing that was landed is still to be applied. Copies of tables are none of this."""
+        lake = self._lake
+        landed = max(self.lander.zone.last, lake.position.lsn if lake.position is not None else INVALID_LSN)
+
+        def look() -> Lsn:
+            cut = read_cut(lake.storage)
+            waiting = read_manifests(lake.storage, LANDING, cut.lsn if cut is not None else INVALID_LSN)
+            return waiting[0].begin if waiting else landed
+
+        return await unhurried(look)
+
+    async def _watch_applied(self) -> None:
+        reported = INVALID_LSN
+        while self.failure is None:
+            try:
+                applied = await self.applied()
+            except SubscriberError as error:
+                self.failure = error
+                return
+            if applied > reported and self._lake.position is not None:
+                reported = applied
+                self._report(min(applied, self.lander.position))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    # --- two-phase
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Keep the transaction's rows apart; durable on return, the position behind them."""
+        transaction, gid = prepared.transaction, prepared.gid
+        async with self._calls, self._failing():
+            await self._land()
+            if await unhurried(lambda: self._files.is_there(transaction.xid, gid)):
+                await self.lander.described.learn(transaction)
+            else:
+                batch = await unhurried(lambda: self._files.begin(transaction.xid, gid))
+                try:
+                    await encode_transaction(
+                        transaction, gate, batch, described=self.lander.described, table_ids=self._table_ids, statistics=self._statistics
+                    )
+                except BaseException:
+                    batch.discard()
+                    raise
+                await unhurried(lambda: self._files.prepare(batch, transaction, gid))
+                self._statistics.transactions += 1
+            await transaction.discard()
+            await self._store_position(transaction.end_lsn)
+            self._report_landed(self.lander.position)
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """Land its rows as of the commit.
+
+        Raises:
+            DataLossError: it was never prepared here, nor committed.
+        """
+        async with self._calls, self._failing():
+            await self._land()
+            position, zone = self.lander.position, self.lander.zone
+            if message.end_lsn > position:
+                landed = await unhurried(lambda: self._files.commit(message, zone.directory))
+                if landed is None:
+                    raise DataLossError(
+                        f"the lake has no prepared transaction of xid {message.xid}, which was committed at {message.commit_lsn}",
+                        hint="it was prepared before this lake began: start over in a new directory",
+                    )
+                if landed:
+                    await unhurried(lambda: zone.add(landed, position, message.end_lsn, transactions=1, commit_time=message.commit_time))
+                    self.lander.position = message.end_lsn
+                else:
+                    await self._store_position(message.end_lsn)
+            await unhurried(lambda: self._files.forget(message.xid, message.gid))
+            self._report_landed(self.lander.position)
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """Forget it."""
+        async with self._calls, self._failing():
+            await self._land()
+            await unhurried(lambda: self._files.forget(message.xid, message.gid))
+            await self._store_position(message.rollback_end_lsn)
+            self._report_landed(self.lander.position)

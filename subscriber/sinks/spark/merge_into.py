@@ -1,0 +1,196 @@
+"""Engine ``merge``: Delta's own MERGE INTO, by Spark with the Delta jar. It leaves the rows that engine ``rewrite`` leaves.
+
+A table's changes are folded here first, beside those rows of the table that they touch (read here, or by a join if they are many): MERGE
+takes one source row a key, knows nothing of unchanged TOASTed values, and of an UPDATE whose row is not there. What is merged then says for
+each key what it is now. The LSN goes into MERGE's own commit, by the settings that Delta has for it.
+
+MERGE INTO is for tables with a key that have rows. First loads, TRUNCATE, new types of columns, tables without a key or with REPLICA
+IDENTITY FULL (equal rows are one to MERGE), and tables in too many small files are units, as with engine ``rewrite``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.jobs import job_errors, job_failed
+from subscriber.sinks.spark.keys import is_orderable
+from subscriber.sinks.spark.landing import ParquetFile
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.merge import conformed, read_base, read_changes
+from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
+from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.schema import SPECIAL
+from subscriber.sinks.spark.settle import Settled, settle
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.work import Done, Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["MergeEngine"]
+
+_AT_ONCE: Final = 4
+"""Tables that are merged beside each other."""
+_READ_HERE: Final = 2_000_000
+"""Rows of files whose keys the driver reads by itself: a join of Spark takes seconds, however few they are."""
+_FEW_FILES: Final = 16
+_LARGE_UNIT: Final = 8
+"""Times the target. MERGE leaves files whose keys overlap: together they may be more than one task should hold."""
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    # others have no statistics, and less room
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+class MergeEngine:
+    """An :class:`subscriber.sinks.spark.engines.Engine`.
+
+    Args:
+        spark: a session with Delta's extension and catalog.
+        location: of the lake.
+        storage: the same.
+        directory: relative to the lake, for files of a round.
+    """
+
+    def __init__(self, spark: SparkSession, location: Location, storage: Storage, directory: str = "round") -> None:
+        self._spark = spark
+        self._storage = storage
+        self._directory = directory
+        self._units = RewriteEngine(spark, location)
+        self._sessions: dict[str, SparkSession] = {}
+
+    @property
+    def name(self) -> str:
+        """See the protocol."""
+        return "merge"
+
+    def apply(self, works: Sequence[Work]) -> list[Done]:
+        """See the protocol: units first, then the tables that are merged, some beside each other."""
+        merged = [number for number, work in enumerate(works) if _is_merged(work)]
+        others = [number for number in range(len(works)) if number not in set(merged)]
+        found: dict[int, Done] = {}
+        if others:
+            found.update(zip(others, self._units.apply([works[number] for number in others]), strict=True))
+        if merged:
+            self._storage.make_directory(self._directory)
+            with ThreadPoolExecutor(min(_AT_ONCE, len(merged))) as pool:
+                found.update(zip(merged, pool.map(lambda number: self._merge(works[number]), merged), strict=True))
+        return [found[number] for number in range(len(works))]
+
+    def _merge(self, work: Work) -> Done:
+        schema, reached = work.task.schema, work.source.reached
+        changes = read_changes(self._storage, work.task.changes, schema, work.task.after)
+        try:
+            session = self._session(work.application, reached)
+            settled = settle(self._touched(session, work, changes), changes, schema)
+            source = self._source(session, settled)
+            if source is not None:
+                frame, flag = source
+                frame.createOrReplaceTempView("changes")
+                session.sql(merge_statement(work.delta.uri, schema, "changes", flag, _range(work, settled.puts, settled.gone)))
+        except job_errors() as error:
+            if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
+                raise TargetError(
+                    f"Delta table {work.delta.uri} was changed by somebody else",
+                    hint="only the applier may write it, and only one applier: stop the other one",
+                ) from error
+            raise job_failed(self._spark, error) from error
+        work.delta.load()
+        if work.delta.applied(work.application) != reached:
+            # nothing had to be changed: MERGE makes no commit then
+            work.delta.commit([], [], work.application, reached)
+        return Done(missing=settled.missing)
+
+    def _session(self, application: str, reached: Lsn) -> SparkSession:
+        """One for this table alone: what Delta writes into the commit is a setting of the session."""
+        if application not in self._sessions:
+            self._sessions[application] = self._spark.newSession()
+        session = self._sessions[application]
+        parts = max(2, min(session.sparkContext.defaultParallelism, 16))
+        settings = {
+            **_SETTINGS,
+            # Delta's own bookkeeping: its default is 50 tasks for each table
+            "spark.databricks.delta.snapshotPartitions": str(parts),
+            "spark.databricks.delta.write.txnAppId": application,
+            "spark.databricks.delta.write.txnVersion": str(int(reached)),
+        }
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        return session
+
+    def _touched(self, session: SparkSession, work: Work, changes: pa.Table) -> pa.Table:
+        """The rows of the table that changes touch: their keys, and the columns whose values some change did not send."""
+        schema = work.task.schema
+        unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
+        if not unsent and not pc.any(pc.is_in(changes["_op"], value_set=pa.array(["u", "d"]))).as_py():
+            return schema.current.empty_table()  # new rows: nothing is looked for
+        names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
+        near = [file for file in work.task.base if file.path in set(work.plan.removed)]
+        if sum(file.rows for file in near) <= _READ_HERE:
+            rows = read_base(self._storage, work.delta.directory, [file.path for file in near], schema, names)
+            first = schema.keys[0]
+            if is_orderable(schema.current.field(first).type):
+                rows = rows.filter(pc.is_in(rows[first], value_set=changes[first].combine_chunks()))
+            return rows
+        keys = changes.select([*schema.keys, SPECIAL])
+        self._frame(session, keys).createOrReplaceTempView("keys")
+        found = session.sql(selected_rows(work.delta.uri, schema, names, "keys", _range(work, keys))).toArrow()
+        return conformed(found, schema.current)
+
+    def _source(self, session: SparkSession, settled: Settled) -> tuple[DataFrame, str] | None:
+        """One row a key, and a column that says whether it is gone; None if there is nothing."""
+        flag = "_gone"
+        while flag in settled.puts.schema.names:
+            flag += "_"
+        parts = [(settled.puts, False), (settled.gone, True)]
+        rows = pa.concat_tables([table.append_column(flag, pa.array([gone] * table.num_rows, pa.bool_())) for table, gone in parts])
+        return (self._frame(session, rows), flag) if rows.num_rows else None
+
+    def _frame(self, session: SparkSession, rows: pa.Table) -> DataFrame:
+        file = ParquetFile(self._storage, f"{self._directory}/{uuid4().hex}.parquet", rows.schema)
+        try:
+            for batch in rows.to_batches():
+                file.write(batch)
+            file.commit()
+        except BaseException:
+            file.discard()
+            raise
+        root = str(self._storage.root) if self._storage.root is not None else self._storage.place.rstrip("/")
+        return session.read.parquet(f"{root}/{file.pending.name}")
+
+
+def _is_merged(work: Work) -> bool:
+    task = work.task
+    schema = task.schema
+    keyed = bool(schema.keys) and not schema.full
+    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and bool(task.changes)
+    return keyed and plain and bool(task.base) and not _is_scattered(work)
+
+
+def _is_scattered(work: Work) -> bool:
+    """Whether there are too many small files, and units that are small enough to mend that."""
+    target = work.task.target_rows
+    rows = {file.path: file.rows for file in work.task.base}
+    small = [path for path, count in rows.items() if count < target // 4]
+    largest = max((sum(rows[path] for path in unit.base) for unit in work.plan.units), default=0)
+    return len(small) > _FEW_FILES and largest <= target * _LARGE_UNIT
+
+
+def _range(work: Work, *tables: pa.Table) -> tuple[Any, Any] | None:
+    """The least and the greatest value of the first key column, so that files which cannot have them are not read; None if unknown."""
+    key = work.task.schema.keys[0]
+    type_ = work.task.schema.current.field(key).type
+    column = pa.chunked_array([chunk for table in tables for chunk in table[key].chunks], type_)
+    if not (pa.types.is_integer(type_) or pa.types.is_date(type_)) or column.null_count or not len(column):
+        return None
+    found = pc.min_max(column).as_py()
+    return found["min"], found["max"]

@@ -1,0 +1,74 @@
+"""The two statements that engine ``merge`` gives to Spark. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+
+__all__ = ["merge_statement", "selected_rows"]
+
+Range = tuple[Any, Any] | None
+"""Least and greatest value of the first key column."""
+
+
+def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range_: Range) -> str:
+    """MERGE INTO the table at ``uri``.
+
+    Args:
+        uri: of a Delta table.
+        schema: its columns and its key.
+        source: a view with the same columns, one row a key.
+        flag: a column of the view more: whether the row is gone.
+        range_: of the keys in it.
+    """
+    names = schema.current.names
+    setting = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in names)
+    columns = ", ".join(map(_quoted, names))
+    values = ", ".join(f"s.{_quoted(name)}" for name in names)
+    # all names are quoted
+    return (
+        f"MERGE INTO delta.{_quoted(uri)} t USING {source} s ON {_same_key(schema, range_)} "  # noqa: S608
+        f"WHEN MATCHED AND s.{_quoted(flag)} THEN DELETE "
+        f"WHEN MATCHED THEN UPDATE SET {setting} "
+        f"WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"
+    )
+
+
+def selected_rows(uri: str, schema: TableSchema, names: Sequence[str], keys: str, range_: Range) -> str:
+    """SELECT these columns of the table's rows whose keys the view ``keys`` has."""
+    columns = ", ".join(f"t.{_quoted(name)}" for name in names)
+    return f"SELECT {columns} FROM delta.{_quoted(uri)} t LEFT SEMI JOIN {keys} s ON {_same_key(schema, range_)}"  # noqa: S608 -- as above
+
+
+def _same_key(schema: TableSchema, range_: Range) -> str:
+    """NULLs are equal; and what a key column cannot hold is part of the key: its text in ``_special``."""
+    found = [f"t.{_quoted(key)} <=> s.{_quoted(key)}" for key in schema.keys]
+    if any(_may_be_special(schema.current.field(key).type) for key in schema.keys):
+        texts = [f"from_json({side}.{_quoted(SPECIAL)}, 'map<string,string>')" for side in ("t", "s")]
+        found += [f"{texts[0]}[{_text(key)}] <=> {texts[1]}[{_text(key)}]" for key in schema.keys]
+    if range_ is not None:
+        first = f"t.{_quoted(schema.keys[0])}"
+        found.append(f"{first} >= {_literal(range_[0])} AND {first} <= {_literal(range_[1])}")
+    return " AND ".join(found)
+
+
+def _may_be_special(type_: pa.DataType) -> bool:
+    plain = pa.types.is_integer(type_) or pa.types.is_string(type_) or pa.types.is_boolean(type_)
+    return not (plain or pa.types.is_floating(type_) or pa.types.is_binary(type_))
+
+
+def _literal(value: Any) -> str:
+    return f"DATE'{value.isoformat()}'" if isinstance(value, date) else str(int(value))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,108 @@
+"""What a lake knows of its subscription and of its applier, for whoever may look. Changes nothing, makes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from subscriber.abc import TableName, WorkerActivity
+from subscriber.catalog import ApplierObservation, Observation, TableObservation
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.lake import LANDING, Lake
+from subscriber.sinks.spark.lander import unhurried
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.lock import is_held
+from subscriber.sinks.spark.manifest import read_manifests
+from subscriber.sinks.spark.status import ERROR, STATUS, read_counters, read_quietly
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.subscriptions import defined, locks
+
+__all__ = ["observe"]
+
+_APPLIER: Final = "applier.json"
+"""The applier's own, as ``status.json`` is the subscriber's."""
+_APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
+_LSNS: Final = ("received", "latest_end", "applied", "flushed")
+_EPOCH_OFFSET: Final = 946_684_800
+"""Seconds from 1970 to 2000."""
+
+
+async def observe(target: str) -> Sequence[Observation]:
+    """The one subscription, or none if there is no lake, or it was dropped.
+
+    Raises:
+        ConfigurationError: no URL.
+        TargetUnavailable: it cannot be reached.
+        TargetError: the directory is something else's, or what is in it is damaged.
+    """
+    storage = Storage.open(Location.parse(target))
+    return await unhurried(lambda: _observe(storage))
+
+
+def _observe(storage: Storage) -> Sequence[Observation]:
+    if storage.root is not None and not storage.root.exists():
+        raise TargetError(f"there is no directory {storage.place}", hint="subscriber create, or run, makes the lake")
+    lake = Lake.find(storage)
+    if lake is None or lake.dropped:
+        return []
+    writer, _ = locks(storage)
+    status = read_quietly(storage, STATUS)
+    error = read_quietly(storage, ERROR)
+    applier = read_quietly(storage, _APPLIER)
+    running = is_held(writer)
+    workers = {found.table: found for found in map(_activity, status.get("workers", []))} if running else {}
+    counted = {name: int(applier.get("counters", {}).get(name, 0)) for name in _APPLIER_COUNTERS}
+    return [
+        Observation(
+            definition=defined(storage, lake),
+            pid=status.get("pid") if running else None,
+            worker=workers.get(None),
+            tables=tuple(
+                TableObservation(table=name, entry=table.entry, worker=workers.get(name))
+                for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
+            ),
+            counters={**read_counters(storage), **counted},
+            last_error=error.get("last_error"),
+            last_error_time=_time(error.get("last_error_time")),
+            applier=_applier(storage, applier),
+        )
+    ]
+
+
+def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
+    running = storage.root is not None and is_held(storage.root / "applier.lock")
+    who = ApplierObservation(
+        pid=told.get("pid") if running else None,
+        host=told.get("host") if running else None,
+        engine=told.get("engine") if running else None,
+        last_error=told.get("last_error"),
+        last_error_time=_time(told.get("last_error_time")),
+    )
+    try:
+        cut = read_cut(storage)
+        waiting = read_manifests(storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
+    except TargetError as error:
+        # what the applier would say if it ran
+        return replace(who, last_error=error.one_line(), last_error_time=None)
+    times = [manifest.commit_time for manifest in waiting if manifest.commit_time is not None]
+    return replace(
+        who,
+        lsn=None if cut is None else cut.lsn,
+        waiting_batches=len(waiting),
+        waiting_bytes=sum(file.size for manifest in waiting for file in manifest.files),
+        waiting_since=times[0] / 1e6 + _EPOCH_OFFSET if times else None,
+    )
+
+
+def _activity(values: Mapping[str, Any]) -> WorkerActivity:
+    table = values.get("table")
+    lsns = {name: None if values.get(name) is None else Lsn.parse(values[name]) for name in _LSNS}
+    return WorkerActivity(**{**values, **lsns, "table": None if table is None else TableName(*table)})
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

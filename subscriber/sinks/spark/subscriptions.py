@@ -1,0 +1,360 @@
+"""The catalog of a lake: a :class:`subscriber.catalog.Catalog` of at most one subscription.
+
+Verbs and the launcher meet through files in the lake's directory. A verb claims the subscription by a lock of its own, ``.verb.lock``: the
+launcher sees it, and ends the worker; the verb waits until the writer's lock is free. ``generation.json`` says to a worker that is between
+two connections just now that it must not go on. A verb that is killed loses its claim with its process. Nobody is told of a change:
+:meth:`LakeCatalog.wait` is a short pause.
+
+What DROP leaves: the tables, and what was landed for them and is not applied yet. The lake is marked, so that the applier still can bring
+it to its end, and no subscription begins in it again. One that nothing was landed for goes without a trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from subscriber.abc import TwoPhaseState
+from subscriber.catalog import Definition
+from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.definition import (
+    DEFINITION,
+    GENERATION,
+    OPTIONS,
+    LakeDefinition,
+    read_definition,
+    read_generation,
+    write_definition,
+    write_generation,
+)
+from subscriber.sinks.spark.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake
+from subscriber.sinks.spark.lander import unhurried
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.lock import FileLock, is_held
+from subscriber.sinks.spark.status import ERROR, STATUS, write_error
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.twophase import PreparedFiles
+
+__all__ = ["OID", "LakeCatalog", "defined", "locks", "require_name"]
+
+_log = logging.getLogger(__name__)
+
+OID: Final = 1
+"""There is one subscription in a lake."""
+_VERB: Final = ".verb.lock"
+_LAUNCHER: Final = ".launcher.lock"
+_WRITER: Final = "lock"
+_NAME_BYTES: Final = 63
+
+_VERB_SECONDS: Final = 10.0
+_STOP_SECONDS: Final = 20.0
+"""How long a verb waits for whoever runs the subscription: a worker may need some seconds for the batch at hand."""
+_LOOK_SECONDS: Final = 0.25
+_POLL_SECONDS: Final = 0.05
+
+
+def require_name(name: str) -> None:
+    """Refuse a subscription name that PostgreSQL's own catalog could not hold.
+
+    Raises:
+        ConfigurationError: it is empty, too long, or holds a null character.
+    """
+    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
+        shown = name.replace("\0", "?")
+        raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
+
+
+def locks(storage: Storage) -> tuple[Path | None, Path | None]:
+    """Files of the writer's and of the verbs' lock."""
+    root = storage.root
+    return (None, None) if root is None else (root / _WRITER, root / _VERB)
+
+
+def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definition:
+    """The definition of a lake's subscription.
+
+    Raises:
+        TargetError: a document of it is damaged.
+    """
+    found = read_definition(storage) or LakeDefinition()
+    state = lake.state
+    return Definition(
+        oid=OID,
+        name=lake.name,
+        enabled=found.enabled,
+        conninfo=found.conninfo,
+        slot_name=state.slot_name,
+        publications=state.publications,
+        options=replace(found.options, two_phase=state.two_phase is not TwoPhaseState.DISABLED),
+        two_phase=state.two_phase,
+        skip_lsn=found.skip_lsn,
+        position=lake.landed(),
+        made=found.made,
+        generation=read_generation(storage),
+        pending_refresh=found.pending_refresh,
+        claimed=claimed,
+    )
+
+
+class LakeCatalog:
+    """See :class:`subscriber.catalog.Catalog`. Made by :meth:`open`."""
+
+    def __init__(self, storage: Storage, root: Path) -> None:
+        self._storage = storage
+        self._root = root
+        self._verb = self._lock(_VERB, "another verb is at work on the lake's subscription", "try again")
+        self._launcher = self._lock(
+            _LAUNCHER,
+            "the launcher of this target is run by another process",
+            "one `subscriber run --target` serves a lake: stop the other one first",
+        )
+
+    def _lock(self, name: str, refusal: str, hint: str) -> FileLock:
+        return FileLock(self._root / name, refusal, hint)
+
+    @classmethod
+    async def open(cls, target: str) -> Self:
+        """Reach the lake's directory, and make it if it is not there.
+
+        Raises:
+            ConfigurationError: no URL, or not of a directory: elsewhere there are no locks.
+            TargetUnavailable, TargetError: it cannot be made, or it is something else's.
+        """
+        location = Location.parse(target)
+        storage = Storage.open(location)
+        if storage.root is None:
+            raise ConfigurationError(
+                f"verbs and the launcher need a lake in a directory, and {location} is none",
+                hint="use subscriber run --connection … --publication … --target",
+            )
+        await unhurried(lambda: Lake.find(storage))
+        await unhurried(lambda: storage.make_directory(""))
+        return cls(storage, storage.root)
+
+    async def _find(self) -> Lake | None:
+        lake = await unhurried(lambda: Lake.find(self._storage))
+        return None if lake is None or lake.dropped else lake
+
+    async def _found(self, name: str) -> Lake:
+        lake = await self._find()
+        if lake is None or lake.name != name:
+            raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status lists those that do")
+        return lake
+
+    async def subscriptions(self) -> Sequence[Definition]:
+        """The one there is, or none.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        lake = await self._find()
+        if lake is None:
+            return []
+        claimed = self._verb.is_mine or is_held(self._root / _VERB)
+        return [await unhurried(lambda: defined(self._storage, lake, claimed=claimed))]
+
+    @contextlib.asynccontextmanager
+    async def create(self, definition: Definition) -> AsyncIterator[Definition]:
+        """Store it, claimed.
+
+        Raises:
+            ConfigurationError: its name is too long.
+            TargetError: subscription already exists; or the lake is another one's, or was.
+        """
+        require_name(definition.name)
+        _require_options({name: getattr(definition.options, name) for name in ("binary",)})
+        await _taken(self._verb, _VERB_SECONDS)
+        try:
+            async with self._writing(definition.name):
+                lake = await unhurried(lambda: self._make(definition))
+            yield await unhurried(lambda: defined(self._storage, lake, claimed=True))
+        finally:
+            self._verb.give_back()
+
+    def _make(self, definition: Definition) -> Lake:
+        found = Lake.find(self._storage)
+        if found is not None:
+            raise _is_there(found, definition.name)
+        # the definition first: with the identity there is a lake
+        stored = LakeDefinition(enabled=False, conninfo=definition.conninfo, made=False, options=definition.options)
+        write_definition(self._storage, stored)
+        lake = Lake.make(self._storage, definition.name)
+        lake.change(slot_name=definition.slot_name, publications=definition.publications, two_phase=definition.two_phase)
+        return lake
+
+    @contextlib.asynccontextmanager
+    async def claim(self, name: str) -> AsyncIterator[Definition]:
+        """Claim it.
+
+        Raises:
+            TargetError: it does not exist.
+            SubscriptionInUse: another verb is at work on it, or whoever runs it does not stop.
+        """
+        await self._found(name)
+        await _taken(self._verb, _VERB_SECONDS)
+        try:
+            # before the look at the writer's lock: whoever takes that later sees it
+            await self._next_generation(1)
+            try:
+                async with self._writing(name, _STOP_SECONDS):
+                    pass
+            except SubscriptionInUse:
+                # nothing was done: whoever runs it may go on
+                await self._next_generation(-1)
+                raise
+            lake = await self._found(name)
+            yield await unhurried(lambda: defined(self._storage, lake, claimed=True))
+        finally:
+            self._verb.give_back()
+
+    async def _next_generation(self, step: int) -> None:
+        await unhurried(lambda: write_generation(self._storage, read_generation(self._storage) + step))
+
+    @contextlib.asynccontextmanager
+    async def _writing(self, name: str, wait: float = _VERB_SECONDS) -> AsyncIterator[None]:
+        """Be the one who writes the lake's documents."""
+        lock = self._lock(
+            _WRITER,
+            f'subscription "{name}" is in use by another process',
+            "it is run by a process that does not follow the catalog (subscriber run --connection): stop that first",
+        )
+        await _taken(lock, wait)
+        try:
+            yield
+        finally:
+            lock.give_back()
+
+    async def update(self, oid: int, changes: Mapping[str, Any]) -> None:
+        """Change it, durable when it returns. A lake's documents are several: a new name is the last that is stored.
+
+        Raises:
+            ConfigurationError: the new name is too long, or a lake does not take a value.
+            TargetError: it does not exist any more.
+        """
+        _require_options(changes)
+        if "name" in changes:
+            require_name(changes["name"])
+        lake = await self._find()
+        if lake is None:
+            raise TargetError("the subscription was dropped just now", sqlstate="42704", hint="look what there is")
+        async with self._writing(lake.name):
+            await unhurried(lambda: self._store(changes))
+
+    def _store(self, changes: Mapping[str, Any]) -> None:
+        lake = Lake.find(self._storage)
+        if lake is None:
+            raise TargetError("the subscription was dropped just now", sqlstate="42704", hint="look what there is")
+        options = {name: value for name, value in changes.items() if name in OPTIONS}
+        own = {name: value for name, value in changes.items() if name in {"enabled", "conninfo", "made", "pending_refresh", "skip_lsn"}}
+        if options or own:
+            found = read_definition(self._storage) or LakeDefinition()
+            write_definition(self._storage, replace(found, **own, options=replace(found.options, **options)))
+        state = {name: value for name, value in changes.items() if name in {"slot_name", "publications", "two_phase"}}
+        if state:
+            lake.change(**{name: tuple(value) if name == "publications" else value for name, value in state.items()})
+        if "name" in changes:
+            lake.identify(changes["name"])
+
+    async def remove(self, oid: int) -> Sequence[str]:
+        """See the module. Prepared transactions that wait for their end go, with a warning: nothing of them was applied.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        waiting = await self.prepared_transactions(oid)
+        lake = await self._find()
+        if lake is None:
+            return ()
+        async with self._writing(lake.name):
+            await unhurried(lambda: self._remove(lake))
+        if waiting:
+            _log.warning(
+                "prepared transactions were waiting for their COMMIT PREPARED and were removed with the subscription: %s"
+                " (hint: if they are committed on the publisher, their changes have to be brought over by hand)",
+                ", ".join(waiting),
+            )
+        return ()
+
+    def _remove(self, lake: Lake) -> None:
+        storage = self._storage
+        storage.remove_directory("prepared")
+        documents = [DEFINITION, STATUS, ERROR]
+        if not any(storage.files(LANDING)) and not storage.entries("copy") and read_cut(storage) is None:
+            storage.delete([IDENTITY])
+            storage.remove_directory(LANDING)
+            storage.remove_directory("copy")
+            documents += [CATALOG, POSITION, GENERATION]
+        else:
+            lake.identify(lake.name, dropped=True)
+            lake.change(slot_name=None)
+        storage.delete(documents)
+        storage.sync([""])
+
+    async def note_error(self, oid: int, text: str) -> None:
+        """Where status shows it.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        if await self._find() is not None:
+            await unhurried(lambda: write_error(self._storage, text))
+
+    async def prepared_transactions(self, oid: int) -> Sequence[str]:
+        """The publisher's names of those that wait here.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        return await unhurried(lambda: PreparedFiles(self._storage).gids())
+
+    async def become_launcher(self) -> None:
+        """Take the launcher's lock.
+
+        Raises:
+            SubscriptionInUse: another process has it.
+        """
+        self._launcher.take()
+
+    async def wait(self, timeout: float) -> None:
+        """Return a moment later: nobody would tell of a change."""
+        await asyncio.sleep(min(timeout, _LOOK_SECONDS))
+
+    async def close(self) -> None:
+        """Give the launcher's lock back. Idempotent."""
+        if self._launcher.is_mine:
+            self._launcher.give_back()
+
+
+def _require_options(changes: Mapping[str, Any]) -> None:
+    if changes.get("binary"):
+        raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+
+
+def _is_there(lake: Lake, name: str) -> TargetError:
+    hint = "give each subscription a directory of its own"
+    if lake.dropped:
+        return TargetError(f'the lake in {lake.storage.place} is what dropped subscription "{lake.name}" left', hint=hint)
+    if lake.name == name:
+        return TargetError(f'subscription "{name}" already exists', sqlstate="42710", hint="take another directory, or drop that one first")
+    return TargetError(f'the lake in {lake.storage.place} is of subscription "{lake.name}", not "{name}"', hint=hint)
+
+
+async def _taken(lock: FileLock, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+    """Take a lock as soon as it is free."""
+    deadline = now() + seconds
+    while True:
+        try:
+            lock.take()
+        except SubscriptionInUse:
+            if now() >= deadline:
+                raise
+        else:
+            return
+        await asyncio.sleep(_POLL_SECONDS)

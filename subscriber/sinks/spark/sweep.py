@@ -1,0 +1,58 @@
+"""What nobody needs any more goes: files of tables that no version within the grace time has, and copies that were given up.
+
+A reader may still have a file open, or know it from a cut, so long after it left its table as the grace time says; then it goes. Files that
+no commit ever named, as of a round that was killed, go when they are as old. Delta's log itself is kept short by delta-rs, at each
+checkpoint (``delta.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["sweep"]
+
+_DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
+
+
+def sweep(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours: int) -> int:
+    """Remove what has to go.
+
+    Args:
+        storage: the lake's.
+        lake: its documents.
+        tables: those that may have such files.
+        grace_hours: how long files stay that are no longer of their table.
+
+    Returns:
+        How many files and directories it was.
+
+    Raises:
+        TargetError: one cannot be removed, or a log not be read.
+    """
+    known = [*lake.state.tables.values(), *lake.state.removed.values()]
+    # base files that executors wrote: no commit names them before the table is handed over, and the change log has yet to read them
+    copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
+    count = 0
+    for table in tables:
+        unneeded = table.unneeded(grace_hours)
+        gone = [path for path in unneeded if not path.startswith(copying)]
+        storage.delete(f"{table.directory}/{path}" for path in gone)
+        count += len(gone)
+    return count + _sweep_copies(storage, known)
+
+
+def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
+    """Copies that were begun anew since: of an earlier generation. What is not known yet may be a table that was just added."""
+    generations = {str(table.id): table.generation for table in known}
+    old = [
+        name for name in storage.entries("copy") if (match := _DIRECTORY.fullmatch(name)) and int(match[2]) < generations.get(match[1], 0)
+    ]
+    for name in old:
+        storage.remove_directory(f"copy/{name}")
+    return len(old)

@@ -1,0 +1,164 @@
+"""The target of a demonstration that is a lake: landed by the subscription, applied by Spark in a thread, read back by Spark SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from subscriber.abc import TableName
+from subscriber.config import Settings
+from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.cut_rows import CutRows
+from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.session import spark_session
+from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.twophase import PreparedFiles
+from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
+from subscriber.testing.compare_rows import compare_rows
+from subscriber.testing.demo_target import DatabaseFacts
+from subscriber.testing.values import array_literal
+
+__all__ = ["LakeTarget"]
+
+_MASTER: Final = "local[2]"
+_CONF: Final = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
+_LOOK_SECONDS: Final = 0.02
+
+
+class LakeTarget:
+    """See :class:`subscriber.testing.demo_target.DemoTarget`. The lake is made in a directory that is not there, or empty, and removed.
+
+    Args:
+        url: ``spark:///path``.
+
+    Raises:
+        ConfigurationError: no such URL, no directory, or one that is not empty.
+    """
+
+    settings: Final = Settings()
+    makes_tables: Final = True
+
+    def __init__(self, url: str) -> None:
+        self.url: Final = url
+        self._location = Location.parse(url)
+        self._storage = Storage.open(self._location)
+        if self._storage.root is None:
+            raise ConfigurationError("the demo makes its lake in a directory", hint="as in --target spark:///tmp/lake")
+        self._root: Path = self._storage.root
+        if self._root.exists() and (not self._root.is_dir() or any(self._root.iterdir())):
+            raise ConfigurationError(f"{self._root} is there, and not empty", hint="the demo removes its lake: name a new directory")
+        self._was_there = self._root.exists()
+        self._stop = threading.Event()
+        self._spark: Any = None
+        """A SparkSession: its class is of an extra."""
+        self._applying: asyncio.Task[None] | None = None
+
+    async def inspect(self) -> DatabaseFacts:
+        """Start Spark."""
+        self._spark = await asyncio.to_thread(spark_session, _MASTER, _CONF)
+        self._applying = asyncio.create_task(self._apply(self._spark))
+        python, version = platform.python_version(), self._spark.version
+        return DatabaseFacts(f"a lake in {self._root}, by Spark {version} on {_MASTER}, Python {python}", two_phase=True, had_catalog=False)
+
+    async def _apply(self, spark: Any) -> None:
+        while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription makes it, and tells nobody
+            await asyncio.sleep(_LOOK_SECONDS)
+        applier = Applier(self._storage, RewriteEngine(spark, self._location))
+        await asyncio.to_thread(apply_forever, applier, self._stop)
+
+    async def make_tables(self, schema: str) -> None:
+        """They are made with their first rows."""
+
+    async def reached(self, lsn: Lsn) -> None:
+        """Wait until the published cut is at or behind an LSN, and has every table.
+
+        Raises:
+            SubscriberError: what ended the applier.
+        """
+        assert self._applying is not None
+        while not self._has(lsn):
+            if self._applying.done():
+                self._applying.result()
+                raise SubscriberError("the applier ended by itself", hint="see its messages above")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _has(self, lsn: Lsn) -> bool:
+        cut, lake = read_cut(self._storage), Lake.find(self._storage)
+        return cut is not None and lake is not None and cut.lsn >= lsn and set(lake.state.tables) <= set(cut.tables)
+
+    def visible(self, flushed: Lsn) -> Lsn:
+        """Of the published cut: what is landed cannot be read yet."""
+        cut = read_cut(self._storage)
+        return min(flushed, cut.lsn) if cut is not None else INVALID_LSN
+
+    @property
+    def proof(self) -> str:
+        """At one LSN."""
+        cut = read_cut(self._storage)
+        return f"every row of both, value by value; the lake by Spark SQL, at LSN {cut.lsn if cut else INVALID_LSN}"
+
+    async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
+        """Compare tables of the published cut, value by value."""
+        cut = read_cut(self._storage)
+        assert cut is not None
+        return await compare_rows(publisher_dsn, _CutReader(CutRows(self._spark, self.url, cut)), tables)
+
+    async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
+        """Compare what is prepared on the publisher with what waits in the lake."""
+        return PreparedComparison(await prepared_transactions(publisher_dsn), PreparedFiles(self._storage).xids())
+
+    async def forget(self, name: str) -> None:
+        """All of it goes with the directory."""
+
+    async def remove_tables(self, schema: str) -> None:
+        """As :meth:`forget`."""
+
+    async def close(self) -> None:
+        """End the applier, stop Spark, remove the lake."""
+        self._stop.set()
+        if self._applying is not None:
+            if Lake.find(self._storage) is None:
+                self._applying.cancel()
+            # one that failed was told of by whoever waited for it
+            await asyncio.wait([self._applying])
+        if self._spark is not None:
+            await asyncio.to_thread(self._spark.stop)
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
+        if not self._root.exists():
+            return
+        for path in self._root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not self._was_there:
+            self._root.rmdir()
+
+
+class _CutReader:
+    """A :class:`subscriber.testing.compare_rows.RowReader` of one cut, by Spark SQL."""
+
+    def __init__(self, rows: CutRows) -> None:
+        self._rows = rows
+
+    async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
+        """Whether the cut has the table, with these columns."""
+        found = await asyncio.to_thread(self._rows.columns, table)
+        return bool(found) and set(columns) <= set(found)
+
+    async def rows(self, table: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
+        """Every row."""
+        batches = self._rows.batches(table, columns)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            for row in batch:
+                yield [array_literal(value) if isinstance(value, list) else value for value in row]

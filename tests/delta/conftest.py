@@ -1,0 +1,47 @@
+"""Tests in one Spark session that has the Delta jar, where Maven brings it.
+
+A JVM takes its jars when it starts: these tests run in a process of their own (``make test-spark``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from subscriber.errors import ConfigurationError, TargetUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """With Delta if it can be had, else without."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    from subscriber.sinks.spark.session import DELTA_CONF, spark_session
+
+    # the client's compiler alone: jobs are short
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    conf = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "2"}
+    try:
+        try:
+            session = spark_session("local[2]", {**conf, **DELTA_CONF})
+        except TargetUnavailable:
+            session = spark_session("local[2]", conf)
+    except ConfigurationError as error:
+        pytest.skip(error.one_line())
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def delta(spark: SparkSession) -> SparkSession:
+    """The session, if it has Delta."""
+    from subscriber.sinks.spark.session import DELTA_CONF, has_delta
+
+    if not has_delta(spark):
+        pytest.skip(f"Maven does not bring {DELTA_CONF['spark.jars.packages']}")
+    return spark

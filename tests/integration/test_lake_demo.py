@@ -1,0 +1,47 @@
+"""``subscriber demo --target spark``: the same show with a lake, and the same proof by Spark SQL. Needs Spark: ``make test-spark``."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from subscriber.testing.tables import TABLES
+
+WAIT_SECONDS = 500.0
+
+
+def demo(scratch: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "subscriber", "demo", *arguments]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+
+
+@pytest.mark.timeout(600)
+def test_into_a_lake_that_spark_keeps(scratch: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    done = demo(scratch, "--target=spark", "--rows=2000", "--seconds=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Both databases hold the same rows." in done.stdout
+    assert re.search(r"target: +a lake in \S+, by Spark \d", done.stdout)
+    assert re.search(r"rows applied \([\d,]+/s\); behind: .*, \d+\.\d\d s", done.stdout)
+    assert re.search(r"4\. The proof: .*by Spark SQL, at LSN [0-9A-F]+/[0-9A-F]+", done.stdout)
+    assert "DIFFERENT" not in done.stdout
+    assert "NOT THE SAME" not in done.stdout
+    for table in TABLES:
+        assert f"\n   {table} " in done.stdout
+    left = [path.name for path in scratch.iterdir()]
+    assert not [name for name in left if name.startswith("subscriber-demo")]
+
+
+def test_a_directory_of_somebody_elses_is_left_alone(scratch: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    (tmp_path / "mine").write_text("x")
+    done = demo(scratch, f"--target=spark://{tmp_path}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"subscriber: {tmp_path} is there, and not empty (hint: the demo removes its lake")
+    assert (tmp_path / "mine").read_text() == "x"

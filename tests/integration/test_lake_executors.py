@@ -1,0 +1,277 @@
+"""Initial copies by the applier's tasks, in threads: the same rows as by the subscriber's own COPY, whoever is stopped meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from psycopg.conninfo import conninfo_to_dict
+
+from subscriber import ConfigurationError, Settings, Subscription, TableName, Until
+from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.applier import ApplierSettings
+from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
+from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.sweep import sweep
+from subscriber.testing.load import MixedLoad
+from subscriber.testing.tables import TABLES, create_tables
+from tests.database import Database
+from tests.integration import every_type
+from tests.integration.lakes import applied, assert_same, storage
+from tests.integration.replica import QUICK
+from tests.integration.test_lake import subscription
+
+pytest.importorskip("adbc_driver_postgresql", reason="pip install 'pg-subscriber[spark-snapshot]'")
+
+IN_PARTS = replace(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=2)
+T = TableName("public", "t")
+
+
+def passfile_of(publisher: Database, directory: Path) -> Path:
+    """The password as executors on other machines would have it."""
+    params = conninfo_to_dict(publisher.conninfo())
+    passfile = directory / "passfile"
+    passfile.write_text(f"{params['host']}:{params['port']}:*:{params['user']}:{params['password']}\n")
+    passfile.chmod(0o600)
+    return passfile
+
+
+def by_executors(publisher: Database, directory: Path, settings: Settings = IN_PARTS) -> Subscription:
+    parameters = f"?copy=executors&batch_delay=50ms&copy_connection={quote(f'passfile={passfile_of(publisher, directory)}')}"
+    return subscription(publisher, directory / "lake", parameters=parameters, settings=settings)
+
+
+@contextlib.asynccontextmanager
+async def copier(lake: Path, runner: LocalCopyRunner | None = None) -> AsyncIterator[None]:
+    """The copying half of an applier."""
+    running = Copier(storage(lake), runner or LocalCopyRunner(storage(lake)), 250_000).running()
+    await asyncio.to_thread(running.__enter__)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(running.__exit__, None, None, None)
+
+
+class Watched(LocalCopyRunner):
+    """One that tells what it is about to do, and may be held up."""
+
+    def __init__(self, lake: Path, before: Callable[[CopyOrder, Sequence[int]], Sequence[int]]) -> None:
+        super().__init__(storage(lake))
+        self._before = before
+
+    def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
+        return super().run(order, self._before(order, numbers), target_rows, stop)
+
+
+def many_rows(publisher: Database, rows: int = 5000) -> None:
+    publisher.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text, d numeric(10,2));"
+        f"INSERT INTO t SELECT i, repeat('v' || i, 10), i / 8.0 FROM generate_series(1, {rows}) AS i; CREATE PUBLICATION pub FOR TABLE t"
+    )
+
+
+def files_of(lake: Path, cut: Cut, name: TableName = T) -> set[str]:
+    table = cut.tables[name]
+    return {Path(uri).name for uri in DeltaTable(str(lake / table.path), version=table.version).file_uris()}
+
+
+def log_of(lake: Path, name: TableName = T) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = DeltaTable(str(lake / "log" / name.namespace / name.name)).to_pyarrow_table().to_pylist()
+    return rows
+
+
+async def test_every_type_as_by_the_landing(publisher18_db: Database, tmp_path: Path) -> None:
+    publisher18_db.execute(every_type.SETUP)
+    every_type.create_table(publisher18_db, "t")
+    every_type.fill(publisher18_db, "t")
+    publisher18_db.execute(
+        'CREATE TABLE others (id int PRIMARY KEY, c character(9), nothing app.pair, odd "char", "we ird" text);'
+        "INSERT INTO others VALUES (1, 'ab', ROW(NULL, NULL), 'x', 'y'), (2, NULL, NULL, NULL, NULL);"
+        "CREATE PUBLICATION pub FOR TABLE app.t, others"
+    )
+    plain = tmp_path / "plain"
+    await subscription(publisher18_db, plain).run(Until())
+    publisher18_db.execute(f"SELECT pg_drop_replication_slot('lake_{publisher18_db.name}')")
+    async with copier(tmp_path / "lake"):
+        await by_executors(publisher18_db, tmp_path).run(Until())
+    one, other = await applied(plain), await applied(tmp_path / "lake")
+    assert set(one.tables) == set(other.tables)
+    for name in one.tables:
+        assert any(file.startswith("copy-") for file in files_of(tmp_path / "lake", other, name))
+        for directory in ("tables", "log"):
+            left, right = (
+                DeltaTable(str(path / directory / name.namespace / name.name)).to_pyarrow_table() for path in (plain, tmp_path / "lake")
+            )
+            assert left.schema == right.schema
+            wanted = [column for column in left.schema.names if column != "_lsn"]
+            texts = [Counter(map(repr, table.select(wanted).to_pylist())) for table in (left, right)]
+            assert texts[0] == texts[1]
+            assert left.num_rows > 1
+
+
+async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    await create_tables(publisher_db.dsn, rows=4000)
+    publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    load = MixedLoad(publisher_db.dsn, seed=11, sessions=2, huge_rows=1000)
+    found = by_executors(publisher_db, tmp_path)
+    running = asyncio.create_task(found.run())
+    async with copier(lake):
+        await load.run(transactions=60)
+        await load.finish()
+        await found.wait_for(publisher_db.current_lsn(), 90)
+    small = ApplierSettings(target_rows=500)
+    await applied(lake, small)
+    await load.run(transactions=20)
+    await load.finish()
+    await found.wait_for(publisher_db.current_lsn(), 60)
+    found.stop()
+    await running
+    names = [TableName("load", name) for name in TABLES]
+    assert_same(lake, await applied(lake, small), publisher_db, names)
+    for name in names:
+        changes = [(row["_lsn"], row["_seq"]) for row in log_of(lake, name) if row["_op"] != "c"]
+        assert len(changes) == len(set(changes))
+
+
+async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publisher_db: Database, tmp_path: Path) -> None:
+    many_rows(publisher_db)
+    lake, first = tmp_path / "lake", threading.Event()
+    all_parts: list[int] = []
+
+    def only_the_first(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        if first.is_set():
+            return []
+        all_parts.extend(numbers)
+        first.set()
+        return numbers[:1]
+
+    running = asyncio.create_task(by_executors(publisher_db, tmp_path).run(Until()))
+    async with copier(lake, Watched(lake, only_the_first)):
+        assert await asyncio.to_thread(first.wait, 30)
+        done = lake / "copy/1-1/done-000000.json"
+        await until(done.exists)
+    before = {file.name for file in (lake / "tables/public/t").glob("copy-*")}
+    assert len(before) == 1
+    rest: list[int] = []
+
+    def note(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        rest.extend(numbers)
+        return numbers
+
+    async with copier(lake, Watched(lake, note)):
+        await running
+    assert len(all_parts) > 3
+    assert rest == all_parts[1:]
+    cut = await applied(lake)
+    assert before < files_of(lake, cut)
+    assert_same(lake, cut, publisher_db, [T])
+    assert Counter(row["_op"] for row in log_of(lake)) == {"c": 5000}
+    assert len({row["_lsn"] for row in log_of(lake)}) == 1
+
+
+async def test_a_stopped_subscriber_begins_anew_and_leaves_nothing_behind(publisher_db: Database, tmp_path: Path) -> None:
+    many_rows(publisher_db)
+    lake, begun = tmp_path / "lake", threading.Event()
+
+    def one_part(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        begun.set()
+        return numbers[:1] if order.generation == 1 and len(numbers) == len(order.queries) else [] if order.generation == 1 else numbers
+
+    async with copier(lake, Watched(lake, one_part)):
+        running = asyncio.create_task(by_executors(publisher_db, tmp_path).run(Until()))
+        assert await asyncio.to_thread(begun.wait, 30)
+        await until((lake / "copy/1-1/done-000000.json").exists)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        publisher_db.execute("DELETE FROM t WHERE id % 2 = 0")
+        await by_executors(publisher_db, tmp_path).run(Until())
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)
+    assert not (lake / "copy/1-1").exists()
+
+
+async def test_a_lost_snapshot_is_told_and_the_table_copied_anew(
+    publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many_rows(publisher_db)
+    lake = tmp_path / "lake"
+
+    def lose(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        if order.generation == 1:
+            walsender = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND application_name LIKE '%_sync_%'"
+            with publisher_db.connect() as session:
+                for (pid,) in session.execute(walsender).fetchall():
+                    session.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        return numbers
+
+    with caplog.at_level(logging.WARNING):
+        async with copier(lake, Watched(lake, lose)):
+            await by_executors(publisher_db, tmp_path).run(Until())
+    assert "the session that exported the snapshot was lost" in caplog.text
+    assert_same(lake, await applied(lake), publisher_db, [T])
+
+
+async def test_executors_that_may_not_connect_are_told_of_until_they_may(
+    publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many_rows(publisher_db, 10)
+    found = by_executors(publisher_db, tmp_path)
+    passfile = tmp_path / "passfile"
+    right = passfile.read_text()
+    passfile.write_text(right.rsplit(":", 1)[0] + ":wrong\n")
+    with caplog.at_level(logging.WARNING):
+        async with copier(tmp_path / "lake"):
+            running = asyncio.create_task(found.run(Until()))
+            await until(lambda: 'table "public.t" is not copied: an executor cannot connect with the publisher' in caplog.text)
+            passfile.write_text(right)
+            await running
+    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher_db, [T])
+    password = conninfo_to_dict(publisher_db.conninfo())["password"]
+    for file in (tmp_path / "lake").rglob("*.json"):
+        assert f"password={password}" not in file.read_text()
+
+
+async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher_db: Database, tmp_path: Path) -> None:
+    many_rows(publisher_db, 10)
+    lake = tmp_path / "lake"
+    async with copier(lake):
+        await by_executors(publisher_db, tmp_path).run(Until())
+    # as where the table was once there, and its copy took longer than the grace time
+    table = LakeDelta(storage(lake), "tables/public/t")
+    table.create(pa.schema([pa.field("id", pa.int32())]))
+    known = Lake.find(storage(lake))
+    assert known is not None
+    assert table.unneeded(0)
+    assert sweep(storage(lake), known, [table], 0) == 0
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)
+
+
+@pytest.mark.parametrize("text", ["password=x", "host=h  password = 'x'", "sslpassword=x"])
+def test_no_password_in_a_lake(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="copy_connection holds a password"):
+        Location.parse(f"spark:///lake?copy=executors&copy_connection={quote(text)}")
+    with pytest.raises(ConfigurationError, match='unrecognized copy value: "executor"'):
+        Location.parse("spark:///lake?copy=executor")
+
+
+async def until(condition: Callable[[], bool], timeout: float = 30) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.02)

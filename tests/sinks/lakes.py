@@ -1,0 +1,86 @@
+"""The lake as a target of the compliance suite: landed by its sink, applied by an engine, read back at the published cut by delta-rs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from subscriber.abc import Sink, TableName
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.sinks.spark import SparkSink
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.engines import Engine
+from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.paths import table_directory
+from subscriber.sinks.spark.schema import lake_names
+from subscriber.sinks.spark.storage import Storage
+from subscriber.testing.compliance import Row, Table
+
+__all__ = ["LakeTarget"]
+
+
+class LakeTarget:
+    """A directory, and an applier that works whenever somebody looks.
+
+    Args:
+        path: empty, or not there.
+        engine: makes the engine for a lake.
+    """
+
+    def __init__(self, path: Path, engine: Callable[[Storage], Engine]) -> None:
+        self._path = path
+        self._storage = Storage.open(Location(path=str(path)))
+        # a few rows a file, so that tables have several
+        self._applier = Applier(self._storage, engine(self._storage), ApplierSettings(target_rows=400, log_files=5))
+
+    def new_sink(self) -> Sink:
+        return SparkSink(f"spark://{self._path}?batch_delay=0", options=SubscriptionOptions(), settings=Settings())
+
+    async def create_table(self, table: Table) -> None:
+        """A lake makes its tables itself."""
+
+    async def rows(self, table: Table) -> list[Row]:
+        return await asyncio.to_thread(self._rows, table)
+
+    def _rows(self, table: Table) -> list[Row]:
+        while self._applier.run_round() is not None:
+            self._applier.tidy()
+        cut = read_cut(self._storage)
+        lake = Lake.find(self._storage)
+        assert cut is not None
+        assert lake is not None
+        if (found := cut.tables.get(table.name)) is not None:
+            opened = DeltaTable(str(self._path / found.path), version=found.version)
+        elif (directory := self._left(lake, table.name)) is not None:
+            opened = DeltaTable(str(directory))
+        else:
+            return []
+        fields = dict(zip([column.name for column in table.sent], lake_names(column.name for column in table.sent), strict=True))
+        names = [fields.get(column.name, column.name) for column in table.columns]
+        return [_row(item, names) for item in opened.to_pyarrow_table().to_pylist()]
+
+    def _left(self, lake: Lake, name: TableName) -> Path | None:
+        """A table that is not of the cut has the rows that it had."""
+        known = {**lake.state.removed, **lake.state.tables}.get(name)
+        if known is None or known.until is None:
+            return None
+        directory = self._path / table_directory("tables", name, known.id)
+        return directory if directory.exists() else None
+
+    async def insert(self, table: Table, rows: Sequence[Row]) -> None:
+        raise NotImplementedError("the capability is not declared")
+
+    async def clear(self, table: Table) -> None:
+        raise NotImplementedError("the capability is not declared")
+
+
+def _row(item: dict[str, Any], names: Sequence[str]) -> Row:
+    special = json.loads(item["_special"] or "{}")
+    return tuple(special.get(name, item.get(name)) for name in names)

@@ -1,0 +1,90 @@
+"""``postgres_changes`` on Spark: streams that stop and go on from their checkpoints, and batches, while landed files become change log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.spark import register
+from tests.unit.sinks.spark.model import NAMES, Publisher
+from tests.unit.sinks.spark.stream import batch, begun, make
+from tests.unit.sinks.spark.test_applier import SMALL, all_rounds, storage
+from tests.unit.sinks.spark.test_changes import landed_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Change = tuple[int, int, str, int | None, str | None]
+COLUMNS = ("_lsn", "_seq", "_op", "id", "big")
+
+
+def changes_of(frame: DataFrame) -> list[Change]:
+    return [tuple(row[name] for name in COLUMNS) for row in frame.collect()]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+async def test_a_stream_gives_each_change_once_in_order_over_restarts(tmp_path: Path, spark: SparkSession) -> None:
+    register(spark)
+    lake, checkpoint = tmp_path / "lake", str(tmp_path / "checkpoint")
+    publisher = Publisher(7)
+    sink = await begun(make(lake), tables=NAMES)
+    work = Applier(storage(lake), LocalEngine(storage(lake)), SMALL)
+    expected: list[Change] = []
+    found: list[Change] = []
+    lsns: list[int] = []
+
+    def run() -> None:
+        """A query of its own each time: what comes until now, then it ends."""
+
+        def take(frame: DataFrame, _: int) -> None:
+            found.extend(changes_of(frame))
+
+        stream = spark.readStream.format("postgres_changes").option("table", "public.keyed").load(str(lake))
+        query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(180)
+        assert query.exception() is None
+
+    for step in range(6):
+        for _ in range(4):
+            await sink.apply(batch(publisher.transaction(25)))
+            await sink.advance(Lsn(publisher.end))
+        last = expected[-1][0] if expected else 0
+        expected += [change for row in landed_of(lake, 1) if (change := _change(row))[0] > last]
+        lsns.append(publisher.end)
+        if step % 2:
+            # what the stream has read, and what it has not, becomes log; nothing of it lies where it was
+            all_rounds(work)
+            work.tidy(now=True)
+        if step != 2:
+            run()
+    await sink.close()
+    assert found == expected
+    assert len(expected) > 100
+    run()
+    assert found == expected
+    # batches: all of it, and a range
+    assert changes_of(_batch(spark, lake)) == expected
+    low, high = lsns[1], lsns[3]
+    some = _batch(spark, lake, startingLsn=str(Lsn(low)), endingLsn=str(Lsn(high)))
+    assert changes_of(some) == [change for change in expected if low < change[0] <= high]
+    first = _batch(spark, lake).first()
+    assert first is not None
+    assert first["_ts"].astimezone(UTC) == datetime.fromtimestamp(946_684_800 + first["_lsn"], UTC)
+    for options, message in (({"table": "keyed"}, "needs options path and table"), ({"startingLsn": "x"}, "startingLsn: ")):
+        with pytest.raises(Exception, match=message):
+            _batch(spark, lake, **options).collect()
+
+
+def _batch(spark: SparkSession, lake: Path, **options: str) -> DataFrame:
+    return spark.read.format("postgres_changes").options(**{"table": "public.keyed", **options}).load(str(lake))
+
+
+def _change(row: dict[str, Any]) -> Change:
+    return tuple(row[name] for name in COLUMNS)

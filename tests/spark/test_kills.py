@@ -1,0 +1,190 @@
+"""Subscriber, applier, its Java process and executors are killed at random on a cluster, under load, while a reader reads every cut.
+
+``SUBSCRIBER_SPARK_KILLS`` says how many times: a few in ``make test-spark``, forty in ``make crash-spark``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from subscriber.abc import TableName
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.lake import Lake
+from subscriber.testing.load import MixedLoad
+from subscriber.testing.tables import TABLES, create_tables
+from tests.crash.scenario import let_slots_be_created, let_small_transactions_stream
+from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs
+from tests.database import Database
+from tests.integration.lakes import apply_all, assert_same, storage
+from tests.spark import programs
+from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster
+
+KILLS = int(os.environ.get("SUBSCRIBER_SPARK_KILLS", "4"))
+VICTIMS = ("subscriber", "applier", "java", "executor")
+NAMES = [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)]
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Cluster]:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    with cluster(tmp_path / "cluster") as found:
+        yield found
+
+
+class Reader:
+    """Reads each cut as it is published: the money of both tables is the same in all of them."""
+
+    def __init__(self, lake: Path) -> None:
+        self.reads = 0
+        self.failure: BaseException | None = None
+        self._lake = lake
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before = 0
+        while not self._stop.wait(0.2):
+            try:
+                cut = read_cut(storage(self._lake))
+                if cut is not None and cut.lsn > before:
+                    assert cut.lsn > before
+                    before = cut.lsn
+                    self.reads += check_cut(self._lake, cut)
+            except BaseException as error:
+                self.failure = error
+                raise
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300 + 60 * KILLS)
+async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path: Path, standalone: Cluster) -> None:
+    seed = secrets.randbelow(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    publisher, lake = publisher18_db, tmp_path / "lake"
+    wheel, python = await asyncio.to_thread(build_wheel, tmp_path), await asyncio.to_thread(bare_python, tmp_path)
+    await create_tables(publisher.dsn, rows=1000)
+    transfers = Transfers(publisher)
+    publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    conf = {"spark.executorEnv.PGPASSFILE": str(programs.passfile_of(publisher, tmp_path))}
+    more = ("-o", "two_phase=true", "-c", "copy_range_size=128kB")
+    subscriber = programs.subscriber(publisher, tmp_path, "?copy=executors&batch_delay=100ms", *more)
+    applier = programs.applier(tmp_path, standalone.master, wheel, python, conf, "--target-rows", "2000")
+    load = MixedLoad(publisher.dsn, seed=seed, rate=8, sessions=2, huge_rows=500)
+    met: Counter[str] = Counter()
+    reader = Reader(lake)
+    let_slots_be_created(publisher)
+    enough = asyncio.Event()
+
+    def tell() -> str:
+        return f"seed {seed}, {dict(met)}\n{subscriber.log()}\n{applier.log()}\n{standalone.log()}"
+
+    async def there(condition: Callable[[], bool], patience: float = 180) -> None:
+        deadline = time.monotonic() + patience
+        while not condition():
+            assert reader.failure is None, reader.failure
+            assert time.monotonic() < deadline, tell()
+            await asyncio.sleep(0.1)
+
+    def beyond(lsn: int) -> bool:
+        cut = read_cut(storage(lake))
+        return cut is not None and cut.lsn > lsn
+
+    try:
+        with transfers, reader:
+            running = asyncio.create_task(load.run(enough))
+            subscriber.start()
+            await there((lake / "subscriber.json").exists)
+            applier.start()
+            await there(lambda: beyond(0))
+            victims = [VICTIMS[number % len(VICTIMS)] for number in range(KILLS)]
+            dice.shuffle(victims)
+            for victim in victims:
+                # chance, not synchronisation: somewhere in what it does
+                await asyncio.sleep(dice.uniform(0, 3))
+                await _kill(victim, subscriber, applier, standalone, dice, there)
+                met[victim] += 1
+                print(f"{time.strftime('%H:%M:%S')} {sum(met.values())} {victim}", flush=True)
+                cut = read_cut(storage(lake))
+                assert cut is not None
+                if set(NAMES) <= cut.tables.keys():
+                    # all copied: no slot will be created any more
+                    let_small_transactions_stream(publisher)
+                assert subscriber.runs(), tell()
+                await there(partial(beyond, cut.lsn))
+            await there(lambda: (cut := read_cut(storage(lake))) is not None and set(NAMES) <= cut.tables.keys())
+            enough.set()
+            await running
+        await load.finish()
+        assert reader.failure is None
+        subscriber.kill()
+        status = await asyncio.to_thread(subscriber.start("--until-caught-up").wait, 120)
+        assert status == 0, tell()
+        found = Lake.find(storage(lake))
+        goal = found.landed() if found is not None else None
+        assert goal is not None
+        await there(partial(beyond, goal - 1))
+        assert await asyncio.to_thread(applier.end) == 0, tell()
+    finally:
+        enough.set()
+        subscriber.end()
+        applier.end()
+    cut = await asyncio.to_thread(apply_all, lake)
+    assert await asyncio.to_thread(check_cut, lake, cut)
+    await asyncio.to_thread(assert_same, lake, cut, publisher, NAMES)
+    await asyncio.to_thread(check_logs, lake, cut)
+    await asyncio.to_thread(check_files, lake)
+    print(f"{dict(met)}, {transfers.count} transfers, {load.report.transactions} transactions, {reader.reads} cuts read")
+    assert reader.reads >= KILLS
+
+
+async def _kill(
+    victim: str,
+    subscriber: programs.Running,
+    applier: programs.Running,
+    standalone: Cluster,
+    dice: random.Random,
+    there: Callable[..., Awaitable[None]],
+) -> None:
+    match victim:
+        case "subscriber":
+            subscriber.kill()
+            subscriber.start()
+        case "applier":
+            applier.kill()
+            applier.start()
+        case "java":
+            await there(lambda: applier.java() is not None)
+            java = applier.java()
+            assert java is not None
+            os.kill(java, 9)
+            # it sees that by itself, and a supervisor would start it again
+            await there(lambda: not applier.runs())
+            assert applier.process is not None
+            assert applier.process.returncode == 1
+            assert "Spark has ended" in applier.log() or "Spark does not start" in applier.log()
+            applier.start()
+        case _:
+            await there(standalone.executors)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(dice.choice(standalone.executors()), 9)

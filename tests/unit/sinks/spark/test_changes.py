@@ -1,0 +1,119 @@
+"""Changes by LSN, wherever they lie: each once, in order, while landed files become change log under the reader's hands."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.changes import Changes
+from tests.unit.sinks.spark.model import NAMES, Publisher
+from tests.unit.sinks.spark.stream import TABLE, batch, begun, make
+from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
+
+Place = tuple[int, int, str]
+
+
+def places(rows: list[dict[str, Any]]) -> list[Place]:
+    return [(row["_lsn"], row["_seq"], row["_op"]) for row in rows]
+
+
+def read(changes: Changes, start: Lsn, end: Lsn, between: Callable[[], None] = lambda: None) -> list[Place]:
+    """As a job of Spark does: planned first, then piece after piece."""
+    schema = changes.schema()
+    found: list[Place] = []
+    for piece in changes.pieces(start, end):
+        between()
+        for rows in changes.read(piece, schema):
+            assert rows.schema.names == schema.names
+            found += places(rows.to_pylist())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_change_once_and_in_order_whatever_becomes_log_meanwhile(tmp_path: Path, seed: int) -> None:
+    dice, publisher = random.Random(seed), Publisher(seed)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    readers = {name: Changes(storage(tmp_path), name) for name in NAMES}
+    expected: dict[TableName, list[Place]] = {name: [] for name in NAMES}
+    found: dict[TableName, list[Place]] = {name: [] for name in NAMES}
+    offsets = dict.fromkeys(NAMES, Lsn(0))
+    work = applier(tmp_path)
+
+    def become_log() -> None:
+        if dice.random() < 0.4:
+            all_rounds(work)
+            work.tidy(now=True)
+
+    for _ in range(12):
+        for _ in range(dice.randint(1, 4)):
+            await sink.apply(batch(publisher.transaction(dice.choice([3, 20]))))
+            await sink.advance(Lsn(publisher.end))
+        for number, name in enumerate(NAMES, 1):
+            last = expected[name][-1][0] if expected[name] else 0
+            expected[name] += [place for place in places(landed_of(tmp_path, number)) if place[0] > last]
+        become_log()
+        for name, changes in readers.items():
+            latest = changes.latest()
+            assert latest >= offsets[name]
+            if expected[name] and dice.random() < 0.7:
+                found[name] += read(changes, offsets[name], latest, become_log)
+                offsets[name] = latest
+    await sink.close()
+    for name, changes in readers.items():
+        found[name] += read(changes, offsets[name], changes.latest())
+        assert found[name] == expected[name]
+        assert sorted(found[name], key=lambda place: place[:2]) == found[name]
+        # all over again, from the middle
+        middle = Lsn(found[name][len(found[name]) // 2][0])
+        assert read(changes, middle, changes.latest()) == [place for place in expected[name] if place[0] > middle]
+
+
+def landed_of(path: Path, table_id: int) -> list[dict[str, Any]]:
+    """A table's rows that manifests name now, in order."""
+    rows: list[dict[str, Any]] = []
+    for name in sorted((path / "landing").glob("*.json")):
+        for file in json.loads(name.read_text())["document"]["files"]:
+            if file["id"] == table_id:
+                rows += pq.read_table(path / file["path"]).to_pylist()
+    return rows
+
+
+async def test_a_table_that_is_not_copied_yet_holds_its_readers(tmp_path: Path) -> None:
+    publisher = Publisher(1)
+    sink = await begun(make(tmp_path), tables=NAMES[:1])
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    waiting = Changes(storage(tmp_path), TABLE)
+    assert waiting.latest() == 100
+    await sink.apply(batch(publisher.transaction(5)))
+    await sink.close()
+    assert Changes(storage(tmp_path), NAMES[0]).latest() == publisher.end
+    assert waiting.latest() == 100
+    assert waiting.pieces(Lsn(100), Lsn(100)) == []
+    with pytest.raises(TargetError, match=r'table "public\.t" has no change log yet'):
+        waiting.schema()
+    with pytest.raises(TargetError, match=r'has no table "public\.nothing"'):
+        Changes(storage(tmp_path), TableName("public", "nothing")).latest()
+    with pytest.raises(TargetError, match="there is no lake"):
+        Changes(storage(tmp_path / "elsewhere"), TABLE).latest()
+
+
+async def test_a_landed_file_that_is_gone_for_good_is_told(tmp_path: Path) -> None:
+    publisher = Publisher(2)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    await sink.apply(batch(publisher.transaction(40)))
+    await sink.close()
+    changes = Changes(storage(tmp_path), NAMES[0])
+    schema, pieces = changes.schema(), changes.pieces(Lsn(0), changes.latest())
+    for file in (tmp_path / "landing").glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(TargetError, match=r"landing/\d+-\d-\d\.parquet"):
+        [rows for piece in pieces for rows in changes.read(piece, schema)]

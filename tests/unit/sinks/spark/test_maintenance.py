@@ -1,0 +1,171 @@
+"""A lake over a long time: its logs, its files and its cuts stay few, and nothing goes that a published cut needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Insert, Update
+from subscriber.sinks.spark import changelog as changelog_module
+from subscriber.sinks.spark import delta as delta_module
+from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.sink import SparkSink
+from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import all_rounds, storage
+
+
+def sweeping(path: Path, grace_hours: int, **settings: int) -> Applier:
+    """An applier that sweeps after each round."""
+    made = ApplierSettings(**{"target_rows": 8, "log_files": 10, "cuts": 20, **settings}, sweep_seconds=0.0, grace_hours=grace_hours)
+    work = Applier(storage(path), LocalEngine(storage(path)), made)
+    work._next_sweep = 0.0
+    return work
+
+
+def on_disk(path: Path, cut: Cut, name: TableName) -> set[str]:
+    return {file.name for file in (path / cut.tables[name].path).glob("*.parquet")}
+
+
+def of_cut(path: Path, cut: Cut, name: TableName) -> set[str]:
+    table = cut.tables[name]
+    return {Path(uri).name for uri in DeltaTable(str(path / table.path), version=table.version).file_uris()}
+
+
+def _retention(hours: int) -> Mapping[str, str]:
+    return {**delta_module._PROPERTIES, "delta.logRetentionDuration": f"interval {hours} hours"}
+
+
+@pytest.mark.timeout(300)
+async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_module, "_PROPERTIES", _retention(0))
+    sink = await begun(make(tmp_path))
+    work = sweeping(tmp_path, 0)
+    rows: dict[int, str] = {}
+    for number in range(330):
+        changes = (
+            [Insert(5, row(str(number), "new", None))] if number < 60 else [Update(5, None, None, row(str(number % 60), str(number), None))]
+        )
+        rows[number % 60] = "new" if number < 60 else str(number)
+        end = 200 + 10 * number
+        await sink.apply(batch(transaction(end, *([RELATION] if not number else []), *changes)))
+        await sink.advance(Lsn(end))
+        work.run_round()
+        if number % 5 == 0:
+            work.tidy()
+            cut = read_cut(storage(tmp_path))
+            assert cut is not None
+            assert cut.lsn == end
+            assert of_cut(tmp_path, cut, TABLE) <= on_disk(tmp_path, cut, TABLE)
+    await sink.close()
+    work.tidy(now=True)
+    cut = all_rounds(work)
+    log = tmp_path / "tables/public/t/_delta_log"
+    versions = [int(file.name.split(".")[0]) for file in log.glob("*.json")]
+    assert cut.tables[TABLE].version >= 330
+    # a checkpoint every hundred versions, and what is before the last one is gone
+    assert any(file.name.endswith(".checkpoint.parquet") for file in log.iterdir())
+    assert len(versions) <= 101
+    # nothing but the files of the cut, all near the target
+    assert on_disk(tmp_path, cut, TABLE) == of_cut(tmp_path, cut, TABLE)
+    assert 5 <= len(on_disk(tmp_path, cut, TABLE)) <= 15
+    assert len(list((tmp_path / "landing").iterdir())) <= 2
+    assert len(list((tmp_path / "cuts").iterdir())) <= 20 + 100
+    table = DeltaTable(str(tmp_path / "tables/public/t"), version=cut.tables[TABLE].version).to_pyarrow_table()
+    assert dict(zip(table["id"].to_pylist(), table["note"].to_pylist(), strict=True)) == rows
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 330
+
+
+async def test_within_the_grace_time_every_cut_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:
+    publisher = Publisher(11)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    work = sweeping(tmp_path, 2, cuts=1000)
+    history = {}
+    cut: Cut | None = None
+    for _ in range(8):
+        await sink.apply(batch(publisher.transaction(25)))
+        await sink.advance(Lsn(publisher.end))
+        cut = all_rounds(work)
+        work.tidy()
+        history[publisher.end] = publisher.rows()
+    for end, rows in history.items():
+        found = cut_as_of(storage(tmp_path), Lsn(end))
+        assert found is not None
+        if len(found.tables) == len(NAMES):
+            assert read(tmp_path, found) == rows
+    directory = tmp_path / "tables/public/keyed"
+    young, old = directory / "part-young.parquet", directory / "part-old.parquet"
+    for orphan in (young, old):
+        orphan.write_bytes(b"of a round that was killed")
+    hours_ago = time.time() - 3 * 3600
+    os.utime(old, (hours_ago, hours_ago))
+    work.tidy()
+    assert young.exists()
+    assert not old.exists()
+    # the files of the cut stay, however old they are
+    for file in directory.glob("part-*.parquet"):
+        os.utime(file, (hours_ago, hours_ago))
+    work.tidy()
+    assert not young.exists()
+    assert cut is not None
+    assert read(tmp_path, cut) == publisher.rows()
+    await sink.close()
+
+
+async def test_a_copy_under_way_loses_nothing_and_one_that_was_begun_anew_goes(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    await sink.advance(Lsn(200))
+    work = sweeping(tmp_path, 0)
+    all_rounds(work)
+    name = TableName("public", "t")
+    await sink.remove_table(name)
+    await sink.add_table(name, TableEntry(TableState.INIT))
+    copying = sink.open_table(name)
+    await copying.begin()
+    await copying.start_copy()
+    number = copying.relation_id
+    directory = tmp_path / "tables/public/t"
+    names = [f"copy-{number}-1-0.parquet", f"copy-{number}-0-0.parquet"]
+    for file in names:
+        (directory / file).write_bytes(b"")
+    for generation in (0, 1, 2):
+        (tmp_path / f"copy/{number}-{generation}").mkdir(exist_ok=True)
+        (tmp_path / f"copy/{number}-{generation}/of-the-copy").write_bytes(b"")
+    work.tidy()
+    assert [(directory / file).exists() for file in names] == [True, False]
+    # of the future: a copy that was begun since the applier looked
+    assert sorted(os.listdir(tmp_path / "copy")) == [f"{number}-1", f"{number}-2"]
+    await copying.close()
+    await sink.close()
+
+
+async def test_small_files_of_a_change_log_become_one_and_nobody_has_to_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 6)
+    sink: SparkSink = await begun(make(tmp_path))
+    work = sweeping(tmp_path, 24, target_rows=1000)
+    for number in range(20):
+        end = 200 + 10 * number
+        await sink.apply(batch(transaction(end, *([RELATION] if not number else []), Insert(5, row(str(number), "x", None)))))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+        work.tidy(now=True)
+    await sink.close()
+    log = DeltaTable(str(tmp_path / "log/public/t"))
+    assert len(log.file_uris()) <= 6
+    rows = log.to_pyarrow_table(columns=["_lsn", "id"]).to_pylist()
+    assert sorted((item["_lsn"], item["id"]) for item in rows) == [(200 + 10 * number, number) for number in range(20)]
+    actions = [json.loads(line) for file in (tmp_path / "log/public/t/_delta_log").glob("*.json") for line in file.read_text().splitlines()]
+    removed = [action["remove"] for action in actions if "remove" in action]
+    assert removed
+    assert not any(action["dataChange"] for action in removed)

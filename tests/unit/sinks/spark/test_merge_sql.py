@@ -1,0 +1,35 @@
+"""The statements of engine ``merge``: names are quoted, NULLs are equal, and what a key cannot hold is part of it."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pyarrow as pa
+
+from subscriber.abc import TableName
+from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
+from subscriber.sinks.spark.schema import LakeColumn, TableSchema
+
+PLAIN = TableSchema(
+    TableName("public", "t"), "d", (LakeColumn("id", "id", pa.int32(), key=True), LakeColumn("a`b", "a`b", pa.string(), key=False))
+)
+DATED = TableSchema(
+    TableName("public", "d"), "d", (LakeColumn("d'y", "d'y", pa.date32(), key=True), LakeColumn("v", "v", pa.string(), key=False))
+)
+
+
+def test_one_statement_deletes_updates_and_inserts() -> None:
+    assert merge_statement("/lake/`t`", PLAIN, "changes", "_gone", (-3, 70)) == (
+        "MERGE INTO delta.`/lake/``t``` t USING changes s ON t.`id` <=> s.`id` AND t.`id` >= -3 AND t.`id` <= 70 "
+        "WHEN MATCHED AND s.`_gone` THEN DELETE "
+        "WHEN MATCHED THEN UPDATE SET t.`id` = s.`id`, t.`a``b` = s.`a``b`, t.`_special` = s.`_special` "
+        "WHEN NOT MATCHED AND NOT s.`_gone` THEN INSERT (`id`, `a``b`, `_special`) VALUES (s.`id`, s.`a``b`, s.`_special`)"
+    )
+
+
+def test_a_key_that_may_be_infinite_is_its_text_too() -> None:
+    texts = [f"from_json({side}.`_special`, 'map<string,string>')['d\\'y']" for side in ("t", "s")]
+    same = f"t.`d'y` <=> s.`d'y` AND {texts[0]} <=> {texts[1]}"
+    assert selected_rows("/t", DATED, ["v"], "keys", None) == f"SELECT t.`v` FROM delta.`/t` t LEFT SEMI JOIN keys s ON {same}"
+    ranged = selected_rows("/t", DATED, ["v"], "keys", (date(2024, 1, 2), date(2024, 3, 4)))
+    assert ranged.endswith(f"{same} AND t.`d'y` >= DATE'2024-01-02' AND t.`d'y` <= DATE'2024-03-04'")
