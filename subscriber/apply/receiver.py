@@ -214,22 +214,23 @@ class Receiver:
 
     async def _take_frames(self, frames: Sequence[bytes]) -> None:
         reassembly, tracker = self._reassembly, self._tracker
-        frame: XLogData | PrimaryKeepalive | None = None
         place, count = 0, len(frames)
+        frame: XLogData | PrimaryKeepalive | None = None
         while place < count:
             if reassembly.in_transaction and (rows := payloads(frames, place, ROW_TAGS)):
                 reassembly.feed_rows(rows)
                 place += len(rows)
-                # they ended nothing, and those before them come earlier in the WAL
-                frame = decode_frame(frames[place - 1])
-            else:
-                frame = decode_frame(frames[place])
-                place += 1
-                if isinstance(frame, XLogData):
-                    await self._take_outputs(reassembly.feed(frame.payload))
+                # they end nothing, and are received when what comes behind them is
+                frame = decode_frame(frames[-1]) if place == count else None
+                continue
+            frame = decode_frame(frames[place])
+            place += 1
             if isinstance(frame, XLogData):
-                # after the events: what they end at is pending before it counts as received
-                tracker.receive(max(frame.start_lsn, frame.end_lsn))
+                outputs = reassembly.feed(frame.payload)
+                if outputs:
+                    await self._take_outputs(outputs)
+                    # after the events: what they end at is pending before it counts as received
+                    tracker.receive(max(frame.start_lsn, frame.end_lsn))
             else:
                 tracker.receive(frame.end_lsn)
                 if frame.reply_requested:
@@ -237,6 +238,8 @@ class Receiver:
                     self._asked = True
                 self._feedback_wanted.set()
         if frame is not None:
+            if isinstance(frame, XLogData):
+                tracker.receive(max(frame.start_lsn, frame.end_lsn))
             self.sent_at, self.received_at = frame.send_time / 1_000_000 + _EPOCH_SECONDS, time.time()
 
     async def _take_outputs(self, outputs: Sequence[Output]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from struct import Struct
 from struct import error as StructError
 from typing import Final, assert_never
@@ -114,7 +113,8 @@ def payloads(frames: Sequence[bytes], start: int, tags: Collection[int]) -> list
     """
     found: list[bytes] = []
     add = found.append
-    for data in islice(frames, start, None):
+    for place in range(start, len(frames)):
+        data = frames[place]
         payload = data[25:]
         if not payload or payload[0] not in tags or data[0] != _W:
             break

@@ -75,7 +75,7 @@ def read_alike(
     header: bytes,
     kind: int,
     binds: Sequence[Callable[[bytes], object]],
-) -> list[list[object]]:
+) -> list[tuple[object, ...]]:
     """Read raw messages that differ in nothing but their values, up to the first that is anything else.
 
     Args:
@@ -92,7 +92,7 @@ def read_alike(
         to read, who says what is wrong with it, if anything is: a value may be of the other kind or not sent, or refused by its ``bind``.
     """
     length_at = _UINT32
-    rows: list[list[object]] = []
+    rows: list[tuple[object, ...]] = []
     add_row = rows.append
     first = offset + len(header)
     try:
@@ -115,7 +115,8 @@ def read_alike(
                     return rows
             if position != len(record):
                 break
-            add_row(row)
+            # a tuple of plain values is nothing to the garbage collector, which has much to do here
+            add_row(tuple(row))
     except _NO_VALUE:
         pass
     return rows

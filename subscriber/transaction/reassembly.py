@@ -179,7 +179,8 @@ class Reassembly:
             self._memory += current.append(payload)
             return _NOTHING
         outputs = self._control(payload)
-        self._events += sum(not isinstance(output, SpoolTruncate | SpoolDiscard) for output in outputs)
+        if outputs:
+            self._events += sum(not isinstance(output, SpoolTruncate | SpoolDiscard) for output in outputs)
         return outputs
 
     @property

@@ -19,9 +19,8 @@ without one: there, a table whose key has such a column has changes without a ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
 
 from subscriber.abc import TableName
@@ -34,7 +33,7 @@ __all__ = ["Batching", "Group"]
 _LOOK_BACK: Final = 8
 """How many groups of a table a change may be moved over."""
 
-Key = Callable[[list[object]], object]
+Key = Callable[[Sequence[object]], object]
 
 
 @dataclass(slots=True)
@@ -49,7 +48,7 @@ class Group:
     """
 
     statement: Statement
-    vectors: list[list[object]] = field(default_factory=list)
+    vectors: list[Sequence[object]] = field(default_factory=list)
     movable: bool = True
     bulky: bool = True
     _keys: set[object] = field(default_factory=set)
@@ -77,7 +76,7 @@ class Group:
     def touches(self, keys: Collection[object]) -> bool:
         """Whether one of the rows touched has one of these keys."""
         if self._key is not None and self._known < len(self.vectors):
-            self._keys.update(map(self._key, islice(self.vectors, self._known, None)))
+            self._keys.update(map(self._key, self.vectors[self._known :]))
             self._known = len(self.vectors)
         return not self._keys.isdisjoint(keys)
 
@@ -97,32 +96,32 @@ class Batching:
 
     def add(self, operation: Operation) -> None:
         """Add a change, behind all those that it must not overtake."""
-        self._group(operation.statement, lambda: operation.keys).add(operation)
+        group = self._last(operation.statement) or self._joined(operation.statement, operation.keys)
+        group.add(operation)
         self.count += 1
 
     def extend(self, run: Run) -> None:
         """Add a run, behind all changes that one of it must not overtake."""
-        key = run.key
-        self._group(run.statement, lambda: () if key is None else set(map(key, run.vectors))).extend(run)
+        group = self._last(run.statement)
+        if group is None:
+            group = self._joined(run.statement, () if run.key is None else set(map(run.key, run.vectors)))
+        group.extend(run)
         self.count += len(run.vectors)
 
-    def _group(self, statement: Statement, touched: Callable[[], Collection[object]]) -> Group:
-        groups = self._tables.setdefault(statement.table, [])
-        if groups and groups[-1].statement is statement:
-            return groups[-1]
-        group = self._joined(groups, statement, touched())
-        if group is None:
-            group = Group(statement)
-            groups.append(group)
-        return group
+    def _last(self, statement: Statement) -> Group | None:
+        """The last group of a statement's table, if it is of that statement."""
+        groups = self._tables.get(statement.table)
+        return groups[-1] if groups and groups[-1].statement is statement else None
 
-    def _joined(self, groups: list[Group], statement: Statement, keys: Collection[object]) -> Group | None:
+    def _joined(self, statement: Statement, keys: Collection[object]) -> Group:
+        groups = self._tables.setdefault(statement.table, [])
         for place, group in enumerate(reversed(groups)):
             if group.statement is statement:
                 return group
             if not keys or not group.movable or place == _LOOK_BACK or group.touches(keys):
-                return None
-        return None
+                break
+        groups.append(Group(statement))
+        return groups[-1]
 
     def take(self) -> list[Group]:
         """All groups, in an order in which they may be executed; nothing is left."""

@@ -125,12 +125,14 @@ class TransactionRunner:
 
     async def _plan(self, relation_id: int, tag: int, transaction: Transaction, context: ChangeContext) -> RelationPlan | None:
         relation = self._relations.remote(relation_id)
-        plan: RelationPlan | None = None
-        if self._gate(relation, transaction.final_lsn):
+        if not self._gate(relation, transaction.final_lsn):
+            self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
+            self._open[relation_id] = None
+            return None
+        plan = self._relations.planned(relation_id)
+        if plan is None:
             with _naming(TableName(relation.namespace, relation.name), tag, context):
                 plan = await self._relations.plan(self._connection, relation)
-        else:
-            self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
         self._open[relation_id] = plan
         return plan
 

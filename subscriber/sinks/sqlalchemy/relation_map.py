@@ -97,6 +97,10 @@ class RelationMap:
         except KeyError:
             raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
 
+    def planned(self, relation_id: int) -> RelationPlan | None:
+        """The relation with its target, if that was read already."""
+        return self._plans.get(relation_id)
+
     async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
         """The relation with its target.
 

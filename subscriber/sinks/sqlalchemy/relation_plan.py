@@ -143,7 +143,7 @@ class Operation:
     """
 
     statement: Statement
-    vector: list[object]
+    vector: Sequence[object]
     keys: tuple[object, ...] = ()
 
 

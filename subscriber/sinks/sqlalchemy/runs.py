@@ -28,7 +28,7 @@ _NEW: Final = b"N"
 _KEY: Final = b"K"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """Changes that one statement makes, in order.
 
@@ -39,8 +39,8 @@ class Run:
     """
 
     statement: Statement
-    vectors: list[list[object]]
-    key: Callable[[list[object]], object] | None
+    vectors: list[tuple[object, ...]]
+    key: Callable[[Sequence[object]], object] | None
 
 
 class RunReader:
@@ -49,9 +49,9 @@ class RunReader:
     def __init__(self, plan: RelationPlan) -> None:
         self._plan = plan
         width = plan.width
-        self._nothing: list[object] = [None] * width
+        self._nothing: tuple[object, ...] = (None,) * width
         new, old = (_HEADER(plan.remote.relation_id, announced, width) for announced in (_NEW, _KEY))
-        self._headers = {Tag.INSERT: new, Tag.UPDATE: new, Tag.DELETE: old}
+        self._headers: dict[int, bytes] = {Tag.INSERT: new, Tag.UPDATE: new, Tag.DELETE: old}
         self._new_key = self._old_key = None
         if plan.key is not None:
             self._new_key = itemgetter(*plan.key)
@@ -76,7 +76,7 @@ class RunReader:
         plan = self._plan
         if tag != Tag.INSERT and not plan.by_key:
             return None
-        header = self._headers[Tag(tag)]
+        header = self._headers[tag]
         kind, binds = plan.reading
         places = range(start, min(stop, start + _MOST))
         rows = read_alike(records, places, tag=tag, offset=offset, header=header, kind=kind, binds=binds)
