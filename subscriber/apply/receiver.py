@@ -27,12 +27,12 @@ from collections.abc import Callable, Collection, Sequence
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable
-from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_frame, encode_frame
+from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_frame, encode_frame, payloads
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
-from subscriber.transaction.reassembly import RECORD_OVERHEAD, Reassembly, SpoolDiscard, SpoolTruncate
+from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Output, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
 
 __all__ = ["Receiver"]
@@ -213,23 +213,24 @@ class Receiver:
                 await self._room.wait()
 
     async def _take_frames(self, frames: Sequence[bytes]) -> None:
-        feed = self._reassembly.feed
-        tracker = self._tracker
+        reassembly, tracker = self._reassembly, self._tracker
+        place, count = 0, len(frames)
         frame: XLogData | PrimaryKeepalive | None = None
-        for data in frames:
-            frame = decode_frame(data)
+        while place < count:
+            if reassembly.in_transaction and (rows := payloads(frames, place, ROW_TAGS)):
+                reassembly.feed_rows(rows)
+                place += len(rows)
+                # they end nothing, and are received when what comes behind them is
+                frame = decode_frame(frames[-1]) if place == count else None
+                continue
+            frame = decode_frame(frames[place])
+            place += 1
             if isinstance(frame, XLogData):
-                for output in feed(frame.payload):
-                    if isinstance(output, SpoolTruncate):
-                        async with self._spool_turn:
-                            await self._spool.truncate(output.spool_id, output.count)
-                    elif isinstance(output, SpoolDiscard):
-                        async with self._spool_turn:
-                            await self._spool.discard(output.spool_id)
-                    else:
-                        self._put(output)
-                # after the events: what they end at is pending before it counts as received
-                tracker.receive(max(frame.start_lsn, frame.end_lsn))
+                outputs = reassembly.feed(frame.payload)
+                if outputs:
+                    await self._take_outputs(outputs)
+                    # after the events: what they end at is pending before it counts as received
+                    tracker.receive(max(frame.start_lsn, frame.end_lsn))
             else:
                 tracker.receive(frame.end_lsn)
                 if frame.reply_requested:
@@ -237,7 +238,20 @@ class Receiver:
                     self._asked = True
                 self._feedback_wanted.set()
         if frame is not None:
+            if isinstance(frame, XLogData):
+                tracker.receive(max(frame.start_lsn, frame.end_lsn))
             self.sent_at, self.received_at = frame.send_time / 1_000_000 + _EPOCH_SECONDS, time.time()
+
+    async def _take_outputs(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, SpoolTruncate):
+                async with self._spool_turn:
+                    await self._spool.truncate(output.spool_id, output.count)
+            elif isinstance(output, SpoolDiscard):
+                async with self._spool_turn:
+                    await self._spool.discard(output.spool_id)
+            else:
+                self._put(output)
 
     def _put(self, event: Event) -> None:
         held = RECORD_OVERHEAD

@@ -8,6 +8,7 @@ before an Origin): they are no position to go by, and not monotone.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
@@ -17,7 +18,7 @@ from subscriber.errors import ProtocolError
 from subscriber.protocol.failures import ends_early, malformed, tag_name, trailing_bytes
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["PrimaryKeepalive", "StandbyStatusUpdate", "XLogData", "decode_frame", "decode_status_update", "encode_frame"]
+__all__ = ["PrimaryKeepalive", "StandbyStatusUpdate", "XLogData", "decode_frame", "decode_status_update", "encode_frame", "payloads"]
 
 _XLOG_DATA: Final = Struct(">cQQq")
 _KEEPALIVE: Final = Struct(">cQqB")
@@ -103,6 +104,22 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
         _, end_lsn, send_time, reply = _KEEPALIVE.unpack(data)
         return PrimaryKeepalive(Lsn(end_lsn), send_time, _reply_requested(data, reply))
     raise ProtocolError("unknown CopyData from the walsender", offset=0, tag=tag_name(tag))
+
+
+def payloads(frames: Sequence[bytes], start: int, tags: Collection[int]) -> list[bytes]:
+    """The payloads of frames from number ``start`` on, up to the first that is no XLogData, or has no message of one of these tags.
+
+    A transaction's rows follow each other by the thousands; of their headers only the last one's tells something new.
+    """
+    found: list[bytes] = []
+    add = found.append
+    for place in range(start, len(frames)):
+        data = frames[place]
+        payload = data[25:]
+        if not payload or payload[0] not in tags or data[0] != _W:
+            break
+        add(payload)
+    return found
 
 
 def decode_status_update(data: bytes) -> StandbyStatusUpdate:

@@ -15,6 +15,7 @@ No read is repeated to check it, and nothing is allocated from a claimed count o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Final
@@ -22,10 +23,11 @@ from typing import Final
 from subscriber.protocol.failures import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["peek_xid", "read_tuple", "relation_id"]
+__all__ = ["peek_xid", "read_alike", "read_tuple", "relation_id"]
 
 _INT16: Final = Struct(">h").unpack_from
 _UINT32: Final = Struct(">I").unpack_from
+_NO_VALUE: Final = (ValueError, ArithmeticError, LookupError, StructError)
 
 
 def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
@@ -62,6 +64,62 @@ def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
     if position > len(payload):
         raise ends_early(payload)
     return TupleData(bytes(kinds), values), position
+
+
+def read_alike(
+    records: Sequence[bytes],
+    places: range,
+    *,
+    tag: int,
+    offset: int,
+    header: bytes,
+    kind: int,
+    binds: Sequence[Callable[[bytes], object]],
+) -> list[tuple[object, ...]]:
+    """Read raw messages that differ in nothing but their values, up to the first that is anything else.
+
+    Args:
+        records: messages.
+        places: which of them, one behind the other.
+        tag: each has.
+        offset: behind tag and xid.
+        header: what stands there: relation, the byte that announces the tuple, the tuple's number of columns.
+        kind: of every value but NULL, TEXT or BINARY.
+        binds: make something of a value, one a column.
+
+    Returns:
+        What was made of the values, None for NULL; as many rows as there are such messages. The message that ends them is for somebody else
+        to read, who says what is wrong with it, if anything is: a value may be of the other kind or not sent, or refused by its ``bind``.
+    """
+    length_at = _UINT32
+    rows: list[tuple[object, ...]] = []
+    add_row = rows.append
+    first = offset + len(header)
+    try:
+        for place in places:
+            record = records[place]
+            if record[offset:first] != header or record[0] != tag:
+                break
+            position = first
+            row: list[object] = []
+            for bind in binds:
+                found = record[position]
+                if found == kind:
+                    start = position + 5
+                    position = start + length_at(record, position + 1)[0]
+                    row.append(bind(record[start:position]))
+                elif found == NULL:
+                    position += 1
+                    row.append(None)
+                else:
+                    return rows
+            if position != len(record):
+                break
+            # a tuple of plain values is nothing to the garbage collector, which has much to do here
+            add_row(tuple(row))
+    except _NO_VALUE:
+        pass
+    return rows
 
 
 def peek_xid(payload: bytes) -> int:

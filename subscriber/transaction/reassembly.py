@@ -111,13 +111,14 @@ from subscriber.protocol.messages import (
 from subscriber.transaction.model import Event, PreparedTransaction
 from subscriber.transaction.unfinished import RECORD_OVERHEAD, SpoolDiscard, SpoolTruncate, UnfinishedTransaction
 
-__all__ = ["RECORD_OVERHEAD", "Output", "Reassembly", "SpoolDiscard", "SpoolTruncate"]
+__all__ = ["RECORD_OVERHEAD", "ROW_TAGS", "Output", "Reassembly", "SpoolDiscard", "SpoolTruncate"]
 
 Output = Event | SpoolTruncate | SpoolDiscard
 """What :meth:`Reassembly.feed` returns: events for the sink and orders for the spool, to be carried out in their order."""
 
 _NOTHING: Final[tuple[Output, ...]] = ()
-_ROWS: Final = frozenset(map(int, (Tag.INSERT, Tag.UPDATE, Tag.DELETE, Tag.TRUNCATE, Tag.RELATION, Tag.TYPE)))
+ROW_TAGS: Final = frozenset(map(int, (Tag.INSERT, Tag.UPDATE, Tag.DELETE, Tag.TRUNCATE, Tag.RELATION, Tag.TYPE)))
+"""Of messages that only ever are records of the transaction that is open."""
 
 
 class _Block(Enum):
@@ -174,12 +175,28 @@ class Reassembly:
             ProtocolError: it is no message, or stands where it must not.
         """
         current = self._current
-        if current is not None and payload and payload[0] in _ROWS:
+        if current is not None and payload and payload[0] in ROW_TAGS:
             self._memory += current.append(payload)
             return _NOTHING
         outputs = self._control(payload)
-        self._events += sum(not isinstance(output, SpoolTruncate | SpoolDiscard) for output in outputs)
+        if outputs:
+            self._events += sum(not isinstance(output, SpoolTruncate | SpoolDiscard) for output in outputs)
         return outputs
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a row may come next."""
+        return self._current is not None
+
+    def feed_rows(self, payloads: Sequence[bytes]) -> None:
+        """Take messages that all have one of :data:`ROW_TAGS`, as :meth:`feed` takes each of them. Only where one may come.
+
+        Raises:
+            ProtocolError
+        """
+        current = self._current
+        assert current is not None  # in_transaction
+        self._memory += current.extend(payloads)
 
     def spill(self) -> tuple[int, list[bytes]] | None:
         """Hand over the records in memory of the transaction that holds most: the spool id to append them to, and the records.

@@ -10,6 +10,7 @@ Whoever applies a streamed transaction while it is still received looks in from 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -124,6 +125,19 @@ class UnfinishedTransaction:
         self._records.append(payload)
         self.size += size
         return size + RECORD_OVERHEAD
+
+    def extend(self, payloads: Sequence[bytes]) -> int:
+        """Add records; return the memory they take.
+
+        Raises:
+            ProtocolError: as :meth:`append`.
+        """
+        if self.streamed:
+            return sum([self.append(payload) for payload in payloads])
+        size = sum(map(len, payloads))
+        self._records += payloads
+        self.size += size
+        return size + RECORD_OVERHEAD * len(payloads)
 
     def _note_xid(self, payload: bytes) -> None:
         """Another (sub)transaction than that of the last record: remember where it starts."""

@@ -19,17 +19,21 @@ without one: there, a table whose key has such a column has changes without a ke
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.relation_plan import Operation
+from subscriber.sinks.sqlalchemy.runs import Run
 from subscriber.sinks.sqlalchemy.statements import Statement
 
 __all__ = ["Batching", "Group"]
 
 _LOOK_BACK: Final = 8
 """How many groups of a table a change may be moved over."""
+
+Key = Callable[[Sequence[object]], object]
 
 
 @dataclass(slots=True)
@@ -38,19 +42,43 @@ class Group:
 
     Attributes:
         statement: it.
-        rows: its parameters;
-        vectors: or, where it has a ``bulk``, what they will be picked from.
-        keys: of the rows touched.
+        vectors: what their parameters are picked from.
         movable: whether all of them have keys.
         bulky: whether all of them may be made at once: each touches one row, whose key stays as it is.
     """
 
     statement: Statement
-    rows: list[Any] = field(default_factory=list)
-    keys: set[object] = field(default_factory=set)
+    vectors: list[Sequence[object]] = field(default_factory=list)
     movable: bool = True
-    bulky: bool = False
-    vectors: list[list[object]] = field(default_factory=list)
+    bulky: bool = True
+    _keys: set[object] = field(default_factory=set)
+    # of runs the keys are looked at when somebody asks: where one kind of change follows another of its own nobody does
+    _key: Key | None = None
+    _known: int = 0
+
+    def add(self, operation: Operation) -> None:
+        """Add a change."""
+        self.vectors.append(operation.vector)
+        if operation.keys:
+            self._keys.update(operation.keys)
+        else:
+            self.movable = False
+        self.bulky = self.bulky and len(operation.keys) == 1
+
+    def extend(self, run: Run) -> None:
+        """Add a run."""
+        self.vectors += run.vectors
+        if run.key is None:
+            self.movable = self.bulky = False
+        else:
+            self._key = run.key
+
+    def touches(self, keys: Collection[object]) -> bool:
+        """Whether one of the rows touched has one of these keys."""
+        if self._key is not None and self._known < len(self.vectors):
+            self._keys.update(map(self._key, self.vectors[self._known :]))
+            self._known = len(self.vectors)
+        return not self._keys.isdisjoint(keys)
 
 
 class Batching:
@@ -68,32 +96,32 @@ class Batching:
 
     def add(self, operation: Operation) -> None:
         """Add a change, behind all those that it must not overtake."""
-        statement = operation.statement
-        groups = self._tables.get(statement.table)
-        if groups is None:
-            groups = self._tables[statement.table] = []
-        group = self._joined(groups, statement, operation.keys)
-        if group is None:
-            group = Group(statement, bulky=statement.bulk is not None)
-            groups.append(group)
-        if statement.bulk is None:
-            group.rows.append(statement.pick(operation.vector))
-        else:
-            group.vectors.append(operation.vector)
-            group.bulky = group.bulky and len(operation.keys) == 1
-        if operation.keys:
-            group.keys.update(operation.keys)
-        else:
-            group.movable = False
+        group = self._last(operation.statement) or self._joined(operation.statement, operation.keys)
+        group.add(operation)
         self.count += 1
 
-    def _joined(self, groups: list[Group], statement: Statement, keys: tuple[object, ...]) -> Group | None:
+    def extend(self, run: Run) -> None:
+        """Add a run, behind all changes that one of it must not overtake."""
+        group = self._last(run.statement)
+        if group is None:
+            group = self._joined(run.statement, () if run.key is None else set(map(run.key, run.vectors)))
+        group.extend(run)
+        self.count += len(run.vectors)
+
+    def _last(self, statement: Statement) -> Group | None:
+        """The last group of a statement's table, if it is of that statement."""
+        groups = self._tables.get(statement.table)
+        return groups[-1] if groups and groups[-1].statement is statement else None
+
+    def _joined(self, statement: Statement, keys: Collection[object]) -> Group:
+        groups = self._tables.setdefault(statement.table, [])
         for place, group in enumerate(reversed(groups)):
             if group.statement is statement:
                 return group
-            if not keys or not group.movable or place == _LOOK_BACK or not group.keys.isdisjoint(keys):
-                return None
-        return None
+            if not keys or not group.movable or place == _LOOK_BACK or group.touches(keys):
+                break
+        groups.append(Group(statement))
+        return groups[-1]
 
     def take(self) -> list[Group]:
         """All groups, in an order in which they may be executed; nothing is left."""

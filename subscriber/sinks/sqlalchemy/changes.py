@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,6 +18,7 @@ from subscriber.sinks.sqlalchemy.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, ChangeRefused, passing_values, translated
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
+from subscriber.sinks.sqlalchemy.runs import RunReader
 from subscriber.sinks.sqlalchemy.statements import Statement, delete_all
 from subscriber.sinks.tally import ChangeContext, Counted, describe
 from subscriber.transaction.model import Transaction
@@ -65,6 +66,7 @@ class TransactionRunner:
         self._counts_many = connection.dialect.supports_sane_multi_rowcount
         self._bytes = 0
         self._open: dict[int, RelationPlan | None] = {}
+        self._readers: dict[RelationPlan, RunReader] = {}
 
     async def run(self, transaction: Transaction) -> None:
         """Make all changes of one transaction that the gate lets through; :meth:`flush` makes those that are left.
@@ -76,30 +78,35 @@ class TransactionRunner:
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
         self._open = {}
-        prefixed, batching = transaction.prefixed, self._batching
-        offset = 5 if prefixed else 1
+        offset = 5 if transaction.prefixed else 1
         async for chunk in transaction.chunks():
-            for record in chunk:
+            place, stop = 0, len(chunk)
+            while place < stop:
+                record = chunk[place]
                 tag = record[0] if record else 0
                 if tag in _ROWS and len(record) >= offset + 4:
                     relation_id = _RELATION_ID(record, offset)[0]
                     plan = self._open.get(relation_id)
-                    if plan is None:
-                        if relation_id in self._open:
-                            continue
+                    if plan is None and relation_id not in self._open:
                         plan = await self._plan(relation_id, tag, transaction, context)
-                        if plan is None:
-                            continue
-                    if batching is None or plan.ordered:
+                    if plan is None:
+                        pass
+                    elif self._batching is None or plan.ordered:
                         await self._row(record, tag, plan, transaction, context)
-                        continue
-                    operation = plan.insert_record(record, offset + 4) if tag == Tag.INSERT else _operation(record, plan, prefixed=prefixed)
-                    batching.add(operation)
-                    self._bytes += len(record)
-                    if batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
-                        await self.flush()
+                    else:
+                        run = self._runs(plan).read(chunk, place, stop, tag, offset)
+                        if run is not None:
+                            self._batching.extend(run)
+                            self._bytes += sum(map(len, chunk[place : place + len(run.vectors)]))
+                            place += len(run.vectors) - 1
+                        else:
+                            self._batching.add(_operation(record, plan, prefixed=transaction.prefixed))
+                            self._bytes += len(record)
+                        if self._batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
+                            await self.flush()
                 elif tag not in _SILENT:
                     await self._other(record, transaction, context)
+                place += 1
         self._counted.statistics.transactions += 1
 
     async def _other(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
@@ -118,14 +125,22 @@ class TransactionRunner:
 
     async def _plan(self, relation_id: int, tag: int, transaction: Transaction, context: ChangeContext) -> RelationPlan | None:
         relation = self._relations.remote(relation_id)
-        plan: RelationPlan | None = None
-        if self._gate(relation, transaction.final_lsn):
+        if not self._gate(relation, transaction.final_lsn):
+            self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
+            self._open[relation_id] = None
+            return None
+        plan = self._relations.planned(relation_id)
+        if plan is None:
             with _naming(TableName(relation.namespace, relation.name), tag, context):
                 plan = await self._relations.plan(self._connection, relation)
-        else:
-            self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
         self._open[relation_id] = plan
         return plan
+
+    def _runs(self, plan: RelationPlan) -> RunReader:
+        found = self._readers.get(plan)
+        if found is None:
+            found = self._readers[plan] = RunReader(plan)
+        return found
 
     async def _row(self, record: bytes, tag: int, plan: RelationPlan, transaction: Transaction, context: ChangeContext) -> None:
         """One by one."""
@@ -160,27 +175,36 @@ class TransactionRunner:
             for group in groups:
                 found = await self._execute_many(group)
                 statement = group.statement
-                sent = len(group.rows) or len(group.vectors)
-                self._counted.changes(statement.kind, statement.table, statement.identity, sent, found)
+                self._counted.changes(statement.kind, statement.table, statement.identity, len(group.vectors), found)
 
     async def _execute_many(self, group: Group) -> int:
         """Execute a group; return how many of its changes found their row."""
-        statement = group.statement
-        sql, rows, how = statement.sql, group.rows, statement.bulk
-        if how is not None:
-            if group.bulky and self._bulk_tables.takes(how, len(group.vectors)):
-                picked = [how.pick(vector) for vector in group.vectors]
-                found = await self._bulk_tables.execute(self._connection, how, picked, deletes=statement.kind == "DELETE")
-                if found is not None:
-                    return found
-            rows = [statement.pick(vector) for vector in group.vectors]
+        statement, vectors = group.statement, group.vectors
+        how = statement.bulk
+        if how is not None and group.bulky and self._bulk_tables.takes(how, len(vectors)):
+            found = await self._bulk_tables.execute(
+                self._connection, how, [how.pick(vector) for vector in vectors], deletes=statement.kind == "DELETE"
+            )
+            if found is not None:
+                return found
+        rows = list(map(statement.pick, vectors))
         if statement.kind == "INSERT":
-            await self._connection.exec_driver_sql(sql, rows)
+            await self._insert(statement, rows)
             return len(rows)
         if self._counts_many:
-            return _found((await self._connection.exec_driver_sql(sql, rows)).rowcount, len(rows))
+            return _found((await self._connection.exec_driver_sql(statement.sql, rows)).rowcount, len(rows))
         # the driver does not tell how many rows many statements found
-        return sum([_found((await self._connection.exec_driver_sql(sql, row)).rowcount) for row in rows])
+        return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in rows])
+
+    async def _insert(self, statement: Statement, rows: list[Any]) -> None:
+        many = statement.many
+        if many is not None and len(rows) >= many.rows:
+            first = len(rows) % many.rows
+            if first:
+                await self._connection.exec_driver_sql(statement.sql, rows[:first])
+            await self._connection.exec_driver_sql(many.sql, many.parameters(rows, first))
+        else:
+            await self._connection.exec_driver_sql(statement.sql, rows)
 
     async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
         restart = TruncateOption.RESTART_IDENTITY in message.options

@@ -61,6 +61,10 @@ class RelationMap(DescribedRelations):
     def _forget_target(self, relation_id: int) -> None:
         self._plans.pop(relation_id, None)
 
+    def planned(self, relation_id: int) -> RelationPlan | None:
+        """The relation with its target, if that was read already."""
+        return self._plans.get(relation_id)
+
     async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
         """The relation with its target.
 

@@ -14,9 +14,7 @@ from sqlalchemy import Dialect
 from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import ApplyError, ProtocolError, RelationError
-from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Relation, TupleData, Update
-from subscriber.protocol.tuples import read_tuple
 from subscriber.sinks.sqlalchemy.columns import ColumnPlan, TargetTable
 from subscriber.sinks.sqlalchemy.statements import Statement, delete_row, insert_row, update_row
 from subscriber.sinks.sqlalchemy.suspects import suspect
@@ -25,7 +23,6 @@ from subscriber.types.codec import READ_ERRORS
 
 __all__ = ["Operation", "RelationPlan", "RowBinder"]
 
-_NEW: Final = ord("N")
 _STATEMENTS: Final = 256
 """How many are kept of one relation."""
 _APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
@@ -33,6 +30,9 @@ _APPLY_HINT: Final = "make the column text in the target, or compare its type wi
 # a pattern names what makes two rows need different statements
 _ONLY_UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
 _ONLY_NULL: Final = bytes(NULL if code in {NULL, UNCHANGED} else ord(".") for code in range(256))
+
+
+Bind = Callable[[bytes], object]
 
 
 def _nothing(_value: bytes) -> None:
@@ -54,13 +54,19 @@ class UnfitValue(ApplyError):
 class RowBinder:
     """From the fields of a row to the parameters for the driver."""
 
-    __slots__ = ("_binary", "_columns", "_text", "width")
+    __slots__ = ("_binary", "_columns", "_seen", "_text", "width")
 
     def __init__(self, columns: Sequence[ColumnPlan]) -> None:
         self._columns = columns
-        self._text: list[Callable[[bytes], object]] = [_nothing if plan.column is None else plan.text for plan in columns]
-        self._binary: list[Callable[[bytes], object]] = [_nothing if plan.column is None else plan.binary for plan in columns]
+        self._text: list[Bind] = [_nothing if plan.column is None else plan.text for plan in columns]
+        self._binary: list[Bind] = [_nothing if plan.column is None else plan.binary for plan in columns]
+        self._seen = TEXT
         self.width = len(columns)
+
+    @property
+    def reading(self) -> tuple[int, list[Bind]]:
+        """The format that values come in, as far as it is known, and what binds each column's."""
+        return self._seen, self._binary if self._seen == BINARY else self._text
 
     def fields(self, values: Sequence[bytes | None], *, binary: bool) -> list[object]:
         """Bind a row whose values all have one format.
@@ -82,8 +88,10 @@ class RowBinder:
         """
         kinds = data.kinds
         if BINARY not in kinds:
+            self._seen = TEXT
             return self.fields(data.values, binary=False)
         if TEXT not in kinds:
+            self._seen = BINARY
             return self.fields(data.values, binary=True)
         binds = [self._binary[number] if kind == BINARY else self._text[number] for number, kind in enumerate(kinds)]
         try:
@@ -108,7 +116,7 @@ class RowBinder:
                     raise _value_error(error, self._columns[number].name) from None
         return found
 
-    def _refused(self, binds: Sequence[Callable[[bytes], object]], values: Sequence[bytes | None]) -> ApplyError:
+    def _refused(self, binds: Sequence[Bind], values: Sequence[bytes | None]) -> ApplyError:
         for plan, bind, value in zip(self._columns, binds, values, strict=True):
             try:
                 if value is not None:
@@ -136,7 +144,7 @@ class Operation:
     """
 
     statement: Statement
-    vector: list[object]
+    vector: Sequence[object]
     keys: tuple[object, ...] = ()
 
 
@@ -151,6 +159,9 @@ class RelationPlan:
         keyed: the key is all that makes rows of the table unique: changes of different keys may change places.
         ordered: the target's triggers see every change: they are made one by one, in order.
         problem: why UPDATE and DELETE are impossible, or None.
+
+    Attributes:
+        key: the columns (indexes) that tell whether two changes may change places; None: they may not.
     """
 
     def __init__(
@@ -170,7 +181,7 @@ class RelationPlan:
         self._problem = problem
         self._dialect = dialect
         self._conflict: InsertConflict = conflict
-        self._key = target.key if keyed else None
+        self.key = target.key if keyed else None
         self._binder = RowBinder(target.columns)
         self._present = [number for number, plan in enumerate(target.columns) if plan.column is not None]
         self._insert: Statement | None = None
@@ -180,6 +191,59 @@ class RelationPlan:
     def name(self) -> TableName:
         """The relation's."""
         return self.target.name
+
+    @property
+    def width(self) -> int:
+        """How many columns are published."""
+        return self._binder.width
+
+    @property
+    def reading(self) -> tuple[int, Sequence[Bind]]:
+        """See :attr:`RowBinder.reading`."""
+        return self._binder.reading
+
+    @property
+    def by_key(self) -> bool:
+        """Whether UPDATE and DELETE are possible, and find rows by their key."""
+        return self._problem is None and self.target.key is not None
+
+    def insert_statement(self) -> Statement:
+        """INSERT.
+
+        Raises:
+            RelationError: it is to be an upsert, and there is none.
+        """
+        statement = self._insert
+        if statement is None:
+            statement = self._insert = insert_row(self.target, self._dialect, self._conflict)
+        return statement
+
+    def update_statement(self, kinds: bytes | None = None, nulls: bytes = b"", *, key_kept: bool = True) -> Statement:
+        """UPDATE.
+
+        Args:
+            kinds: of the new row's values; None: all are sent.
+            nulls: without a key, a pattern of the old row's NULLs.
+            key_kept: the old row's key was not sent: it is as it was.
+
+        Raises:
+            RelationError: there is no key, and no way to say that one row only is meant.
+        """
+        pattern = (kinds.translate(_ONLY_UNCHANGED) if kinds is not None else b"." * self.width, nulls, key_kept)
+        statement = self._statements.get(pattern)
+        if statement is None:
+            sent = [number for number in self._present if pattern[0][number] != UNCHANGED]
+            kept = self.target.key if key_kept else None
+            changed = [number for number in sent if kept is None or number not in kept] or sent
+            statement = self._kept(pattern, update_row(self.target, self._dialect, changed, _numbers(nulls)))
+        return statement
+
+    def delete_statement(self, nulls: bytes = b"") -> Statement:
+        """DELETE. The rest as :meth:`update_statement`."""
+        statement = self._statements.get(nulls)
+        if statement is None:
+            statement = self._kept(nulls, delete_row(self.target, self._dialect, _numbers(nulls)))
+        return statement
 
     def _require_width(self, data: TupleData) -> None:
         if len(data.kinds) != self._binder.width:
@@ -203,11 +267,9 @@ class RelationPlan:
             ApplyError, RelationError, ProtocolError
         """
         self._require_width(data)
-        statement = self._insert
-        if statement is None:
-            statement = self._insert = insert_row(self.target, self._dialect, self._conflict)
+        statement = self.insert_statement()
         vector = self._binder.row(data)
-        key = self._key
+        key = self.key
         return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
 
     def suspect(self, data: TupleData, sqlstate: str | None) -> str | None:
@@ -223,18 +285,6 @@ class RelationPlan:
                 return plan.name
         return suspect(self.target.columns, [texts], sqlstate)
 
-    def insert_record(self, record: bytes, offset: int) -> Operation:
-        """INSERT, of a raw message whose tuple begins behind the ``N`` at ``offset``: once a row on the fast path.
-
-        Raises:
-            ApplyError, RelationError, ProtocolError
-        """
-        data, end = read_tuple(record, offset + 1)
-        if record[offset] != _NEW or end != len(record):
-            # the decoder says what is wrong with it
-            decode(record, in_stream=offset > 5)
-        return self.insert(data)
-
     def update(self, message: Update) -> Operation:
         """UPDATE.
 
@@ -245,18 +295,14 @@ class RelationPlan:
         self._require_width(new)
         search = new if old is None else old
         self._require_width(search)
-        key = self.target.key
-        nulls = b"" if key is not None else search.kinds.translate(_ONLY_NULL)
-        pattern = (new.kinds.translate(_ONLY_UNCHANGED), nulls, old is None)
-        statement = self._statements.get(pattern)
-        if statement is None:
-            statement = self._kept(pattern, self._update(new, nulls, key if old is None else None))
+        nulls = b"" if self.target.key is not None else search.kinds.translate(_ONLY_NULL)
+        statement = self.update_statement(new.kinds, nulls, key_kept=old is None)
         vector = self._binder.row(new)
         found = vector if old is None else self._search(old)
         keys: tuple[object, ...] = ()
-        if self._key is not None:
-            before = self._of(self._key, found)
-            after = before if old is None else self._of(self._key, vector)
+        if self.key is not None:
+            before = self._of(self.key, found)
+            after = before if old is None else self._of(self.key, vector)
             keys = (before,) if before == after else (before, after)
         return Operation(statement, vector + found, keys)
 
@@ -266,12 +312,6 @@ class RelationPlan:
             self._statements.clear()
         self._statements[pattern] = statement
         return statement
-
-    def _update(self, new: TupleData, nulls: bytes, unchanged_key: Sequence[int] | None) -> Statement:
-        sent = [number for number in self._present if new.kinds[number] != UNCHANGED]
-        # the key is as it was if the old one was not sent
-        changed = [number for number in sent if unchanged_key is None or number not in unchanged_key] or sent
-        return update_row(self.target, self._dialect, changed, _numbers(nulls))
 
     def _search(self, old: TupleData) -> list[object]:
         """What finds the row: its old key, or all of it."""
@@ -287,13 +327,10 @@ class RelationPlan:
         if old is None:
             raise ProtocolError("a Delete message without an old row")
         self._require_width(old)
-        key = self.target.key
-        nulls = b"" if key is not None else old.kinds.translate(_ONLY_NULL)
-        statement = self._statements.get(nulls)
-        if statement is None:
-            statement = self._kept(nulls, delete_row(self.target, self._dialect, _numbers(nulls)))
+        nulls = b"" if self.target.key is not None else old.kinds.translate(_ONLY_NULL)
+        statement = self.delete_statement(nulls)
         found = self._search(old)
-        return Operation(statement, [None] * self._binder.width + found, (self._of(self._key, found),) if self._key is not None else ())
+        return Operation(statement, [None] * self._binder.width + found, (self._of(self.key, found),) if self.key is not None else ())
 
     @staticmethod
     def _of(key: Sequence[int], vector: Sequence[object]) -> object:

@@ -18,8 +18,10 @@ from sqlalchemy.sql.dml import UpdateBase
 from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import RelationError
-from subscriber.sinks.sqlalchemy.bulk import Bulk, bulk
+from subscriber.sinks.sqlalchemy.bulk import Bulk
+from subscriber.sinks.sqlalchemy.bulk import bulk as bulk_of
 from subscriber.sinks.sqlalchemy.columns import TargetTable
+from subscriber.sinks.sqlalchemy.multi_row import MultiRow, multi_row
 
 __all__ = ["Kind", "Statement", "delete_all", "delete_row", "insert_row", "update_row"]
 
@@ -40,7 +42,8 @@ class Statement:
         table: whose, at the publisher.
         identity: the columns that find a row, for messages; empty: all of them.
         pick: from the vector to the parameters.
-        bulk: how many of them are made at once, where that is another way than ``executemany``.
+        bulk: how many UPDATEs or DELETEs are made at once, where that is another way than ``executemany``;
+        many: how many INSERTs are.
     """
 
     sql: str
@@ -49,10 +52,11 @@ class Statement:
     identity: tuple[str, ...]
     pick: Callable[[Sequence[object]], Any]
     bulk: Bulk | None = None
+    many: MultiRow | None = None
 
 
 def _compiled(
-    statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, *, identity: Sequence[str] = (), many: Bulk | None = None
+    statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, *, identity: Sequence[str] = (), bulk: Bulk | None = None
 ) -> Statement:
     compiled = statement.compile(dialect=dialect)
     width = len(target.columns)
@@ -63,7 +67,8 @@ def _compiled(
     names = list(compiled.positiontup or ()) if compiled.positional else list(compiled.params)
     positions = [_position(name, width) for name in names]
     pick = _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
-    return Statement(sql, kind, target.name, tuple(identity), pick, many)
+    many = multi_row(sql, len(positions), dialect) if kind == "INSERT" else None
+    return Statement(sql, kind, target.name, tuple(identity), pick, bulk, many)
 
 
 def _position(name: str, width: int) -> int:
@@ -158,7 +163,7 @@ def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nu
     statement = update(target.table).values(values)
     if target.key is not None:
         return _compiled(
-            statement.where(_key(target)), "UPDATE", target, dialect, identity=_identity(target), many=bulk(target, dialect, changed)
+            statement.where(_key(target)), "UPDATE", target, dialect, identity=_identity(target), bulk=bulk_of(target, dialect, changed)
         )
     return _compiled(_one_row(statement, target, dialect, nulls), "UPDATE", target, dialect)
 
@@ -168,7 +173,7 @@ def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> 
     statement = delete(target.table)
     if target.key is not None:
         return _compiled(
-            statement.where(_key(target)), "DELETE", target, dialect, identity=_identity(target), many=bulk(target, dialect, None)
+            statement.where(_key(target)), "DELETE", target, dialect, identity=_identity(target), bulk=bulk_of(target, dialect, None)
         )
     return _compiled(_one_row(statement, target, dialect, nulls), "DELETE", target, dialect)
 

@@ -22,7 +22,7 @@ def _groups(*changes: tuple[Statement, tuple[int, ...]]) -> list[tuple[str, list
     for number, (statement, keys) in enumerate(changes):
         batching.add(Operation(statement, [number], keys))
     assert batching.count == len(changes)
-    found = [(group.statement.sql, [row[0] for row in group.rows]) for group in batching.take()]
+    found = [(group.statement.sql, [vector[0] for vector in group.vectors]) for group in batching.take()]
     assert batching.count == 0
     assert batching.take() == []
     return found
