@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
@@ -33,6 +33,7 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
+from subscriber.sinks.spark.foreign import require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
@@ -150,6 +151,7 @@ class Applier:
         seen = (tables, _left(lake))
         if cut is not None and not manifests and position <= cut.lsn and seen == self._seen:
             return None
+        self._require_ours(lake, tables, cut)
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
@@ -162,6 +164,8 @@ class Applier:
         if waiting:
             self._apply(waiting)
             self._storage.remove_directory(_ROUND)
+            # MERGE INTO may have gone on from what somebody committed meanwhile
+            self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
             write_cut(self._storage, published)
@@ -194,11 +198,18 @@ class Applier:
                 _log.info("removed %d files that nobody needs any more", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
+    def _require_ours(self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None) -> None:
+        for name, table in tables.items():
+            known = cut.tables.get(name) if cut is not None else None
+            delta = self._delta(name, table)
+            if known is not None and known.path == delta.directory and delta.is_there:
+                require_ours(self._storage, delta, known.version, f"subscriber-{lake.target_identifier}-{table.id}-")
+
     # --- what waits
 
     def _manifests(self, cut: Cut | None) -> list[Manifest]:
         found = read_manifests(self._storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
-        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None and cut.landed else None)
+        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None else INVALID_LSN)
         check_files(self._storage, LANDING, found)
         return found
 

@@ -45,7 +45,7 @@ from subscriber.sinks.spark.landing import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.status import read_counters, write_status
+from subscriber.sinks.spark.status import read_landed_counters, write_status
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import OID, require_name
 from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
@@ -155,9 +155,10 @@ class SparkSink:
             async with self._catalog:
                 lake = self._require_ours(await unhurried(lambda: self._found_or_made(storage, name)), name)
                 self._lake = lake
-            self._counted = await unhurried(lambda: read_counters(storage))
+            self._counted = await unhurried(lambda: read_landed_counters(storage))
             position = lake.position
-            zone = LandingZone(storage, LANDING, position.lsn if position is not None else INVALID_LSN)
+            # its chain begins with nothing: so the applier sees whether the first one is there
+            zone = LandingZone(storage, LANDING)
             await unhurried(zone.recover)
         except BaseException:
             self._lock.give_back()
