@@ -190,7 +190,7 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
-        log.compact(cut, 0 if now else self._settings.log_files)
+        log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # the cut that is published has the newest versions: whatever they have is no file of these
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
@@ -204,6 +204,10 @@ class Applier:
             delta = self._delta(name, table)
             if known is not None and known.path == delta.directory and delta.is_there:
                 require_ours(self._storage, delta, known.version, f"subscriber-{lake.target_identifier}-{table.id}-")
+
+    def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
+        """Whether the table has what this copy of it had, or was never copied and has something."""
+        return self._delta(name, table).applied(_application(lake, table)) is not None
 
     # --- what waits
 
@@ -334,8 +338,13 @@ class Applier:
 
 def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
     """Tables that were removed, and what was landed for them before still has to be applied; up to where."""
-    known = [*lake.state.removed.items(), *lake.state.tables.items()]
-    return [(name, table, table.until) for name, table in known if table.until is not None]
+    found: list[tuple[TableName, LakeTable, Lsn]] = []
+    for name, table in lake.state.removed.items():
+        now = lake.state.tables.get(name)
+        # a copy that was begun will replace all of it
+        if table.until is not None and (now is None or now.generation == table.generation):
+            found.append((name, table, table.until))
+    return found
 
 
 def _first_key(schema: TableSchema) -> str | None:

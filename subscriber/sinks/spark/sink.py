@@ -289,15 +289,18 @@ class SparkSink:
         async with self._catalog:
             state = self._known.state
             was = state.removed.get(table)
-            copied = entry.state is TableState.INIT
             next_id = state.next_id
-            # a copy that was begun and did not finish leaves nothing to go on with
-            if was is not None and (copied or not was.generation or was.entry.state not in _UNFINISHED):
-                added = replace(was, entry=entry, until=was.until if copied else None)
+            removed = {name: known for name, known in state.removed.items() if name != table}
+            if was is not None and entry.state is TableState.INIT:
+                # until it is copied, what was landed before is the former one's
+                removed[table] = was
+                added = LakeTable(id=was.id, entry=entry, generation=was.generation, added=position)
+            elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
+                added = replace(was, entry=entry, until=None)
             else:
+                # never there, or its copy was begun and did not finish
                 added = LakeTable(id=next_id, entry=entry, added=position)
                 next_id += 1
-            removed = {name: known for name, known in state.removed.items() if name != table}
             await unhurried(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
 
     async def remove_table(self, table: TableName) -> None:
@@ -309,8 +312,12 @@ class SparkSink:
             known = state.tables.get(table)
             if known is None:
                 return
-            until = known.until if known.entry.state in _UNFINISHED else max(opened.lander.position, known.entry.lsn or INVALID_LSN)
-            removed = {**state.removed, table: replace(known, position=None, until=until)}
+            was = state.removed.get(table)
+            if known.entry.state not in _UNFINISHED:
+                was = replace(known, position=None, until=max(opened.lander.position, known.entry.lsn or INVALID_LSN))
+            elif was is None or was.generation != known.generation:
+                was = replace(known, position=None)
+            removed = {**state.removed, table: was}
             rest = {name: other for name, other in state.tables.items() if name != table}
             await unhurried(lambda: self._known.change(tables=rest, removed=removed))
 
