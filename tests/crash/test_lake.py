@@ -202,14 +202,15 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
     cut = await asyncio.to_thread(apply_all, lake)
     assert await asyncio.to_thread(check_cut, lake, cut)
     assert_same(lake, cut, publisher, [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)])
-    await asyncio.to_thread(_tidy, lake)
+    await asyncio.to_thread(tidy, lake)
     await asyncio.to_thread(check_logs, lake, cut)
     await asyncio.to_thread(check_files, lake)
     print(f"{KILLS} kills, {transfers.count} transfers, {load.report.transactions} transactions, {dict(met)}")
     assert met["checked"] >= KILLS // 2
 
 
-def _tidy(lake: Path) -> None:
+def tidy(lake: Path) -> None:
+    """All that is applied becomes change log."""
     from subscriber.sinks.spark.applier import Applier
     from subscriber.sinks.spark.engines import LocalEngine
 

@@ -15,7 +15,7 @@ import pytest
 
 from subscriber.abc import TableName
 from tests.crash.process import QUICK
-from tests.crash.test_lake import Program
+from tests.crash.test_lake import Program, tidy
 from tests.database import Database
 from tests.integration.lakes import apply_all, assert_same
 
@@ -99,11 +99,3 @@ async def test_memory_is_flat_while_nobody_applies_and_the_backlog_goes(publishe
         )
     finally:
         subscriber.end()
-
-
-def tidy(lake: Path) -> None:
-    from subscriber.sinks.spark.applier import Applier
-    from subscriber.sinks.spark.engines import LocalEngine
-    from tests.integration.lakes import storage
-
-    Applier(storage(lake), LocalEngine(storage(lake))).tidy(now=True)

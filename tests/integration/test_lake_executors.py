@@ -17,7 +17,8 @@ import pytest
 from deltalake import DeltaTable
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber import ConfigurationError, Settings, Subscription, TableName, Until
+from subscriber import ConfigurationError, Subscription, TableName, Until
+from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import ApplierSettings
 from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
@@ -49,9 +50,26 @@ def passfile_of(publisher: Database, directory: Path) -> Path:
     return passfile
 
 
-def by_executors(publisher: Database, directory: Path, settings: Settings = IN_PARTS) -> Subscription:
+class Told(Quiet):
+    """What a progress bar would show."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def advanced(self, table: TableName, rows: int) -> None:
+        self.rows.append(rows)
+
+
+def by_executors(publisher: Database, directory: Path, progress: CopyProgress | None = None) -> Subscription:
     parameters = f"?copy=executors&batch_delay=50ms&copy_connection={quote(f'passfile={passfile_of(publisher, directory)}')}"
-    return subscription(publisher, directory / "lake", parameters=parameters, settings=settings)
+    return Subscription(
+        f"lake_{publisher.name}",
+        connection=publisher.conninfo(),
+        publications=["pub"],
+        target=f"spark://{directory / 'lake'}{parameters}",
+        settings=IN_PARTS,
+        progress=progress,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +177,8 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
         first.set()
         return numbers[:1]
 
-    running = asyncio.create_task(by_executors(publisher_db, tmp_path).run(Until()))
+    told = Told()
+    running = asyncio.create_task(by_executors(publisher_db, tmp_path, told).run(Until()))
     async with copier(lake, Watched(lake, only_the_first)):
         assert await asyncio.to_thread(first.wait, 30)
         done = lake / "copy/1-1/done-000000.json"
@@ -176,6 +195,8 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
         await running
     assert len(all_parts) > 3
     assert rest == all_parts[1:]
+    assert len(told.rows) == len(all_parts)
+    assert sum(told.rows) == 5000
     cut = await applied(lake)
     assert before < files_of(lake, cut)
     assert_same(lake, cut, publisher_db, [T])

@@ -111,9 +111,9 @@ async def test_life(publisher18_db: Database, lake: Path) -> None:
         await create(publisher, lake)
     target = f"spark://{lake}"
     async with launched(lake):
+        await landed(lake, publisher)
         with pytest.raises(SubscriptionInUse, match="launcher of this target"):
             await Launcher(target, settings=QUICK).run()
-        await landed(lake, publisher)
         publisher.execute("INSERT INTO t VALUES (2, 'b'); INSERT INTO u VALUES (1, 'u')")
         async with alter_subscription(name, target=target, settings=QUICK) as subscription:
             await subscription.add_publications(["more"])
@@ -291,5 +291,6 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
         assert f"  applier       not running, published {cut.lsn}, 1 batches, " in text.output
         cut = await applied(lake)
         found = await until(lake, lambda found: not found["applier"]["waiting_batches"])
+        assert found["stats_reset"] is None
         assert Lsn.parse(found["applier"]["published_lsn"]) >= cut.lsn
     await drop_subscription(name, target=target, settings=QUICK)

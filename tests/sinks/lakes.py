@@ -68,7 +68,7 @@ class LakeTarget:
 
     def _left(self, lake: Lake, name: TableName) -> Path | None:
         """A table that is not of the cut has the rows that it had."""
-        known = {**lake.state.removed, **lake.state.tables}.get(name)
+        known = lake.state.removed.get(name)
         if known is None or known.until is None:
             return None
         directory = self._path / table_directory("tables", name, known.id)

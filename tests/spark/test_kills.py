@@ -25,7 +25,7 @@ from subscriber.sinks.spark.lake import Lake
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.scenario import let_slots_be_created, let_small_transactions_stream
-from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs
+from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs, tidy
 from tests.database import Database
 from tests.integration.lakes import apply_all, assert_same, storage
 from tests.spark import programs
@@ -152,6 +152,7 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
     cut = await asyncio.to_thread(apply_all, lake)
     assert await asyncio.to_thread(check_cut, lake, cut)
     await asyncio.to_thread(assert_same, lake, cut, publisher, NAMES)
+    await asyncio.to_thread(tidy, lake)
     await asyncio.to_thread(check_logs, lake, cut)
     await asyncio.to_thread(check_files, lake)
     print(f"{dict(met)}, {transfers.count} transfers, {load.report.transactions} transactions, {reader.reads} cuts read")

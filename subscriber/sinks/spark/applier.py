@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
@@ -33,6 +33,7 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
+from subscriber.sinks.spark.foreign import require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
@@ -150,6 +151,7 @@ class Applier:
         seen = (tables, _left(lake))
         if cut is not None and not manifests and position <= cut.lsn and seen == self._seen:
             return None
+        self._require_ours(lake, tables, cut)
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
@@ -162,6 +164,8 @@ class Applier:
         if waiting:
             self._apply(waiting)
             self._storage.remove_directory(_ROUND)
+            # MERGE INTO may have gone on from what somebody committed meanwhile
+            self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
             write_cut(self._storage, published)
@@ -186,7 +190,7 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
-        log.compact(cut, 0 if now else self._settings.log_files)
+        log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # the cut that is published has the newest versions: whatever they have is no file of these
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
@@ -194,11 +198,22 @@ class Applier:
                 _log.info("removed %d files that nobody needs any more", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
+    def _require_ours(self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None) -> None:
+        for name, table in tables.items():
+            known = cut.tables.get(name) if cut is not None else None
+            delta = self._delta(name, table)
+            if known is not None and known.path == delta.directory and delta.is_there:
+                require_ours(self._storage, delta, known.version, f"subscriber-{lake.target_identifier}-{table.id}-")
+
+    def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
+        """Whether the table has what this copy of it had, or was never copied and has something."""
+        return self._delta(name, table).applied(_application(lake, table)) is not None
+
     # --- what waits
 
     def _manifests(self, cut: Cut | None) -> list[Manifest]:
         found = read_manifests(self._storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
-        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None and cut.landed else None)
+        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None else INVALID_LSN)
         check_files(self._storage, LANDING, found)
         return found
 
@@ -323,8 +338,13 @@ class Applier:
 
 def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
     """Tables that were removed, and what was landed for them before still has to be applied; up to where."""
-    known = [*lake.state.removed.items(), *lake.state.tables.items()]
-    return [(name, table, table.until) for name, table in known if table.until is not None]
+    found: list[tuple[TableName, LakeTable, Lsn]] = []
+    for name, table in lake.state.removed.items():
+        now = lake.state.tables.get(name)
+        # a copy that was begun will replace all of it
+        if table.until is not None and (now is None or now.generation == table.generation):
+            found.append((name, table, table.until))
+    return found
 
 
 def _first_key(schema: TableSchema) -> str | None:

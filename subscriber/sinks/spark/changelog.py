@@ -9,7 +9,7 @@ The last manifest always stays: it is where the chain goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import uuid4
 
@@ -52,25 +52,32 @@ class ChangeLog:
         self._logs = logs
         self._target_rows = target_rows
 
-    def compact(self, cut: Cut, enough: int) -> None:
+    def compact(self, cut: Cut, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> None:
         """Append what the cut has and the logs have not, if more than ``enough`` files wait; then remove what is no longer needed.
+
+        Args:
+            cut: that is published.
+            enough: how many.
+            is_applied: whether a table has its copy: one of the same name in the cut may be what it was before it was copied anew.
 
         Raises:
             TargetError: the log cannot be written; nothing is removed.
         """
         manifests = [manifest for manifest in read_manifests(self._storage, LANDING) if manifest.end <= cut.landed]
         waiting = sum(len(manifest.files) for manifest in manifests)
-        known = {**self._lake.state.removed, **self._lake.state.tables}
-        tables = {name: table for name, table in known.items() if name in cut.tables or table.until is not None}
-        copies = [
-            table
-            for name, table in tables.items()
-            if name in cut.tables and table.generation and self._storage.files(copy_directory(table))
-        ]
+        state = self._lake.state
+        tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}
+        copies = [table for table in tables.values() if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
             return
+        for name, table in state.removed.items():
+            if table.until is not None:
+                theirs = [manifest for manifest in manifests if manifest.end <= table.until]
+                self._append(name, table, theirs, min(cut.landed, table.until))
         for name, table in tables.items():
-            self._append(name, table, manifests, cut.landed)
+            before = state.removed.get(name)
+            since = (before.until or INVALID_LSN) if before is not None else INVALID_LSN
+            self._append(name, table, [manifest for manifest in manifests if manifest.end > since], cut.landed)
         for table in copies:
             self._storage.remove_directory(copy_directory(table))
         removable = manifests[:-1] if manifests else []

@@ -108,6 +108,16 @@ class LakeDelta:
         actions = pa.table(self._there.get_add_actions(flatten=True))
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
 
+    def files_at(self, version: int) -> list[str]:
+        """Paths of the files that it had at a version.
+
+        Raises:
+            TargetError: the log does not reach so far back.
+        """
+        with self._translated():
+            actions = pa.table(DeltaTable(self.uri, version=version).get_add_actions(flatten=True))
+        return list(actions["path"].to_pylist())
+
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
         """Each file with the least and greatest value of integer columns, by its statistics; files of ours always have them."""
         actions = pa.table(self._there.get_add_actions(flatten=True))

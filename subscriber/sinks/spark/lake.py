@@ -46,7 +46,7 @@ class LakeTable:
         generation: grows with every copy that is begun.
         added: the subscription's position when it was added: a table that is not copied begins there.
         position: its own, while it is synchronized.
-        until: it was removed there: what was landed for it before still is its. Set until it is copied anew, or ready again.
+        until: of one that was removed: what was landed for it before still is its.
     """
 
     id: int
@@ -59,7 +59,7 @@ class LakeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
-    """Content of ``catalog.json``. ``removed``: tables that are no longer of the subscription, and may come back."""
+    """Content of ``catalog.json``. ``removed``: tables that are no longer of the subscription, or will be copied anew."""
 
     slot_name: str | None = None
     publications: tuple[str, ...] = ()

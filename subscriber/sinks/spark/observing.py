@@ -17,15 +17,12 @@ from subscriber.sinks.spark.lander import unhurried
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.lock import is_held
 from subscriber.sinks.spark.manifest import read_manifests
-from subscriber.sinks.spark.status import ERROR, STATUS, read_counters, read_quietly
+from subscriber.sinks.spark.status import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import defined, locks
 
 __all__ = ["observe"]
 
-_APPLIER: Final = "applier.json"
-"""The applier's own, as ``status.json`` is the subscriber's."""
-_APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
 _LSNS: Final = ("received", "latest_end", "applied", "flushed")
 _EPOCH_OFFSET: Final = 946_684_800
 """Seconds from 1970 to 2000."""
@@ -52,10 +49,10 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     writer, _ = locks(storage)
     status = read_quietly(storage, STATUS)
     error = read_quietly(storage, ERROR)
-    applier = read_quietly(storage, _APPLIER)
+    applier = read_quietly(storage, APPLIER)
     running = is_held(writer)
     workers = {found.table: found for found in map(_activity, status.get("workers", []))} if running else {}
-    counted = {name: int(applier.get("counters", {}).get(name, 0)) for name in _APPLIER_COUNTERS}
+    reset = read_quietly(storage, RESET)
     return [
         Observation(
             definition=defined(storage, lake),
@@ -65,7 +62,8 @@ def _observe(storage: Storage) -> Sequence[Observation]:
                 TableObservation(table=name, entry=table.entry, worker=workers.get(name))
                 for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
             ),
-            counters={**read_counters(storage), **counted},
+            counters={name: max(count - int(reset.get("counters", {}).get(name, 0)), 0) for name, count in read_counters(storage).items()},
+            stats_reset=_time(reset.get("stats_reset")),
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
             applier=_applier(storage, applier),

@@ -76,7 +76,7 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         opened = DeltaTable(delta.uri, version=where.version)
     except DeltaError as error:
         raise TargetError(
-            f'table "{table}" has no version {where.version} any more', hint="read a newer cut, or vacuum later (grace_hours)"
+            f'table "{table}" has no version {where.version} any more', hint="read a newer cut: its log is gone"
         ) from error
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)

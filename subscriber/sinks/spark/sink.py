@@ -45,7 +45,7 @@ from subscriber.sinks.spark.landing import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.status import read_counters, write_status
+from subscriber.sinks.spark.status import read_landed_counters, write_status
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import OID, require_name
 from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
@@ -155,9 +155,10 @@ class SparkSink:
             async with self._catalog:
                 lake = self._require_ours(await unhurried(lambda: self._found_or_made(storage, name)), name)
                 self._lake = lake
-            self._counted = await unhurried(lambda: read_counters(storage))
+            self._counted = await unhurried(lambda: read_landed_counters(storage))
             position = lake.position
-            zone = LandingZone(storage, LANDING, position.lsn if position is not None else INVALID_LSN)
+            # its chain begins with nothing: so the applier sees whether the first one is there
+            zone = LandingZone(storage, LANDING)
             await unhurried(zone.recover)
         except BaseException:
             self._lock.give_back()
@@ -288,15 +289,18 @@ class SparkSink:
         async with self._catalog:
             state = self._known.state
             was = state.removed.get(table)
-            copied = entry.state is TableState.INIT
             next_id = state.next_id
-            # a copy that was begun and did not finish leaves nothing to go on with
-            if was is not None and (copied or not was.generation or was.entry.state not in _UNFINISHED):
-                added = replace(was, entry=entry, until=was.until if copied else None)
+            removed = {name: known for name, known in state.removed.items() if name != table}
+            if was is not None and entry.state is TableState.INIT:
+                # until it is copied, what was landed before is the former one's
+                removed[table] = was
+                added = LakeTable(id=was.id, entry=entry, generation=was.generation, added=position)
+            elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
+                added = replace(was, entry=entry, until=None)
             else:
+                # never there, or its copy was begun and did not finish
                 added = LakeTable(id=next_id, entry=entry, added=position)
                 next_id += 1
-            removed = {name: known for name, known in state.removed.items() if name != table}
             await unhurried(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
 
     async def remove_table(self, table: TableName) -> None:
@@ -308,8 +312,12 @@ class SparkSink:
             known = state.tables.get(table)
             if known is None:
                 return
-            until = known.until if known.entry.state in _UNFINISHED else max(opened.lander.position, known.entry.lsn or INVALID_LSN)
-            removed = {**state.removed, table: replace(known, position=None, until=until)}
+            was = state.removed.get(table)
+            if known.entry.state not in _UNFINISHED:
+                was = replace(known, position=None, until=max(opened.lander.position, known.entry.lsn or INVALID_LSN))
+            elif was is None or was.generation != known.generation:
+                was = replace(known, position=None)
+            removed = {**state.removed, table: was}
             rest = {name: other for name, other in state.tables.items() if name != table}
             await unhurried(lambda: self._known.change(tables=rest, removed=removed))
 

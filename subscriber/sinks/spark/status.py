@@ -18,13 +18,31 @@ from subscriber.errors import TargetError
 from subscriber.sinks.spark.manifest import read_document, write_document
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["COUNTERS", "ERROR", "STATUS", "read_counters", "read_quietly", "write_error", "write_status"]
+__all__ = [
+    "APPLIER",
+    "COUNTERS",
+    "ERROR",
+    "RESET",
+    "STATUS",
+    "read_counters",
+    "read_landed_counters",
+    "read_quietly",
+    "write_error",
+    "write_reset",
+    "write_status",
+]
 
 STATUS: Final = "status.json"
 ERROR: Final = "error.json"
+APPLIER: Final = "applier.json"
+"""The applier's own."""
+RESET: Final = "reset.json"
+"""What the counters were when they were last set to zero: they only ever grow, for who writes them writes them often."""
 
 COUNTERS: Final = ("apply_error_count", "sync_error_count")
-"""Of pg_stat_subscription_stats, those that landing can have. Changes that find no row are counted by the applier."""
+"""Of pg_stat_subscription_stats, those that landing can have."""
+_APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
+"""Changes that find no row are counted by the applier."""
 
 
 def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
@@ -42,7 +60,13 @@ def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def read_counters(storage: Storage) -> dict[str, int]:
-    """What was counted until now."""
+    """What subscriber and applier have counted since the lake was made."""
+    told = read_quietly(storage, APPLIER).get("counters", {})
+    return {**read_landed_counters(storage), **{name: int(told.get(name, 0)) for name in _APPLIER_COUNTERS}}
+
+
+def read_landed_counters(storage: Storage) -> dict[str, int]:
+    """What subscribers have."""
     found = read_quietly(storage, STATUS).get("counters", {})
     return {name: int(found.get(name, 0)) for name in COUNTERS}
 
@@ -54,6 +78,15 @@ def write_error(storage: Storage, text: str) -> None:
         TargetError: it cannot be written.
     """
     write_document(storage, ERROR, {"last_error": text, "last_error_time": time.time()}, durable=False)
+
+
+def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:
+    """From now on these counts are none.
+
+    Raises:
+        TargetError: it cannot be written.
+    """
+    write_document(storage, RESET, {"counters": dict(counters), "stats_reset": time.time()}, durable=False)
 
 
 def write_status(

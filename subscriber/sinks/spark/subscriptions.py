@@ -38,7 +38,7 @@ from subscriber.sinks.spark.lake import CATALOG, IDENTITY, LANDING, POSITION, La
 from subscriber.sinks.spark.lander import unhurried
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.lock import FileLock, is_held
-from subscriber.sinks.spark.status import ERROR, STATUS, write_error
+from subscriber.sinks.spark.status import ERROR, RESET, STATUS, read_counters, write_error, write_reset
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.twophase import PreparedFiles
 
@@ -285,7 +285,7 @@ class LakeCatalog:
     def _remove(self, lake: Lake) -> None:
         storage = self._storage
         storage.remove_directory("prepared")
-        documents = [DEFINITION, STATUS, ERROR]
+        documents = [DEFINITION, STATUS, ERROR, RESET]
         if not any(storage.files(LANDING)) and not storage.entries("copy") and read_cut(storage) is None:
             storage.delete([IDENTITY])
             storage.remove_directory(LANDING)
@@ -305,6 +305,15 @@ class LakeCatalog:
         """
         if await self._find() is not None:
             await unhurried(lambda: write_error(self._storage, text))
+
+    async def reset_statistics(self, name: str) -> None:
+        """Set the counters to zero.
+
+        Raises:
+            TargetError: it does not exist.
+        """
+        await self._found(name)
+        await unhurried(lambda: write_reset(self._storage, read_counters(self._storage)))
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """The publisher's names of those that wait here.

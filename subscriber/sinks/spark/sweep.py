@@ -49,9 +49,14 @@ def sweep(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours
 
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
     """Copies that were begun anew since: of an earlier generation. What is not known yet may be a table that was just added."""
-    generations = {str(table.id): table.generation for table in known}
+    kept = {copy_directory(table) for table in known}
+    newest: dict[str, int] = {}
+    for table in known:
+        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
     old = [
-        name for name in storage.entries("copy") if (match := _DIRECTORY.fullmatch(name)) and int(match[2]) < generations.get(match[1], 0)
+        name
+        for name in storage.entries("copy")
+        if (match := _DIRECTORY.fullmatch(name)) and f"copy/{name}" not in kept and int(match[2]) < newest.get(match[1], 0)
     ]
     for name in old:
         storage.remove_directory(f"copy/{name}")

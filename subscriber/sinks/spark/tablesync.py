@@ -133,7 +133,7 @@ class SparkTableSink:
         if table.entry.state is not TableState.INIT:
             raise TargetError(f'table "{self._table}" has a copy already, or one that is under way', hint="report this")
         generation = table.generation + 1
-        await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None, until=None)
+        await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
         self._files, self._schema, self._numbers, self._done = [], None, itertools.count(), None
         storage, directory = self._lake().storage, self._directory
         await unhurried(lambda: storage.make_directory(directory))

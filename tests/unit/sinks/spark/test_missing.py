@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
@@ -19,6 +20,16 @@ from tests.unit.sinks.spark.test_applier import all_rounds, applier
 
 _KEYED = Relation(5, "public", "t", "d", (Column("id", 23, -1, True), Column("big", 25, -1, False), Column("v", 23, -1, False)))
 _FULL = Relation(6, "public", "f", "f", (Column("a", 23, -1, True), Column("b", 25, -1, True)))
+_PUBLISHED = PublishedTable(
+    name=TableName("public", "t"),
+    relation_id=5,
+    kind="r",
+    columns=("id", "big", "v"),
+    key_columns=("id",),
+    replica_identity="d",
+    column_types=(23, 25, 23),
+    column_modifiers=(-1, -1, -1),
+)
 _KEYS = 12
 
 
@@ -128,3 +139,39 @@ async def test_a_table_that_is_removed_and_comes_back_keeps_its_rows(tmp_path: P
     assert _keyed_rows(tmp_path) == {(1, "a", 7), (2, "b", 2)}
     log = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table(columns=["_lsn", "_op"]).to_pylist()
     assert sorted((item["_lsn"], item["_op"]) for item in log) == [(200, "i"), (300, "i"), (300, "u")]
+
+
+async def test_a_table_that_comes_back_with_a_copy_is_that_and_its_log_is_whole(tmp_path: Path) -> None:
+    name = TableName("public", "t")
+    sink = await begun(make(tmp_path))
+    work: Applier = applier(tmp_path)
+    await sink.apply(batch(transaction(200, _KEYED, Insert(5, row("1", "a", "1")))))
+    await sink.advance(Lsn(200))
+    all_rounds(work)
+    work.tidy(now=True)
+    await sink.apply(batch(transaction(300, Insert(5, row("2", "a", "1")))))
+    await sink.remove_table(name)
+    await sink.add_table(name, TableEntry(TableState.INIT))
+    copying = sink.open_table(name)
+    await copying.begin()
+    await copying.start_copy()
+    work.tidy(now=True)  # the cut that is published has the table as it was
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"7\tcopied\t7\n"
+
+    await copying.describe(_PUBLISHED)
+    await copying.copy(["id", "big", "v"], CopyFormat.TEXT, lines())
+    assert name not in all_rounds(work).tables
+    work.tidy(now=True)
+    await copying.finish_copy(Position("sync", "7", 1, Lsn(400)))
+    await copying.finish_sync(Lsn(400))
+    await copying.close()
+    await sink.apply(batch(transaction(500, _KEYED, Insert(5, row("8", "b", "8")))))
+    await sink.close()
+    assert name in all_rounds(work).tables
+    for _ in range(2):
+        work.tidy(now=True)
+    assert _keyed_rows(tmp_path) == {(7, "copied", 7), (8, "b", 8)}
+    log = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table(columns=["_lsn", "_op", "id"]).to_pylist()
+    assert sorted((item["_lsn"], item["_op"], item["id"]) for item in log) == [(200, "i", 1), (300, "i", 2), (400, "c", 7), (500, "i", 8)]

@@ -1,0 +1,175 @@
+"""Lakes beside what a Spark user writes today: ``make bench SINK=spark ROWS=1000000``. Needs Spark, and Maven for Delta's jar and JDBC's.
+
+Measured, each three times in turns, medians given:
+
+* landing: a subscription into a lake beside ``pg_recvlogical`` into ``/dev/null``;
+* the initial copy, until it can be read: by executors (``copy=executors``) and by the subscriber, beside Spark's JDBC reader with four
+  partitions;
+* bulk: changes a second of a backlog, of the engines ``local``, ``rewrite`` and ``merge``, beside a Structured Streaming query with
+  ``foreachBatch`` and MERGE INTO (``script.py``);
+* freshness: from when a batch of 1,000 changes is there to when it can be read, one every 0.5 s, with ROWS and four times as many rows.
+
+Each contender has a process and a Spark session of its own (``local[2]``), is given the same changes, and rests while others are measured.
+In the end all must hold the same rows. Changes are of recent keys, as those of orders or events are; with random keys all that rewrite
+files rewrite them all (docs/spark.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from psycopg.conninfo import conninfo_to_dict
+
+from subscriber.sinks.spark.session import DELTA_CONF, spark_session
+from tests.benchmark.spark.contender import CONF
+from tests.benchmark.spark.publisher import copy_by_jdbc, copy_by_us, landed, publisher
+
+ROUNDS: Final = 3
+SCRIPT: Final = "script"
+JDBC: Final = "org.postgresql:postgresql:42.7.7"
+BATCHES, SIZE = 40, 5_000
+TICKS, TICK_SIZE = 20, 1_000
+LAND_ROWS, LAND_SIZE = 100_000, 10
+GOALS: Final = {"bulk": 3.0, "freshness": 3.0, "copy": 1.5}
+
+
+class Process:
+    """A contender."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        directory.mkdir()
+        self._log = (directory / "log").open("wb")
+        command = [sys.executable, "-m", "tests.benchmark.spark.contender", name, str(directory)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        self._answer()
+
+    def ask(self, *command: object) -> Any:
+        """Its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("="):
+                return json.loads(line[1:])
+        raise SystemExit(f"{self.name} ended: {Path(self._log.name).read_text()[-3000:]}")
+
+    def end(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._log.close()
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _verdict(kind: str, times: float) -> str:
+    return f"{times:.1f} times (to reach: {GOALS[kind]:g}: {'reached' if times >= GOALS[kind] else 'missed'})"
+
+
+def _in_turns(names: Sequence[str], measure: Callable[[str, int], float]) -> dict[str, float]:
+    """Medians by name."""
+    order, found = list(names), {name: list[float]() for name in names}
+    for number in range(ROUNDS):
+        for name in order:
+            found[name].append(measure(name, number))
+        order.append(order.pop(0))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def with_publisher(rows: int, directory: Path) -> None:
+    """Landing, and the initial copy."""
+    packages = ",".join([DELTA_CONF["spark.jars.packages"], JDBC])
+    with publisher(rows) as database:
+        # executors have no password but their own
+        os.environ["PGPASSWORD"] = str(conninfo_to_dict(database.conninfo()).get("password", ""))
+        spark = spark_session("local[2]", {**CONF, **DELTA_CONF, "spark.jars.packages": packages})
+        kinds: dict[str, Callable[[int], float]] = {
+            "jdbc": lambda number: copy_by_jdbc(spark, database, directory, number, rows),
+            "executors": lambda number: copy_by_us(spark, database, directory, number, executors=True),
+            "subscriber": lambda number: copy_by_us(spark, database, directory, number, executors=False),
+        }
+        for copy in kinds.values():
+            copy(99)  # the first job of its kind
+        medians = _in_turns(list(kinds), lambda name, number: kinds[name](number))
+        spark.stop()
+        _tell(f"initial copy of {rows:,} rows: " + ", ".join(f"{name} {found:.2f} s" for name, found in medians.items()))
+        _tell("  executors against JDBC: " + _verdict("copy", medians["jdbc"] / medians["executors"]))
+        measured = landed(database, directory, rows + 1)
+        pairs = [measured.measure(LAND_ROWS, LAND_SIZE) for _ in range(ROUNDS)]
+        limit, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
+        _tell(
+            f"landing {LAND_ROWS:,} rows in transactions of {LAND_SIZE}: {LAND_ROWS / ours:,.0f} rows/s;"
+            f" the publisher's own limit (pg_recvlogical): {LAND_ROWS / limit:,.0f} rows/s"
+        )
+
+
+def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk: bool) -> None:
+    """Bulk and freshness with so many rows."""
+    contenders = {name: Process(name, directory / f"{name}-{rows}") for name in names}
+    try:
+        for contender in contenders.values():
+            contender.ask("load", rows)
+            contender.ask("bulk", 2, SIZE)  # warm
+        if bulk:
+            seconds = _in_turns(names, lambda name, _: float(contenders[name].ask("bulk", BATCHES, SIZE)))
+            changes = BATCHES * SIZE
+            _tell(f"bulk, {changes:,} changes, {rows:,} rows:")
+            for name, found in seconds.items():
+                against = "" if name == SCRIPT else ": " + _verdict("bulk", seconds[SCRIPT] / found)
+                _tell(f"  {name:8} {changes / found:9,.0f} changes/s{against}")
+        ends: dict[str, list[float]] = {name: [] for name in names}
+
+        def fresh(name: str, _: int) -> float:
+            median, late = contenders[name].ask("fresh", TICKS, TICK_SIZE)
+            ends[name].append(late)
+            return float(median)
+
+        medians = _in_turns(names, fresh)
+        _tell(f"freshness, {TICK_SIZE:,} changes every 0.5 s, {rows:,} rows (median, 95 %):")
+        for name, found in medians.items():
+            against = "" if name == SCRIPT else ": " + _verdict("freshness", medians[SCRIPT] / found)
+            _tell(f"  {name:8} {found:6.2f} s, {statistics.median(ends[name]):6.2f} s{against}")
+        sums = {name: contender.ask("sums") for name, contender in contenders.items()}
+        assert len({json.dumps(found) for found in sums.values()}) == 1, sums
+        _tell("  all hold the same rows")
+    finally:
+        for contender in contenders.values():
+            contender.end()
+
+
+def main() -> None:
+    """Run it."""
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    names = sys.argv[2].split(",") if len(sys.argv) > 2 else [SCRIPT, "rewrite", "merge", "local"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="bench-") as place:
+        directory = Path(place)
+        with_publisher(rows, directory)
+        without_publisher(rows, names, directory, bulk=True)
+        without_publisher(rows * 4, [name for name in names if name in {SCRIPT, "rewrite"}], directory, bulk=False)
+    _tell(f"took {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What of a lake needs a publisher: how fast changes are landed, and how fast a table is copied, beside Spark's own JDBC reader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from subscriber import Settings, Subscription, SubscriptionOptions, Until
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.copier import Copier
+from subscriber.sinks.spark.copyjobs import SparkCopyRunner
+from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.storage import Storage
+from subscriber.testing.binaries import find_binaries
+from subscriber.testing.server import EmbeddedServer
+from tests.benchmark.spark.changes import TABLE
+from tests.database import Database, ServerAddress
+
+__all__ = ["PARTITIONS", "copy_by_jdbc", "copy_by_us", "landed", "publisher"]
+
+PARTITIONS: Final = 4
+_VERSION: Final = 18
+_WAIT: Final = 600.0
+_COLUMNS: Final = "id bigint PRIMARY KEY, name text, amount numeric(18, 2), at timestamptz, doc jsonb, flag boolean"
+_ROW: Final = (
+    "g, 'name ' || g::bigint * 7919 % 100000000, (g::bigint * 7919 % 100000000)::numeric(18, 2), timestamptz '2024-01-01' + g * interval '1 s',"
+    " jsonb_build_object('n', g, 'tag', 't' || g % 100, 'text', 'some text ' || g), g % 2 = 0"
+)
+
+
+@contextlib.contextmanager
+def publisher(rows: int) -> Iterator[Database]:
+    """A publisher with a table of so many rows."""
+    server = EmbeddedServer.create(_VERSION, settings={"logical_decoding_work_mem": "64MB", "max_wal_size": "8GB"})
+    try:
+        server.createdb("pub")
+        database = Database(ServerAddress(server.dsn(), server.version), "pub")
+        database.execute(f"CREATE TABLE t ({_COLUMNS}); CREATE PUBLICATION pub FOR TABLE t")
+        database.execute(f"INSERT INTO t SELECT {_ROW} FROM generate_series(1, {rows}) AS g")
+        database.execute("ANALYZE t")
+        database.execute("CHECKPOINT")
+        yield database
+        database.close()
+    finally:
+        server.remove()
+
+
+def _subscription(database: Database, name: str, target: str, settings: Settings | None = None, *, copy_data: bool) -> Subscription:
+    options = SubscriptionOptions(copy_data=copy_data)
+    return Subscription(name, connection=database.dsn, publications=["pub"], target=target, options=options, settings=settings)
+
+
+class Landed:
+    """Inserts of one slot after another: of a subscription's into a lake, and of ``pg_recvlogical``'s into /dev/null."""
+
+    def __init__(self, database: Database, directory: Path, first: int) -> None:
+        self._database = database
+        self._target = f"spark://{directory / 'landed'}"
+        self._next = first
+        database.execute("SELECT pg_create_logical_replication_slot('bench_limit', 'pgoutput')")
+        asyncio.run(_subscription(database, "bench_land", self._target, copy_data=False).run(Until()))
+
+    def measure(self, rows: int, size: int) -> tuple[float, float]:
+        """Write so many rows in transactions of this size; seconds that the publisher alone needs for them, and that landing does."""
+        database = self._database
+        database.execute(
+            f"DO $$ BEGIN FOR n IN 0..{rows // size - 1} LOOP INSERT INTO t SELECT {_ROW} FROM"
+            f" generate_series({self._next} + n * {size}, {self._next} + (n + 1) * {size} - 1) AS g; COMMIT; END LOOP; END $$"
+        )
+        self._next += rows
+        database.execute("SELECT pg_switch_wal()")
+        lsn = database.current_lsn()
+        limit = self._limit(lsn)
+        began = time.monotonic()
+        asyncio.run(asyncio.wait_for(_subscription(database, "bench_land", self._target, copy_data=False).run(Until(lsn)), _WAIT))
+        return limit, time.monotonic() - began
+
+    def _limit(self, lsn: Lsn) -> float:
+        program = find_binaries(_VERSION) / "pg_recvlogical"
+        command = [str(program), "--start", f"--dbname={self._database.conninfo()}", "--slot=bench_limit", "--file=/dev/null"]
+        command += [f"--endpos={lsn}", "--no-loop", "--option=proto_version=1", "--option=publication_names=pub"]
+        began = time.monotonic()
+        subprocess.run(command, check=True, timeout=_WAIT, capture_output=True)
+        return time.monotonic() - began
+
+
+def landed(database: Database, directory: Path, first: int) -> Landed:
+    """Make what :meth:`Landed.measure` measures."""
+    return Landed(database, directory, first)
+
+
+def copy_by_us(spark: Any, database: Database, directory: Path, number: int, *, executors: bool) -> float:
+    """Seconds from a subscription's start until its table can be read in a published cut."""
+    target = f"spark://{directory / f'copied-{number}-{executors}'}"
+    size = int(database.value("SELECT pg_table_size('t')"))
+    settings = Settings(copy_range_size=size // PARTITIONS + 8192)
+    location = Location.parse(f"{target}?copy=executors" if executors else target)
+    return asyncio.run(
+        _copied(spark, database, location, settings, f"bench_copy_{number}_{executors}".lower(), target, executors=executors)
+    )
+
+
+async def _copied(
+    spark: Any, database: Database, location: Location, settings: Settings, name: str, target: str, *, executors: bool
+) -> float:
+    storage = Storage.open(location)
+    stop = threading.Event()
+    # the subscriber's own copy needs no applier before its end: it is started with the lake
+    began = time.monotonic()
+    subscription = _subscription(database, name, f"{target}?copy=executors" if executors else target, settings, copy_data=True)
+    running = asyncio.create_task(subscription.run())
+    while not (Path(str(location)) / "subscriber.json").exists():
+        await asyncio.sleep(0.01)
+    applier = Applier(storage, RewriteEngine(spark, location))
+    with Copier(storage, SparkCopyRunner(spark, location), 250_000).running():
+        applying = asyncio.create_task(asyncio.to_thread(apply_forever, applier, stop))
+        async with asyncio.timeout(_WAIT):
+            while (cut := read_cut(storage)) is None or TABLE not in cut.tables:
+                assert not running.done(), running.result()
+                await asyncio.sleep(0.01)
+        seconds = time.monotonic() - began
+        subscription.stop()
+        await running
+        stop.set()
+        await applying
+    database.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    return seconds
+
+
+def copy_by_jdbc(spark: Any, database: Database, directory: Path, number: int, rows: int) -> float:
+    """Seconds of what a user writes: four ranges of the key, into a Delta table."""
+    parts = dict(part.split("=", 1) for part in database.conninfo().split())
+    url = f"jdbc:postgresql://{parts.get('host', '127.0.0.1')}:{parts.get('port', '5432')}/{database.name}"
+    began = time.monotonic()
+    options = {
+        "url": url,
+        "dbtable": "t",
+        "user": parts["user"],
+        "password": parts.get("password", ""),
+        "driver": "org.postgresql.Driver",
+        "partitionColumn": "id",
+        "lowerBound": "1",
+        "upperBound": str(rows),
+        "numPartitions": str(PARTITIONS),
+        "fetchsize": "10000",
+    }
+    spark.read.format("jdbc").options(**options).load().write.format("delta").save(str(directory / f"jdbc-{number}"))
+    return time.monotonic() - began

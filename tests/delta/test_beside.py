@@ -1,0 +1,39 @@
+"""The applier as a thread of the process that lands, on Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from subscriber.protocol.messages import Insert, Update
+from subscriber.sinks.spark.applied import read_cut
+from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import current, storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["rewrite", "merge"])
+async def test_what_is_landed_is_applied_meanwhile(tmp_path: Path, delta: SparkSession, engine: str) -> None:
+    sink = await begun(make(tmp_path, f"?batch_delay=1ms&apply={engine}"))
+    for end in (200, 300):
+        described = [RELATION] if end == 200 else []
+        await sink.apply(batch(transaction(end, *described, Insert(5, row(str(end), "a", None)))))
+        async with asyncio.timeout(200):
+            while (cut := read_cut(storage(tmp_path))) is None or cut.lsn < end:
+                await asyncio.sleep(0.05)
+    assert "applier" in {thread.name for thread in threading.enumerate()}
+    assert current(tmp_path) == [(200, "a"), (300, "a")]
+    await sink.apply(batch(transaction(400, Update(5, None, None, row("200", "b", None)))))
+    await sink.close()
+    assert "applier" not in {thread.name for thread in threading.enumerate()}
+    assert current(tmp_path) == [(200, "b"), (300, "a")]
+    # the session is not the applier's: it goes on
+    assert delta.range(3).count() == 3

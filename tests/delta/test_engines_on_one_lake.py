@@ -1,0 +1,181 @@
+"""Two engines take turns on the same tables, and the Delta jar reads what any of them wrote."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import TableName
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.engines import Engine, LocalEngine
+from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.location import Location
+from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import all_rounds, storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+
+def engine_of(name: str, spark: SparkSession, path: Path) -> Engine:
+    from subscriber.sinks.spark.merge_into import MergeEngine
+    from subscriber.sinks.spark.rewrite import RewriteEngine
+
+    location = Location(path=str(path))
+    match name:
+        case "merge":
+            return MergeEngine(spark, location, storage(path))
+        case "rewrite":
+            return RewriteEngine(spark, location)
+        case _:
+            return LocalEngine(storage(path))
+
+
+def operations(path: Path, cut: Cut, name: str) -> Counter[str]:
+    """What made the table's versions, by Delta's own names."""
+    table = cut.tables[TableName("public", name)]
+    return Counter(str(entry["operation"]) for entry in DeltaTable(str(path / table.path)).history())
+
+
+def applied_lsn(path: Path, name: str) -> int | None:
+    """What the table's newest version says that it was brought to."""
+    lake = Lake.find(storage(path))
+    assert lake is not None
+    table = lake.state.tables[TableName("public", name)]
+    opened = DeltaTable(str(path / "tables/public" / name))
+    return opened.transaction_version(f"subscriber-{lake.target_identifier}-{table.id}-{table.generation}")
+
+
+def by_the_jar(spark: SparkSession, path: Path, cut: Cut) -> dict[str, Counter[tuple[Any, ...]]]:
+    """All tables at a cut, as Spark with the Delta jar has them: every column, ``_special`` included."""
+    found = {}
+    for name, table in cut.tables.items():
+        frame = spark.read.format("delta").option("versionAsOf", table.version).load(str(path / table.path))
+        found[name.name] = Counter(tuple(map(_plain, entry)) for entry in frame.collect())
+    return found
+
+
+def by_delta_rs(path: Path, cut: Cut) -> dict[str, Counter[tuple[Any, ...]]]:
+    found = {}
+    for name, table in cut.tables.items():
+        rows = DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist()
+        found[name.name] = Counter(tuple(map(_plain, item.values())) for item in rows)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    # Spark gives moments in the process's zone, and NaN is not equal to itself
+    return str(value.replace(tzinfo=None)) if hasattr(value, "tzinfo") else repr(value) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_engines_take_turns_and_the_rows_are_the_publishers(
+    tmp_path: Path, delta: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from subscriber.sinks.spark import merge_into
+
+    if seed:  # as of large tables: Spark looks for the rows that changes touch
+        monkeypatch.setattr(merge_into, "_READ_HERE", -1)
+    delta.conf.set("spark.sql.session.timeZone", "UTC")
+    publisher = Publisher(seed)
+    dice = random.Random(seed)
+    sink = await begun(make(tmp_path), tables=NAMES)
+    cut: Cut | None = None
+    ends: set[int | None] = set()
+    for number in range(8):
+        for _ in range(dice.randrange(1, 4)):
+            await sink.apply(batch(publisher.transaction(dice.randrange(5, 40))))
+            await sink.advance(Lsn(publisher.end))
+        name = "merge" if number % 2 else dice.choice(["rewrite", "local"])
+        # a new one each time: nothing is known but what the tables say
+        work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path), ApplierSettings(target_rows=30, log_files=10))
+        cut = all_rounds(work)
+        assert cut.lsn == publisher.end
+        assert read(tmp_path, cut) == publisher.rows(), (number, name)
+        assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut), (number, name)
+        assert work.missing.updates + work.missing.deletes == 0
+        ends.add(publisher.end)
+        found = [applied_lsn(tmp_path, changed) for changed in ("keyed", "pairs", "full", "log")]
+        assert set(found) <= ends  # of the last round that had changes of it
+        assert publisher.end in found
+        work.tidy()
+    await sink.close()
+    assert cut is not None
+    assert operations(tmp_path, cut, "keyed")["MERGE"] > 0
+    assert operations(tmp_path, cut, "pairs")["MERGE"] > 0
+
+
+async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from subscriber.sinks.spark import applier as applier_module
+
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
+    await sink.advance(Lsn(200))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=30))
+    all_rounds(work)
+    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b", None)), Insert(5, row("9", "c", None)))))
+    await sink.close()
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(applier_module, "write_cut", killed)
+        with pytest.raises(Killed):
+            work.run_round()
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    version = table.version()
+    assert applied_lsn(tmp_path, "t") == 300
+    cut = all_rounds(Applier(storage(tmp_path), engine_of("merge", delta, tmp_path)))
+    assert (cut.lsn, cut.tables[TABLE].version) == (300, version)
+    assert operations(tmp_path, cut, "t")["MERGE"] == 1
+
+
+async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: Path, delta: SparkSession) -> None:
+    columns = (Column("id", 23, -1, True), Column("d", 1082, -1, True), Column("note", 23, -1, False))
+    before = Relation(5, "public", "t", "d", columns)
+    wider = Relation(5, "public", "t", "d", (*columns, Column("more", 1184, -1, False)))
+    widened = Relation(5, "public", "t", "d", (*columns[:2], Column("note", 20, -1, False), wider.columns[3]))
+    narrow = Relation(5, "public", "t", "d", (*columns[:2], wider.columns[3]))
+    sink = await begun(make(tmp_path))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=30))
+    infinite, ancient = row("1", "infinity", "1"), row("2", "0044-03-15 BC", "2")
+    steps: list[tuple[Relation, list[Any]]] = [
+        (before, [Insert(5, infinite), Insert(5, ancient), Insert(5, row("1", "2024-01-01", "3"))]),
+        (before, [Update(5, None, None, row("1", "infinity", "10")), Insert(5, row("1", "-infinity", "4"))]),
+        (wider, [Update(5, None, None, row("2", "0044-03-15 BC", "20", "1000-01-01 00:00:00+00"))]),
+        (widened, [Update(5, None, None, row("1", "2024-01-01", "5000000000", None))]),
+        (narrow, [Update(5, None, None, row("1", "-infinity", "2024-05-06 07:08:09.123456+00"))]),
+    ]
+    end = 200
+    for relation, changes in steps:
+        await sink.apply(batch(transaction(end, relation, *changes)))
+        await sink.advance(Lsn(end))
+        cut = all_rounds(work)
+        assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
+        end += 10
+    await sink.close()
+    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    found = sorted((item["id"], item["_special"] or str(item["d"]), item["note"], str(item["more"])) for item in rows)
+    assert found == [
+        (1, "2024-01-01", None, "None"),
+        (1, '{"d": "-infinity"}', None, "2024-05-06 07:08:09.123456+00:00"),
+        (1, '{"d": "infinity"}', None, "None"),
+        (2, '{"d": "0044-03-15 BC"}', None, "1000-01-01 00:00:00+00:00"),
+    ]
