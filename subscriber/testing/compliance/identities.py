@@ -30,7 +30,7 @@ async def _cannot_be_changed(feed: Feed, t: Table) -> None:
     await feed.expect(t, (3, "c"))
 
 
-@scenarios
+@scenarios.needing("given_tables")
 async def no_key(feed: Feed) -> None:
     """A table without a key at the publisher, which the target has given one."""
     await feed.create(Table("t", "*id int4", "code"))
@@ -55,7 +55,7 @@ async def nothing(feed: Feed) -> None:
     await _cannot_be_changed(feed, t)
 
 
-@scenarios
+@scenarios.needing("given_tables")
 async def only_of_other_columns(feed: Feed) -> None:
     """The publisher's identity is not the target's key."""
     await feed.create(Table("t", "*id int4", "code"))
