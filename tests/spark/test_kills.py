@@ -76,7 +76,7 @@ class Reader:
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path: Path, standalone: Cluster) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
@@ -110,6 +110,10 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
         cut = read_cut(storage(lake))
         return cut is not None and cut.lsn > lsn
 
+    def all_published() -> bool:
+        cut = read_cut(storage(lake))
+        return cut is not None and set(NAMES) <= cut.tables.keys()
+
     try:
         with transfers, reader:
             running = asyncio.create_task(load.run(enough))
@@ -119,7 +123,10 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
             await there(lambda: beyond(0))
             victims = [VICTIMS[number % len(VICTIMS)] for number in range(KILLS)]
             dice.shuffle(victims)
-            for victim in victims:
+            for number, victim in enumerate(victims):
+                if number == KILLS // 4:
+                    # these kills were amid the copies; all others are amid rounds over all tables
+                    await there(all_published, 400)
                 # chance, not synchronisation: somewhere in what it does
                 await asyncio.sleep(dice.uniform(0, 3))
                 await _kill(victim, subscriber, applier, standalone, dice, there)
@@ -127,12 +134,11 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
                 print(f"{time.strftime('%H:%M:%S')} {sum(met.values())} {victim}", flush=True)
                 cut = read_cut(storage(lake))
                 assert cut is not None
-                if set(NAMES) <= cut.tables.keys():
+                if all_published():
                     # all copied: no slot will be created any more
                     let_small_transactions_stream(publisher)
                 assert subscriber.runs(), tell()
                 await there(partial(beyond, cut.lsn))
-            await there(lambda: (cut := read_cut(storage(lake))) is not None and set(NAMES) <= cut.tables.keys())
             enough.set()
             await running
         await load.finish()
@@ -156,7 +162,7 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
     await asyncio.to_thread(check_logs, lake, cut)
     await asyncio.to_thread(check_files, lake)
     print(f"{dict(met)}, {transfers.count} transfers, {load.report.transactions} transactions, {reader.reads} cuts read")
-    assert reader.reads >= KILLS
+    assert reader.reads >= KILLS // 2
 
 
 async def _kill(

@@ -13,6 +13,7 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.copier import Copier, CopyRunner, LocalCopyRunner
 from subscriber.sinks.spark.copyjobs import SparkCopyRunner
+from subscriber.sinks.spark.delta_jar import require_delta_jar
 from subscriber.sinks.spark.engines import Engine, LocalEngine
 from subscriber.sinks.spark.jobs import end_session
 from subscriber.sinks.spark.location import Location
@@ -95,6 +96,7 @@ def _on_spark(engine: str, spark: SparkSession, location: Location, storage: Sto
             "engine merge needs a Spark session with Delta's extension, and this one has it not",
             hint="set spark.jars.packages and the two settings beside it in docs/spark.md, or use engine rewrite",
         )
+    require_delta_jar(spark)
     return MergeEngine(spark, location, storage)
 
 

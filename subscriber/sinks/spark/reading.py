@@ -75,9 +75,7 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     try:
         opened = DeltaTable(delta.uri, version=where.version)
     except DeltaError as error:
-        raise TargetError(
-            f'table "{table}" has no version {where.version} any more', hint="read a newer cut: its log is gone"
-        ) from error
+        raise TargetError(f'table "{table}" has no version {where.version} any more', hint="read a newer cut: its log is gone") from error
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))

@@ -38,7 +38,7 @@ SCRIPT: Final = "script"
 JDBC: Final = "org.postgresql:postgresql:42.7.7"
 BATCHES, SIZE = 40, 5_000
 TICKS, TICK_SIZE = 20, 1_000
-LAND_ROWS, LAND_SIZE = 100_000, 10
+LAND_ROWS, LAND_SIZE = 200_000, 10
 GOALS: Final = {"bulk": 3.0, "freshness": 3.0, "copy": 1.5}
 
 

@@ -33,7 +33,8 @@ _VERSION: Final = 18
 _WAIT: Final = 600.0
 _COLUMNS: Final = "id bigint PRIMARY KEY, name text, amount numeric(18, 2), at timestamptz, doc jsonb, flag boolean"
 _ROW: Final = (
-    "g, 'name ' || g::bigint * 7919 % 100000000, (g::bigint * 7919 % 100000000)::numeric(18, 2), timestamptz '2024-01-01' + g * interval '1 s',"
+    "g, 'name ' || g::bigint * 7919 % 100000000, (g::bigint * 7919 % 100000000)::numeric(18, 2),"
+    " timestamptz '2024-01-01' + g * interval '1 s',"
     " jsonb_build_object('n', g, 'tag', 't' || g % 100, 'text', 'some text ' || g), g % 2 = 0"
 )
 

@@ -1,0 +1,42 @@
+"""A Delta jar that is another Spark's, or is missing, is told before anything is applied. Each in a process of its own: a JVM has one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from subscriber import Until
+from tests.database import Database
+from tests.integration.program import subscriber
+from tests.integration.test_lake import subscription
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ["spark.jars.packages=io.delta:delta-spark_2.13:4.0.0"],
+            "Delta's jar io.delta_delta-spark_2.13-4.0.0.jar is for Spark 4.0, and this is 4.1",
+        ),
+        (["spark.jars.packages="], "Spark's settings name Delta's extension, and its jar is not there"),
+    ],
+)
+async def test_a_jar_that_does_not_match(publisher18_db: Database, tmp_path: Path, settings: list[str], words: str) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    lake = tmp_path / "lake"
+    await subscription(publisher18_db, lake).run(Until())
+    conf = [f"--conf={setting}" for setting in settings]
+    done = await asyncio.to_thread(
+        subscriber, "spark-apply", str(lake), "--engine=merge", "--master=local[1]", "--once", *conf, timeout=500.0
+    )
+    if "unresolved dependency" in done.errors:
+        pytest.skip("Maven is not reached")
+    (line,) = [line for line in done.errors.splitlines() if line.startswith("subscriber: ")]
+    assert done.status == 1
+    assert line.startswith(f"subscriber: {words}"), line
+    assert line.endswith("(hint: set spark.jars.packages as docs/spark.md says, or use engine rewrite)")
+    assert not (lake / "applied.json").exists()
