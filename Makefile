@@ -12,10 +12,10 @@ SECONDS ?= 600
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-# of `make bench`: sqlite or mariadb; rows in all, and of each transaction
+# of `make bench`: sqlite or mariadb; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
-ROWS ?= 100000
-SIZE ?= 10
+ROWS ?= 0
+SIZE ?= 0
 
 .PHONY: help demo servers mariadb test-spark soak benchmark-parallel bench test test-matrix lint format clean
 
