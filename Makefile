@@ -14,10 +14,10 @@ comma := ,
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-# of `make bench`: sqlite, mariadb or spark; rows in all, and of each transaction
+# of `make bench`: sqlite, mariadb or spark; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
-ROWS ?= $(if $(filter spark,$(SINK)),1000000,100000)
-SIZE ?= 10
+ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
+SIZE ?= 0
 
 .PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak benchmark-parallel bench test test-matrix lint format clean
 

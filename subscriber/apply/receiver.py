@@ -32,13 +32,14 @@ from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
-from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Output, Reassembly, SpoolDiscard, SpoolTruncate
+from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
 
 __all__ = ["Receiver"]
 
 _UNREAD_STATUS_INTERVAL = 0.25
 _READ_RECORDS = 1000
+_ORDERS = (SpoolTruncate, SpoolDiscard)
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
@@ -228,7 +229,11 @@ class Receiver:
             if isinstance(frame, XLogData):
                 outputs = reassembly.feed(frame.payload)
                 if outputs:
-                    await self._take_outputs(outputs)
+                    for output in outputs:
+                        if isinstance(output, _ORDERS):
+                            await self._order(output)
+                        else:
+                            self._put(output)
                     # after the events: what they end at is pending before it counts as received
                     tracker.receive(max(frame.start_lsn, frame.end_lsn))
             else:
@@ -242,16 +247,12 @@ class Receiver:
                 tracker.receive(max(frame.start_lsn, frame.end_lsn))
             self.sent_at, self.received_at = frame.send_time / 1_000_000 + _EPOCH_SECONDS, time.time()
 
-    async def _take_outputs(self, outputs: Sequence[Output]) -> None:
-        for output in outputs:
-            if isinstance(output, SpoolTruncate):
-                async with self._spool_turn:
-                    await self._spool.truncate(output.spool_id, output.count)
-            elif isinstance(output, SpoolDiscard):
-                async with self._spool_turn:
-                    await self._spool.discard(output.spool_id)
+    async def _order(self, order: SpoolTruncate | SpoolDiscard) -> None:
+        async with self._spool_turn:
+            if isinstance(order, SpoolTruncate):
+                await self._spool.truncate(order.spool_id, order.count)
             else:
-                self._put(output)
+                await self._spool.discard(order.spool_id)
 
     def _put(self, event: Event) -> None:
         held = RECORD_OVERHEAD
@@ -270,9 +271,11 @@ class Receiver:
         self._queue.append((event, held))
 
     def _attach(self, transaction: Transaction) -> int:
-        if transaction.spilled:
-            transaction.spool = self._spool.reader(transaction.spool_id)
-        return sum(map(len, transaction.records)) + RECORD_OVERHEAD * len(transaction.records)
+        records = transaction.records
+        if not transaction.spilled:
+            return transaction.size + RECORD_OVERHEAD * len(records)
+        transaction.spool = self._spool.reader(transaction.spool_id)
+        return sum(map(len, records)) + RECORD_OVERHEAD * len(records)
 
     # --- feedback
 

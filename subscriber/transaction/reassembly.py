@@ -116,6 +116,7 @@ __all__ = ["RECORD_OVERHEAD", "ROW_TAGS", "Output", "Reassembly", "SpoolDiscard"
 Output = Event | SpoolTruncate | SpoolDiscard
 """What :meth:`Reassembly.feed` returns: events for the sink and orders for the spool, to be carried out in their order."""
 
+_ORDERS: Final = (SpoolTruncate, SpoolDiscard)
 _NOTHING: Final[tuple[Output, ...]] = ()
 ROW_TAGS: Final = frozenset(map(int, (Tag.INSERT, Tag.UPDATE, Tag.DELETE, Tag.TRUNCATE, Tag.RELATION, Tag.TYPE)))
 """Of messages that only ever are records of the transaction that is open."""
@@ -179,8 +180,9 @@ class Reassembly:
             self._memory += current.append(payload)
             return _NOTHING
         outputs = self._control(payload)
-        if outputs:
-            self._events += sum(not isinstance(output, SpoolTruncate | SpoolDiscard) for output in outputs)
+        for output in outputs:
+            if not isinstance(output, _ORDERS):
+                self._events += 1
         return outputs
 
     @property

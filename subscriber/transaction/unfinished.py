@@ -132,7 +132,7 @@ class UnfinishedTransaction:
         Raises:
             ProtocolError: as :meth:`append`.
         """
-        if self.streamed:
+        if self.streamed or len(payloads) == 1:
             return sum([self.append(payload) for payload in payloads])
         size = sum(map(len, payloads))
         self._records += payloads

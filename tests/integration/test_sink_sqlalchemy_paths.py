@@ -117,6 +117,25 @@ async def test_fast_path_as_exact_path(target: ComplianceTarget, seed: int, monk
     assert len(paths) == 4 or isinstance(target, MariaDBTarget)
 
 
+async def test_long_runs_of_changes(target: ComplianceTarget) -> None:
+    """More than a statement of many rows, or a list of keys, holds; some of a row that is missing, or changed before."""
+    feed = Feed(target)
+    await feed.open()
+    await feed.create(T, U)
+    keys = [number * 7919 % 2003 for number in range(1, 2003)]
+    await feed.apply(T.relation, U.relation, *(T.insert(key, f"v{key}", None) for key in keys), *(U.insert(key, "b", "c") for key in keys))
+    changes = [T.update(key, None, f"w{key}") for key in [*keys, 5000, *range(-20, 0)]]
+    await feed.give(feed.transaction(*changes), feed.transaction(*(T.delete(key, None, None) for key in (*range(1, 1001), 5000))))
+    await feed.expect(T, *((key, None, f"w{key}") for key in range(1001, 2003)))
+    found = feed.sink.statistics
+    assert (found.inserts, found.updates, found.deletes) == (4004, 2002, 1000)
+    assert (found.confl_update_missing, found.confl_delete_missing) == (21, 1)
+    await feed.apply(*(T.update(key, value, UNSENT) for key in range(1001, 2003) for value in ("first", "last")))
+    await feed.expect(T, *((key, "last", f"w{key}") for key in range(1001, 2003)))
+    await feed.expect(U, *((key, "b", "c") for key in range(1, 2003)))
+    await feed.close()
+
+
 def _counters(feed: Feed) -> list[int]:
     found = feed.sink.statistics
     return [

@@ -4,6 +4,9 @@ The rows go into a temporary table of the very columns' types by one INSERT, and
 joined in the order in which they came (STRAIGHT_JOIN), each by the key. That is exact only for changes that leave the key as it is; of
 several changes of one row the last one counts, as all of them set the same columns.
 
+A table that is not the first one of a join is changed in a second pass, by notes of the first. Where the key is one integer, the table
+comes first: its rows are looked up by lists of keys, in their order, and changed on the way. That takes the server half the time.
+
 A temporary table belongs to its session, and making one commits nothing.
 """
 
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import Dialect
+from sqlalchemy import Dialect, Integer
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +30,9 @@ _DIALECTS: Final = frozenset({"mysql", "mariadb"})
 _LEAST: Final = 16
 _TABLES: Final = 32
 _STAGE: Final = "\0stage\0"
+_KEYS: Final = "\0keys\0"
+_LISTED: Final = 900
+"""Keys in a list. From 1000 on MariaDB makes a table of it."""
 _NOT_ALLOWED: Final = frozenset({1044, 1142, 1227, 1786, 1787})
 """A privilege is missing, or the server's GTIDs do not go with temporary tables: only the statement is refused. After any other error (a
 deadlock) the transaction may be gone, and all that was in it."""
@@ -45,6 +51,7 @@ class Bulk:
         make, fill, change: what they do.
         pick: from a vector to the temporary table's columns, the key first.
         width: how many columns the key has.
+        listed: it is one integer, and ``change`` has a placeholder for a list of such.
     """
 
     make: str
@@ -52,6 +59,15 @@ class Bulk:
     change: str
     pick: Callable[[Sequence[object]], tuple[Any, ...]]
     width: int
+    listed: bool
+
+    def changes(self, stage: str, keys: Sequence[object]) -> list[str]:
+        """The statements that make the changes of these keys, which are in order."""
+        change = self.change.replace(_STAGE, stage)
+        if not self.listed:
+            return [change]
+        lists = (keys[place : place + _LISTED] for place in range(0, len(keys), _LISTED))
+        return [change.replace(_KEYS, ", ".join(map(str, some))) for some in lists]
 
 
 def bulk(target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Bulk | None:
@@ -84,19 +100,30 @@ def bulk(target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -
     columns = [f"k{place}" for place in range(len(key))] + [f"n{place}" for place, _ in sets]
     sources = [f"t.{name(number)} AS k{place}" for place, number in enumerate(key)]
     sources += [f"t.{name(number)} AS n{place}" for place, number in sets]
-    joined = f"{_STAGE} AS s STRAIGHT_JOIN {table} AS t ON {' AND '.join(equal(place, number) for place, number in enumerate(key))}"
+    listed = _is_integer(target, key)
+    tables = f"{table} AS t STRAIGHT_JOIN {_STAGE} AS s" if listed else f"{_STAGE} AS s STRAIGHT_JOIN {table} AS t"
+    joined = f"{tables} ON {' AND '.join(equal(place, number) for place, number in enumerate(key))}"
     if changed is None:
         change = f"DELETE t FROM {joined}"
     else:
         change = f"UPDATE {joined} SET {', '.join(f't.{name(number)} = s.n{place}' for place, number in sets)}"  # noqa: S608 (quoted)
+    if listed:
+        change += f" WHERE t.{name(key[0])} IN ({_KEYS})"
+    index = "(PRIMARY KEY (k0)) " if listed else ""
     positions = [len(target.columns) + number for number in key] + [number for _, number in sets]
     return Bulk(
-        f"CREATE TEMPORARY TABLE {_STAGE} ENGINE=InnoDB AS SELECT {', '.join(sources)} FROM {table} AS t WHERE 1 = 0",  # noqa: S608
+        f"CREATE TEMPORARY TABLE {_STAGE} {index}ENGINE=InnoDB AS SELECT {', '.join(sources)} FROM {table} AS t WHERE 1 = 0",  # noqa: S608
         f"INSERT INTO {_STAGE} ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))})",  # noqa: S608
         change,
         itemgetter(*positions) if len(positions) > 1 else lambda vector: (vector[positions[0]],),
         len(key),
+        listed,
     )
+
+
+def _is_integer(target: TargetTable, key: Sequence[int]) -> bool:
+    column = target.columns[key[0]].column
+    return len(key) == 1 and column is not None and isinstance(column.type, Integer)
 
 
 def _bytes(text: str) -> str:
@@ -139,9 +166,14 @@ class BulkTables:
         if name is None:
             return None
         last = {row[: how.width]: row for row in rows}
+        staged = list(last.values())
+        if how.listed:
+            staged.sort(key=itemgetter(0))
         await connection.exec_driver_sql(f"DELETE FROM {name}")  # noqa: S608 (ours)
-        await connection.exec_driver_sql(how.fill.replace(_STAGE, name), list(last.values()))
-        found = int((await connection.exec_driver_sql(how.change.replace(_STAGE, name))).rowcount)
+        await connection.exec_driver_sql(how.fill.replace(_STAGE, name), staged)
+        found = 0
+        for change in how.changes(name, [row[0] for row in staged]):
+            found += int((await connection.exec_driver_sql(change)).rowcount)
         if deletes or len(last) == len(rows):
             return found
         if found == len(last):

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_frame, decode_status_update, encode_frame
+from subscriber.protocol.frames import (
+    PrimaryKeepalive,
+    StandbyStatusUpdate,
+    XLogData,
+    decode_frame,
+    decode_status_update,
+    encode_frame,
+    payloads,
+)
 from subscriber.protocol.lsn import Lsn
 from tests.unit.protocol.strategies import lsns, times
 
@@ -81,3 +89,15 @@ def test_a_time_out_of_range_is_refused() -> None:
 
 def test_a_frame_does_not_show_its_payload() -> None:
     assert "secret" not in repr(XLogData(LSN, LSN, 0, b"secret"))
+
+
+def test_payloads_of_frames_that_follow_each_other() -> None:
+    frames = [encode_frame(XLogData(LSN, END, 0, payload)) for payload in (b"B", b"I1", b"U2", b"I3", b"C")]
+    tags = frozenset(b"IU")
+    assert payloads(frames, 0, tags) == []
+    assert payloads(frames, 1, tags) == [b"I1", b"U2", b"I3"]
+    assert payloads(frames, 3, tags) == [b"I3"]
+    assert payloads(frames[:3], 1, tags) == [b"I1", b"U2"]
+    keepalive = encode_frame(PrimaryKeepalive(END, 0, False))
+    for other in (b"", b"w", frames[1][:25], keepalive, keepalive + b"I" * 20, b"x" + frames[1][1:]):
+        assert payloads([frames[1], other, frames[3]], 0, tags) == [b"I1"]

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.sinks.sqlalchemy.bulk import Bulk, BulkTables
 
-HOW = Bulk("CREATE TEMPORARY TABLE \0stage\0", "INSERT", "DELETE", tuple, 1)
+HOW = Bulk("CREATE TEMPORARY TABLE \0stage\0", "INSERT", "DELETE", tuple, 1, False)
 
 
 class Refusing:
@@ -41,3 +41,10 @@ async def test_after_any_other_error_nothing_goes_on(arguments: tuple[object, ..
     with pytest.raises(DBAPIError):
         await _execute(tables, *arguments)
     assert tables.takes(HOW, 100), "another transaction may have them"
+
+
+def test_keys_are_listed_in_pieces() -> None:
+    how = Bulk("", "", "UPDATE t JOIN \0stage\0 WHERE k IN (\0keys\0)", tuple, 1, True)
+    changes = how.changes("stage", range(2000))
+    assert [change[: change.index("(")] for change in changes] == ["UPDATE t JOIN stage WHERE k IN "] * 3
+    assert [int(key) for change in changes for key in change[change.index("(") + 1 : -1].split(",")] == list(range(2000))
