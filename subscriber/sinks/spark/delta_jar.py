@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.errors import ConfigurationError
 from subscriber.sinks.spark.jobs import job_errors
@@ -44,6 +44,7 @@ def require_delta_jar(spark: SparkSession) -> None:
                 f"Delta's jar {jar.rsplit('/', 1)[-1]} is for Spark {made_for}, and this is {spark.version}", hint=_HINT
             )
     try:
-        context._jvm.Thread.currentThread().getContextClassLoader().loadClass(_EXTENSION)  # type: ignore[union-attr]  # noqa: SLF001
+        java: Any = context._jvm  # noqa: SLF001 -- as above
+        java.Thread.currentThread().getContextClassLoader().loadClass(_EXTENSION)
     except job_errors():
         raise ConfigurationError("Spark's settings name Delta's extension, and its jar is not there", hint=_HINT) from None
