@@ -5,6 +5,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ApplyError,
     ConfigurationError,
+    CopyOutdated,
     DataLossError,
     ProtocolError,
     PublisherError,
@@ -47,6 +48,7 @@ __all__ = [
     "ApplyStatistics",
     "Change",
     "ConfigurationError",
+    "CopyOutdated",
     "DataLossError",
     "DeleteChange",
     "Finding",

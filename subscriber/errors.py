@@ -7,6 +7,7 @@
     ├── ProtocolError             the bytes are not pgoutput's: report it (offset and tag are named)
     ├── PublisherError            mend the publisher: privilege, wal_level, publication, slot
     │   ├── PublisherUnavailable  wait: connection refused, lost or timed out; retried
+    │   │   └── CopyOutdated      wait: the table changed while it was copied; copied anew
     │   └── SlotInUse             wait: another walsender holds the slot; retried
     ├── DataLossError             decide: changes are gone, going on would lose them silently
     ├── TargetError               mend the target: privilege, missing setting, broken catalog
@@ -29,6 +30,7 @@ from typing import Final
 __all__ = [
     "ApplyError",
     "ConfigurationError",
+    "CopyOutdated",
     "DataLossError",
     "ProtocolError",
     "PublisherError",
@@ -96,6 +98,10 @@ class PublisherError(SubscriberError):
 
 class PublisherUnavailable(PublisherError):
     """The publisher cannot be reached, or the connection to it was lost or timed out."""
+
+
+class CopyOutdated(PublisherUnavailable):
+    """What was copied of a table is not what is published any more: it is copied anew."""
 
 
 class SlotInUse(PublisherError):

@@ -14,6 +14,7 @@ from subscriber.errors import (
     CANNOT_CONNECT_NOW,
     ApplyError,
     ConfigurationError,
+    CopyOutdated,
     DataLossError,
     ProtocolError,
     PublisherError,
@@ -43,6 +44,7 @@ class Policy(Enum):
 
 
 _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
+    (CopyOutdated, Policy.SOON, "the table is copied anew"),
     (PublisherUnavailable, Policy.SOON, "the publisher is tried again until it answers"),
     (SlotInUse, Policy.SOON, "the slot is tried again until the other walsender has gone"),
     (TargetUnavailable, Policy.SOON, "the target is tried again until it answers"),
@@ -79,19 +81,20 @@ def policy(error: SubscriberError) -> Answer:
     raise AssertionError("SubscriberError is the last row")
 
 
-_STATEMENT_ENDED: Final = frozenset({"40P01", "55P03", "57014"})
-"""Deadlock, lock_timeout, and a statement that was canceled: the session lives on, and natively it is an ERROR of the worker."""
+_STATEMENT_ENDED: Final = frozenset({"40P01", "57014"})
+"""Deadlock, and a statement that was canceled: the session lives on, and natively it is an ERROR of the worker."""
 
 
 def disables(error: SubscriberError) -> bool:
     """Whether ``disable_on_error`` is about an error that was met while changes came or a table was copied.
 
     Natively every ERROR of the worker counts, and so does a lost connection to the publisher. What ends the worker itself does not: the
-    target's server that stops, or somebody who alters the subscription.
+    target's server that stops, or somebody who alters the subscription. Nor do waits that are ours (for locks of the target, for a slot
+    whose walsender has not gone yet) and the copies that we begin anew.
     """
     if isinstance(error, TargetUnavailable):
         return error.sqlstate in _STATEMENT_ENDED
-    return not isinstance(error, SubscriptionInUse | SubscriptionChanged)
+    return not isinstance(error, SubscriptionInUse | SubscriptionChanged | SlotInUse | CopyOutdated)
 
 
 def is_coming_up(error: SubscriberError) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.tablesync import CopyPart
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import PublisherUnavailable
+from subscriber.errors import CopyOutdated
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
@@ -65,13 +65,11 @@ class PublishedSnapshot:
         """See that the table is still stored where the snapshot knows it.
 
         Raises:
-            PublisherUnavailable: it was rewritten meanwhile.
+            CopyOutdated: it was rewritten meanwhile.
         """
         async with self._snapshot.reader() as reader:
             if await copying.is_rewritten(reader, table):
-                raise PublisherUnavailable(
-                    f'table "{table.name}" was rewritten on the publisher while it was copied', hint="it is copied anew"
-                )
+                raise CopyOutdated(f'table "{table.name}" was rewritten on the publisher while it was copied', hint="it is copied anew")
 
     @contextlib.asynccontextmanager
     async def _read(self, query: str, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncIterator[AsyncIterator[bytes]]:

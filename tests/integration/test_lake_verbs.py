@@ -236,8 +236,7 @@ async def test_skip(publisher18_db: Database, lake: Path) -> None:
             assert (done.status, done.errors) == (0, "")
         await landed(lake, publisher)
         assert set(lake_rows(lake, await applied(lake), T, ["id", "v"])) == {("1", "a"), ("3", "c")}
-        found = await until(lake, lambda found: found["skip_lsn"] is None)
-        assert found["state"] == "streaming"
+        await until(lake, lambda found: found["skip_lsn"] is None and found["state"] == "streaming")
     await drop_subscription(name, target=target, settings=QUICK)
 
 
@@ -279,8 +278,7 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
         cut = await applied(lake)
         publisher.execute("INSERT INTO t VALUES (2, 'b')")
         await landed(lake, publisher)
-        found = await until(lake, lambda found: bool(found["applier"]["waiting_batches"]))
-        assert found["state"] == "streaming"
+        found = await until(lake, lambda found: bool(found["applier"]["waiting_batches"]) and found["state"] == "streaming")
         assert found["publisher"]["slot_active"] is True
         assert found["tables_by_state"] in ({"r": 1}, {"s": 1})
         assert found["applier"]["published_lsn"] == str(cut.lsn)

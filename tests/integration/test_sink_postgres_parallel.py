@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from subscriber.abc import ParallelTransaction
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.postgres.locks import parallel_key
@@ -163,3 +164,33 @@ async def test_the_next_process_waits_for_commits_under_way(target_db: Database)
         left.execute("SELECT pg_advisory_unlock_shared(%s)", (key,))
         await asyncio.wait_for(opening, WAIT_SECONDS)
     await feed.sink.close()
+
+
+async def test_the_next_process_ends_what_does_not_end(target_db: Database) -> None:
+    """Behind a proxy, a session that waits for a lock may never learn that its client is dead."""
+    async with opened(target_db) as feed:
+        key = parallel_key(feed.oid)
+    with contextlib.closing(target_db.connect()) as left:
+        left.execute("SELECT pg_advisory_lock_shared(%s)", (key,))
+        state = await asyncio.wait_for(feed.sink.open(NAME, feed.durable.append), WAIT_SECONDS)
+        assert state.position is not None
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            left.execute("SELECT 1")
+    await feed.sink.close()
+
+
+async def test_a_session_of_another_user_is_not_ours_to_end(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", 1.0)
+    monkeypatch.setattr("subscriber.sinks.postgres.locks._COMMIT_SECONDS", 0.2)
+    role = f"somebody_{target_db.name}"
+    async with opened(target_db) as feed:
+        key = parallel_key(feed.oid)
+    target_db.execute(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'x'")
+    try:
+        with contextlib.closing(target_db.connect(user=role, password="x")) as other:
+            other.execute("SELECT pg_advisory_lock_shared(%s)", (key,))
+            with pytest.raises(SubscriptionInUse, match=f"is active for PID {other.info.backend_pid}"):
+                await feed.sink.open(NAME, feed.durable.append)
+            other.execute("SELECT 1")
+    finally:
+        target_db.execute(f"DROP ROLE {role}")

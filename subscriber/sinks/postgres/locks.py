@@ -117,7 +117,9 @@ def copying_key(oid: int, relid: int) -> int:
     return _key("copying", oid, relid)
 
 
-async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = False, wait: float = _WAIT, of_the_dead: bool = False) -> None:
+async def take(
+    fetch: Fetch, key: int, what: str, *, in_transaction: bool = False, wait: float | None = None, of_the_dead: bool = False
+) -> bool:
     """Take a lock exclusively, for the session or for the transaction that is open in it.
 
     Args:
@@ -125,24 +127,27 @@ async def take(fetch: Fetch, key: int, what: str, *, in_transaction: bool = Fals
         key: of the lock.
         what: is active for somebody, as the error says.
         in_transaction: the lock goes with the transaction.
-        wait: seconds.
+        wait: seconds; None: ten.
         of_the_dead: none but sessions of a process that has ended can have it; after a while they are terminated, if we may.
+
+    Returns:
+        Whether sessions were terminated.
 
     Raises:
         SubscriptionInUse: another session still has it after that time.
     """
     function = "pg_try_advisory_xact_lock" if in_transaction else "pg_try_advisory_lock"
     clock = asyncio.get_running_loop()
-    began = clock.time()
-    deadline = began + wait
+    began, ended = clock.time(), False
+    deadline = began + (_WAIT if wait is None else wait)
     while True:
         if (await fetch(f"SELECT pg_catalog.{function}(%s)", key))[0][0]:
-            return
+            return ended
         if clock.time() >= deadline:
             break
         if of_the_dead and clock.time() >= began + _COMMIT_SECONDS:
             of_the_dead = False
-            await fetch(_END_HOLDERS, key, key)
+            ended = bool(await fetch(_END_HOLDERS, key, key))
         await asyncio.sleep(_POLL)
     holders = ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key))
     raise SubscriptionInUse(

@@ -72,20 +72,20 @@ FROM waited_for AS w
 _SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription"
 
 
-async def raise_fence(session: ApplySession, oid: int) -> int:
+async def raise_fence(session: ApplySession, oid: int) -> tuple[int, bool]:
     """Wait for the commits of an earlier process, and raise a fence for those of this one; to be called by the holder of the writer's lock.
 
     Returns:
-        The fence's number.
+        The fence's number, and whether sessions were terminated: whether a synchronous standby has what they committed is open then.
 
     Raises:
         SubscriptionInUse: a session of an earlier process still lives after ten seconds.
         TargetError: or a subclass.
     """
     key, fence = parallel_key(oid), secrets.randbits(63)
-    await take(session.fetch, key, f"parallel apply of subscription with oid {oid}", of_the_dead=True)
+    ended = await take(session.fetch, key, f"parallel apply of subscription with oid {oid}", of_the_dead=True)
     await session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s), pg_catalog.pg_advisory_lock(%s)", key, fence)
-    return fence
+    return fence, ended
 
 
 class ParallelSessions:

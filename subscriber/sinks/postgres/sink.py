@@ -159,13 +159,13 @@ class PostgresSink:
             await ensure_catalog(reader.connection)
             oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"')
-            fence = await raise_fence(session, oid)
+            fence, ended = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
             if session.origin is not None:
                 await sweep_origins(session.fetch, oid)
             rows = SubscriptionRows(session, oid)
             state = await rows.subscription()
-            if state.position is not None and not session.commits_are_durable:
+            if state.position is not None and (ended or not session.commits_are_durable):
                 # an earlier process may have committed it without waiting for the disk; what is returned will be acknowledged
                 async with session.transaction():
                     await rows.move_position(state.position.lsn)

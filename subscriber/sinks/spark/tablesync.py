@@ -28,7 +28,7 @@ from subscriber.abc import (
     TableName,
     TableState,
 )
-from subscriber.errors import ConfigurationError, PublisherUnavailable, TargetError
+from subscriber.errors import ConfigurationError, CopyOutdated, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, file_to_json, remove_base_files
@@ -244,7 +244,7 @@ class ExecutorTableSink(SparkTableSink):
         """Order the copy, and wait until all its parts are stored.
 
         Raises:
-            PublisherUnavailable: the snapshot is gone.
+            CopyOutdated: the snapshot is gone.
             TargetError: the order cannot be written, or what was left behind is damaged.
         """
         assert self._schema is not None
@@ -280,7 +280,7 @@ class ExecutorTableSink(SparkTableSink):
                 patience = loop.time() + _PATIENCE_SECONDS
             failure = await unhurried(lambda: order.failure(storage))
             if failure is not None and failure.gone:
-                raise PublisherUnavailable(failure.text, hint="the table is copied anew")
+                raise CopyOutdated(failure.text, hint="the table is copied anew")
             if failure is not None and failure.text != told:
                 told = failure.text
                 _log.warning('table "%s" is not copied: %s; it is tried again', self._table, told)

@@ -15,7 +15,15 @@ from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, DataLossError, SubscriberError, TargetUnavailable
+from subscriber.errors import (
+    ApplyError,
+    CopyOutdated,
+    DataLossError,
+    PublisherUnavailable,
+    SlotInUse,
+    SubscriberError,
+    TargetUnavailable,
+)
 from subscriber.protocol.lsn import Lsn
 from tests.unit.apply.memory_publisher import table
 from tests.unit.apply.virtual_time import run
@@ -27,7 +35,7 @@ DONE = TableEntry(TableState.SYNCDONE, Lsn(200))
 class Office:
     """Stands for the tables' synchronizations: each takes a second, after as many errors as are laid out for it."""
 
-    def __init__(self, tables: int, *, workers: int = 2, patient: bool = True) -> None:
+    def __init__(self, tables: int, *, workers: int = 2, patient: bool = True, disable_on_error: bool = False) -> None:
         self.states = TableStates()
         self.states.load({table(number): INIT for number in range(tables)}, Lsn(100))
         self.errors: dict[TableName, list[SubscriberError]] = {}
@@ -37,7 +45,14 @@ class Office:
         self.running: set[TableName] = set()
         self.most = 0
         settings = Settings(max_sync_workers_per_subscription=workers, wal_retrieve_retry_interval=5)
-        self.launcher = SyncLauncher(self.states, settings, self.make, lambda *told: self.told.append(told), patient=lambda: patient)
+        self.launcher = SyncLauncher(
+            self.states,
+            settings,
+            self.make,
+            lambda *told: self.told.append(told),
+            patient=lambda: patient,
+            disable_on_error=disable_on_error,
+        )
 
     def make(self, name: TableName) -> TableSynchronization:
         self.made.append(name)
@@ -177,6 +192,34 @@ def test_what_ends_it_all(error: SubscriberError, patient: bool, ends: bool) -> 
                 assert office.states.all_synchronized
                 expected = 5 if isinstance(error, ApplyError) else 0.1
                 assert office.moments(table(0))[1] >= 1 + expected
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        # natively: errors of the worker
+        (PublisherUnavailable("lost"), True),
+        (ApplyError("refused"), True),
+        (TargetUnavailable("deadlock detected", sqlstate="40P01"), True),
+        # of the target's server, or waits and beginnings that natively are none
+        (TargetUnavailable("away"), False),
+        (TargetUnavailable("a row is locked", sqlstate="55P03"), False),
+        (SlotInUse("of a walsender that has not gone yet"), False),
+        (CopyOutdated("rewritten"), False),
+    ],
+)
+def test_what_disables(error: SubscriberError, ends: bool) -> None:
+    async def work() -> None:
+        office = Office(3, disable_on_error=True)
+        office.errors = {table(0): [error]}
+        async with office.open() as task:
+            await asyncio.wait({task}, timeout=100)
+            assert task.done() == ends
+            assert office.states.all_synchronized != ends
+            if ends:
+                assert task.exception() is error
 
     run(work())
 
