@@ -52,10 +52,14 @@ async def create(
     return unique
 
 
+def launched(target: Database, *names: str, settings: Settings = QUICK) -> contextlib.AbstractAsyncContextManager[Launcher]:
+    """A launcher of that database at work while the block lasts."""
+    return at_work(Launcher(target.dsn, names, settings=settings))
+
+
 @contextlib.asynccontextmanager
-async def launched(target: Database, *names: str, settings: Settings = QUICK) -> AsyncIterator[Launcher]:
-    """A launcher at work while the block lasts; its failure is the test's."""
-    launcher = Launcher(target.dsn, names, settings=settings)
+async def at_work(launcher: Launcher) -> AsyncIterator[Launcher]:
+    """Run it while the block lasts; its failure is the test's."""
     running = asyncio.create_task(launcher.run())
     try:
         yield launcher

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.lake import Lake
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.lakes import applied, assert_same, lake_rows, storage
-from tests.integration.managed import QUICK
+from tests.integration.managed import QUICK, at_work
 from tests.integration.program import slots, subscriber
 
 T, U = TableName("public", "t"), TableName("public", "u")
@@ -43,18 +43,8 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
 
 
-@contextlib.asynccontextmanager
-async def launched(lake: Path) -> AsyncIterator[Launcher]:
-    """A launcher at work while the block lasts; its failure is the test's."""
-    launcher = Launcher(f"spark://{lake}?batch_delay=50ms", settings=QUICK)
-    running = asyncio.create_task(launcher.run())
-    try:
-        yield launcher
-        launcher.stop()
-        await asyncio.wait_for(running, WAIT_SECONDS)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+def launched(lake: Path) -> contextlib.AbstractAsyncContextManager[Launcher]:
+    return at_work(Launcher(f"spark://{lake}?batch_delay=50ms", settings=QUICK))
 
 
 async def create(publisher: Database, lake: Path, *publications: str, options: SubscriptionOptions | None = None) -> str:

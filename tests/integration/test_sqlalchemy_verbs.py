@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,25 +23,15 @@ from subscriber import (
     subscription_status,
 )
 from tests.database import WAIT_SECONDS, Database
-from tests.integration.managed import QUICK
+from tests.integration.managed import QUICK, at_work
 from tests.integration.program import slots, subscriber
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget
 
 SETTINGS = replace(QUICK, create_tables=True)
 
 
-@contextlib.asynccontextmanager
-async def launched(target: OtherTarget) -> AsyncIterator[Launcher]:
-    """A launcher at work while the block lasts; its failure is the test's."""
-    launcher = Launcher(target.url, settings=SETTINGS)
-    running = asyncio.create_task(launcher.run())
-    try:
-        yield launcher
-        launcher.stop()
-        await asyncio.wait_for(running, WAIT_SECONDS)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+def launched(target: OtherTarget) -> contextlib.AbstractAsyncContextManager[Launcher]:
+    return at_work(Launcher(target.url, settings=SETTINGS))
 
 
 async def create(publisher: Database, target: OtherTarget, *publications: str, options: SubscriptionOptions | None = None) -> str:
