@@ -37,7 +37,7 @@ from subscriber.sinks.spark.foreign import require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.manifest import Manifest, check_chain, check_files, read_manifests
+from subscriber.sinks.spark.manifest import Manifest, check_files, read_manifests
 from subscriber.sinks.spark.merge import read_changes, read_range
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.paths import table_directory
@@ -212,8 +212,8 @@ class Applier:
     # --- what waits
 
     def _manifests(self, cut: Cut | None) -> list[Manifest]:
-        found = read_manifests(self._storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
-        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None else INVALID_LSN)
+        landed = cut.landed if cut is not None else INVALID_LSN
+        found = read_manifests(self._storage, LANDING, landed, anchor=landed)
         check_files(self._storage, LANDING, found)
         return found
 

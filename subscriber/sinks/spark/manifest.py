@@ -147,17 +147,41 @@ def _damaged(storage: Storage, name: str) -> TargetError:
     return TargetError(f"{storage.what(name)} is damaged", hint="restore it from a backup, or start over in a new directory")
 
 
-def read_manifests(storage: Storage, directory: str, after: Lsn = INVALID_LSN) -> list[Manifest]:
-    """The manifests of a directory that end past an LSN, in order, their chain checked among themselves.
+def read_manifests(storage: Storage, directory: str, after: Lsn = INVALID_LSN, anchor: Lsn | None = None) -> list[Manifest]:
+    """The manifests of a directory that end past an LSN, in order, their chain checked.
+
+    Args:
+        storage: the lake's.
+        directory: relative to it.
+        after: the LSN.
+        anchor: the end of the one before the first; None: unknown.
 
     Raises:
-        TargetError: one is damaged, or names a file that is missing or cut off.
+        TargetError: one is damaged, or overlaps another one.
         DataLossError: one is missing.
     """
-    while (found := _read_all(storage, directory, after)) is None:
-        pass  # the applier removed some meanwhile; it never removes the last
-    check_chain(found, storage.what(directory))
+    suspected: set[Lsn] = set()
+    while True:
+        found = _read_all(storage, directory, after)
+        if found is None:
+            continue  # the applier removed some meanwhile; it never removes the last
+        gap = _gap(found, anchor)
+        if gap is None or gap in suspected:
+            break
+        # a listing need not have what was made while it was taken, but may have what was made after that; the next one has both
+        suspected.add(gap)
+    check_chain(found, storage.what(directory), anchor)
     return found
+
+
+def _gap(manifests: Sequence[Manifest], anchor: Lsn | None) -> Lsn | None:
+    """Where the first manifest ends before which one is missing."""
+    previous = anchor
+    for manifest in manifests:
+        if previous is not None and manifest.previous > previous:
+            return manifest.end
+        previous = manifest.end
+    return None
 
 
 def _read_all(storage: Storage, directory: str, after: Lsn) -> list[Manifest] | None:

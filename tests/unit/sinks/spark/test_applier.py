@@ -22,7 +22,7 @@ from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import Unit, UnitResult
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.storage import Storage, StoredFile
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
@@ -244,6 +244,26 @@ async def test_what_is_missing_in_the_landing_zone_is_named(tmp_path: Path, vict
     with pytest.raises(error, match=words):
         applier(tmp_path).run_round()
     assert read_cut(storage(tmp_path)) is None
+
+
+@pytest.mark.parametrize("missed", [[["200"]], [["300"]], [["200"], ["300"]], [["200", "300"]], [["300"], ["200"], ["300", "400"]]])
+async def test_a_listing_that_misses_what_is_being_made_is_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missed: list[list[str]]
+) -> None:
+    for end in (200, 300, 400):
+        await _one(tmp_path, transaction(end, RELATION, Insert(5, row(str(end), None, None))))
+    original = Storage.files
+
+    def files(place: Storage, directory: str) -> list[StoredFile]:
+        found = original(place, directory)
+        if directory != "landing" or not missed:
+            return found
+        names = [f"{int(end):020d}.json" for end in missed.pop(0)]
+        return [file for file in found if file.name not in names]
+
+    monkeypatch.setattr(Storage, "files", files)
+    assert all_rounds(applier(tmp_path)).lsn == 400
+    assert current(tmp_path) == [(200, None), (300, None), (400, None)]
 
 
 async def test_a_damaged_landed_file_is_named(tmp_path: Path) -> None:
