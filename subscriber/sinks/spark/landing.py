@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 import pyarrow as pa
@@ -195,15 +196,17 @@ class LandingZone:
         self.last = anchor
 
     def recover(self) -> None:
-        """Look at what is there, and remove what a crash left of batches that do not count.
+        """Look at what is there, make it durable, and remove what a crash left of batches that do not count.
 
         Raises:
-            TargetError: a manifest or a file of one is damaged, cut off or missing.
+            TargetError: a manifest or a file of one is damaged, cut off or missing; or the directory cannot be made durable.
             DataLossError: a manifest is missing.
         """
         storage, directory = self._storage, self.directory
         storage.make_directory(directory)
         manifests = read_manifests(storage, directory)
+        # a name of before the crash may be in memory alone: from here on it is believed, and acknowledged
+        storage.sync([directory, *map(str, PurePosixPath(directory).parents)])
         # the applier removes what it has applied; only what it has still to read must be there, and of that it is the judge
         if manifests:
             check_files(storage, directory, manifests[-1:])

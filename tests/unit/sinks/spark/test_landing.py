@@ -286,6 +286,30 @@ async def test_a_crash_at_any_step_leaves_the_batch_before_or_after_it(tmp_path:
     assert seen == {200, 300}
 
 
+async def test_what_a_crash_left_in_memory_is_durable_before_it_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = PreparedTransaction(transaction(300, Insert(5, row("2", "p", None)), xid=8), "gid")
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    await sink.prepare(prepared, lambda *_: True)
+    await sink.close()
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    sink = make(tmp_path)
+    await sink.open("replica", lambda _: None)
+    assert {str(tmp_path), str(tmp_path / "landing")} <= set(synced)
+    synced.clear()
+    await sink.prepare(prepared, lambda *_: True)
+    (directory,) = (tmp_path / "prepared").iterdir()
+    assert {str(tmp_path), str(directory.parent), str(directory)} <= set(synced)
+    await sink.close()
+
+
 # --- bad input
 
 
