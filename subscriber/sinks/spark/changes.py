@@ -170,7 +170,8 @@ class Changes:
         self, manifests: list[Manifest], known: _Known, start: int, end: int, schema: pa.Schema
     ) -> Iterator[tuple[Manifest, list[pa.RecordBatch]]]:
         for manifest in manifests:
-            if manifest.end <= max(start, int(known.reached)) or manifest.end > end:
+            # the end of a batch may be amid a landed one: of that the rows are asked
+            if manifest.end <= max(start, int(known.reached)) or manifest.begin >= end:
                 continue
             files = [file for file in manifest.files if file.table_id == known.table.id]
             # read whole, before any of it is given away: it may be gone in the midst of it
