@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.errors import TargetError
@@ -24,10 +24,11 @@ _HISTORY: Final = "cuts"
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table in a cut: where it is, relative to the lake, and the version of its current state."""
+    """One table in a cut: where it is, relative to the lake, the version of its current state, and up to which LSN that says it is."""
 
     path: str
     version: int
+    applied: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,15 @@ def _read(storage: Storage, name: str) -> Cut | None:
     if document is None:
         return None
     try:
-        tables = {TableName(*item["name"]): CutTable(item["path"], item["version"]) for item in document["tables"]}
+        tables = {TableName(*item["name"]): _table(item) for item in document["tables"]}
         return Cut(Lsn.parse(document["lsn"]), Lsn.parse(document["landed"]), tables)
     except (ValueError, KeyError, TypeError):
         raise TargetError(f"{storage.what(name)} is damaged", hint="remove it: the applier publishes it again") from None
+
+
+def _table(item: Mapping[str, Any]) -> CutTable:
+    applied = item.get("applied")
+    return CutTable(item["path"], item["version"], None if applied is None else Lsn.parse(applied))
 
 
 def write_cut(storage: Storage, cut: Cut) -> None:
@@ -65,7 +71,15 @@ def write_cut(storage: Storage, cut: Cut) -> None:
     Raises:
         TargetError: it cannot be written; the one before it stays published.
     """
-    tables = [{"name": [name.namespace, name.name], "path": table.path, "version": table.version} for name, table in cut.tables.items()]
+    tables = [
+        {
+            "name": [name.namespace, name.name],
+            "path": table.path,
+            "version": table.version,
+            "applied": None if table.applied is None else str(table.applied),
+        }
+        for name, table in cut.tables.items()
+    ]
     document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables}
     storage.make_directory(_HISTORY)
     # for readers of the past; of no meaning for what is exact

@@ -33,7 +33,7 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
-from subscriber.sinks.spark.foreign import require_ours
+from subscriber.sinks.spark.foreign import require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
@@ -140,23 +140,23 @@ class Applier:
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
-        lake = Lake.find(self._storage)
-        if lake is None:
-            raise TargetError(f"there is no lake in {self._storage.place}", hint="was it removed?")
+        # the position is read before the manifests: whatever it covers is among them. The catalog is read after them: a table is in it
+        # before anything is landed for it, so that of every table whose rows are among them this round knows
+        position = self._lake().position
         cut = read_cut(self._storage)
-        # the position is read before the manifests: whatever it covers is among them
-        position = lake.position.lsn if lake.position is not None else INVALID_LSN
         manifests = self._manifests(cut)
+        lake = self._lake()
+        known = position.lsn if position is not None else INVALID_LSN
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
         seen = (tables, _left(lake))
-        if cut is not None and not manifests and position <= cut.lsn and seen == self._seen:
+        if cut is not None and not manifests and known <= cut.lsn and seen == self._seen:
             return None
         self._require_ours(lake, tables, cut)
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
         if len(taken) == len(manifests):
-            end = max(end, position, cut.lsn if cut is not None else INVALID_LSN)
+            end = max(end, known, cut.lsn if cut is not None else INVALID_LSN)
         works = [self._work(lake, name, table, taken, end) for name, table in tables.items()]
         for name, table, until in _left(lake):
             works.append(self._work(lake, name, table, [manifest for manifest in taken if manifest.end <= until], min(end, until)))
@@ -176,6 +176,12 @@ class Applier:
         self._seen = seen if len(taken) == len(manifests) else None
         changed = bool(waiting) or cut is None or published.tables != cut.tables or bool(taken)
         return published if changed else None
+
+    def _lake(self) -> Lake:
+        lake = Lake.find(self._storage)
+        if lake is None:
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="was it removed?")
+        return lake
 
     def tidy(self, *, now: bool = False) -> None:
         """Bring the change log up to the published cut if enough has gathered, and remove the landed files that nobody needs.
@@ -202,7 +208,13 @@ class Applier:
         for name, table in tables.items():
             known = cut.tables.get(name) if cut is not None else None
             delta = self._delta(name, table)
-            if known is not None and known.path == delta.directory and delta.is_there:
+            if cut is None or known is None or known.path != delta.directory:
+                continue
+            applied = delta.applied(_application(lake, table))
+            # a copy that was made since replaces what was there, and what became of it
+            if not (table.generation and (applied is None or applied > cut.lsn)):
+                require_kept(delta, known, applied)
+            if delta.is_there:
                 require_ours(self._storage, delta, known.version, f"subscriber-{lake.target_identifier}-{table.id}-")
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
@@ -332,7 +344,8 @@ class Applier:
             applied = delta.applied(_application(lake, table))
             ahead = table.entry.lsn is not None and table.entry.lsn > end
             if applied is not None and not ahead:
-                found[name] = CutTable(delta.directory, delta.version)
+                delta.make_durable()
+                found[name] = CutTable(delta.directory, delta.version, applied)
         return Cut(end, landed, found)
 
 

@@ -90,6 +90,7 @@ class ChangeLog:
         directory = table_directory("log", name, table.id)
         log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
         there = log.load()
+        log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
         files: list[tuple[LandedFile, Lsn | None]] = []

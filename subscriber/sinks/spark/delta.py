@@ -2,15 +2,20 @@
 
 A commit names what it brings the table to, in Delta's own ``txn`` action: an application id and an LSN. So data and position are one,
 and what is there already is recognised after a crash. Nobody else writes these tables: a commit that finds another one in its way fails.
+
+delta-rs and Spark leave it to the operating system when a commit reaches the disk. What rests on one, a published cut or landed files that
+go, must not outlive it: :meth:`LakeDelta.make_durable` comes first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
@@ -31,6 +36,9 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # of removed files in the log: longer than the grace time, after which sweep.py deletes them
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
+_LOG: Final = "_delta_log"
+_LAST_COMMITS: Final = 10
+"""Of a table that is opened: those that nobody may have made durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ class LakeDelta:
         self._storage = storage
         self.directory = directory
         self._table: DeltaTable | None = None
+        self._durable = -1
 
     @property
     def uri(self) -> str:
@@ -70,7 +79,7 @@ class LakeDelta:
             if self._table is not None:
                 self._table.update_incremental()
             elif DeltaTable.is_deltatable(self.uri):
-                self._table = DeltaTable(self.uri)
+                self._table, self._durable = DeltaTable(self.uri), -1
         return self._table is not None
 
     def create(self, schema: pa.Schema) -> None:
@@ -81,7 +90,10 @@ class LakeDelta:
         """
         self._storage.make_directory(self.directory)
         with self._translated():
+            self._durable = -1
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration=dict(_PROPERTIES))
+        self._storage.sync([self.directory])
+        self._sync_log(self.version)
 
     @property
     def is_there(self) -> bool:
@@ -105,8 +117,12 @@ class LakeDelta:
 
     def files(self) -> dict[str, int]:
         """Rows by file, the path relative to the table."""
-        actions = pa.table(self._there.get_add_actions(flatten=True))
+        actions = self._actions()
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
+
+    def _actions(self) -> pa.Table:
+        with self._translated():
+            return pa.table(self._there.get_add_actions(flatten=True))
 
     def files_at(self, version: int) -> list[str]:
         """Paths of the files that it had at a version.
@@ -120,7 +136,7 @@ class LakeDelta:
 
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
         """Each file with the least and greatest value of integer columns, by its statistics; files of ours always have them."""
-        actions = pa.table(self._there.get_add_actions(flatten=True))
+        actions = self._actions()
         if not actions.num_rows:
             return []
         bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
@@ -129,7 +145,7 @@ class LakeDelta:
 
     def has_values(self, field: str) -> bool:
         """Whether some row has a value in this column, by the files' statistics; a column of lists has none."""
-        actions = pa.table(self._there.get_add_actions(flatten=True))
+        actions = self._actions()
         name = f"null_count.{field}"
         if name not in actions.schema.names:
             return False
@@ -138,7 +154,8 @@ class LakeDelta:
 
     def applied(self, application: str) -> Lsn | None:
         """What an application brought it to; None if it never did."""
-        found = self._table.transaction_version(application) if self._table is not None else None
+        with self._translated():
+            found = self._table.transaction_version(application) if self._table is not None else None
         return None if found is None else Lsn(found)
 
     def add_columns(self, schema: pa.Schema) -> None:
@@ -149,6 +166,7 @@ class LakeDelta:
             with self._translated():
                 self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
             self.load()
+            self.make_durable()
 
     def commit(
         self,
@@ -178,6 +196,7 @@ class LakeDelta:
         if overwrite is None:
             actions += [RemoveAction(path, not same_rows, now) for path in removed]
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
+        self.make_durable()
         self._storage.sync([self.directory])
         with self._translated():
             self._there.create_write_transaction(
@@ -188,6 +207,35 @@ class LakeDelta:
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
         self.load()
+        self._sync_log(self.version)
+
+    def make_durable(self) -> None:
+        """See that the commits that it was loaded with outlive a loss of power, with their files, whoever made them.
+
+        Raises:
+            TargetError: the file system refuses.
+        """
+        if self._table is None or self._durable >= self.version or self._storage.root is None:
+            return
+        # what a process of ours left behind when it was killed is the last one; others make a few at once
+        since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
+        for version in range(since + 1, self.version + 1):
+            content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json") or b""
+            added = [action["add"]["path"] for line in content.splitlines() if line.strip() and "add" in (action := json.loads(line))]
+            self._storage.sync_files(f"{self.directory}/{unquote(path)}" for path in added)
+        self._storage.sync([self.directory])
+        self._sync_log(self.version, since)
+
+    def _sync_log(self, version: int, since: int | None = None) -> None:
+        log = f"{self.directory}/{_LOG}"
+        for number in range((self._durable if since is None else since) + 1, version + 1):
+            for ending in ("json", "crc", "checkpoint.parquet"):
+                name = f"{number:020d}.{ending}"
+                # Spark writes a checksum beside each file, and believes it
+                self._storage.sync_files([f"{log}/{name}", f"{log}/.{name}.crc"])
+        self._storage.sync_files([f"{log}/_last_checkpoint", f"{log}/._last_checkpoint.crc"])
+        self._storage.sync([log])
+        self._durable = version
 
     def unneeded(self, grace_hours: int) -> list[str]:
         """Files in its directory that no version younger than the grace time has, and that are themselves older."""
@@ -199,11 +247,13 @@ class LakeDelta:
         try:
             yield
         except CommitFailedError as error:
+            self._table = None  # what is known of it may be wrong
             raise TargetError(
                 f"Delta table {self.uri} was changed by somebody else",
                 hint="only the applier may write it, and only one applier: stop the other one",
             ) from error
         except (DeltaError, OSError) as error:
+            self._table = None
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetError(f"Delta table {self.uri}: {first}", hint="see whether its files are all there and may be written") from error
 

@@ -1,18 +1,48 @@
-"""Whether somebody else wrote into a table of the lake: their rows would be published as the publisher's, and ours be lost in theirs.
+"""Whether a table of the lake is as the applier left it.
 
-Every commit of ours that adds or removes files names an application of ours in Delta's ``txn``. What was changed by another one is no
-error any more once the table has the files that it had before (RESTORE TABLE).
+What was published must still be there: what it was made of is gone. And nobody else may have written into it: their rows would be
+published as the publisher's, and ours be lost in theirs. Every commit of ours that adds or removes files names an application of ours in
+Delta's ``txn``. What was changed by another one is no error any more once the table has the files that it had before (RESTORE TABLE).
 """
 
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["require_ours"]
+__all__ = ["require_kept", "require_ours"]
+_COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
+
+
+def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
+    """See that what was published of a table is still there.
+
+    Args:
+        delta: the table, loaded.
+        published: what was.
+        applied: up to where the table says it is.
+
+    Raises:
+        TargetError: it is not. What was landed for it may be gone since: going on would leave that out.
+    """
+    found = None
+    if not delta.is_there:
+        found = "it is gone"
+    elif delta.version < published.version:
+        found = f"its log ends at {delta.version}"
+    elif published.applied is not None and (applied is None or applied < published.applied):
+        found = f"a commit up to {published.applied} is not in its log"
+    if found is not None:
+        raise TargetError(
+            f"Delta table {delta.uri} has lost version {published.version}, which was published: {found}",
+            hint=f"restore it from a backup, or {_COPY_ANEW}",
+        )
 
 
 def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str) -> None:

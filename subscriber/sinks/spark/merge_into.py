@@ -105,6 +105,7 @@ class MergeEngine:
                 ) from error
             raise job_failed(self._spark, error) from error
         work.delta.load()
+        work.delta.make_durable()
         if work.delta.applied(work.application) != reached:
             # nothing had to be changed: MERGE makes no commit then
             work.delta.commit([], [], work.application, reached)

@@ -161,6 +161,18 @@ class Storage:
             with translated(self.what(directory)):
                 _fsync(self.root / directory)
 
+    def sync_files(self, names: Iterable[str]) -> None:
+        """Make the content of files durable that others wrote; those that are not there are passed over.
+
+        Raises:
+            TargetError: the file system refuses.
+        """
+        if self.root is None:
+            return
+        for name in names:
+            with translated(self.what(name)), contextlib.suppress(FileNotFoundError):
+                _fsync(self.root / name)
+
     def read(self, name: str) -> bytes | None:
         """A small file's content; None if it is not there."""
         with translated(self.what(name)):

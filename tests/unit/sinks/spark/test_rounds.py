@@ -1,0 +1,147 @@
+"""What happens within or beside one round of the applier: rows are neither lost nor kept that the publisher has not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Column, Insert, Message, Relation
+from subscriber.sinks.spark import applier as applier_module
+from subscriber.sinks.spark.applied import Cut, read_cut
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.storage import Storage
+from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
+
+Identity = Literal["d", "n", "f", "i"]
+
+
+def relation(identity: Identity, *columns: tuple[str, int, bool], number: int = 5, name: str = "t") -> Relation:
+    return Relation(number, "public", name, identity, tuple(Column(column, oid, -1, key) for column, oid, key in columns))
+
+
+KEYED = relation("d", ("id", 23, True), ("note", 25, False))
+
+
+def rows(path: Path, columns: Sequence[str] = ("id", "note"), name: str = "t") -> list[tuple[Any, ...]]:
+    table = DeltaTable(str(path / "tables/public" / name)).to_pyarrow_table().to_pylist()
+    return sorted((tuple(item[column] for column in columns) for item in table), key=repr)
+
+
+async def land(sink: SparkSink, end: int, *messages: Message) -> None:
+    await sink.apply(batch(transaction(end, *messages)))
+    await sink.advance(Lsn(end))
+
+
+async def start(path: Path, *messages: Message) -> tuple[SparkSink, Applier]:
+    """A lake whose first transaction ends at 200, and is applied."""
+    sink, work = await begun(make(path)), applier(path)
+    await land(sink, 200, *messages)
+    all_rounds(work)
+    return sink, work
+
+
+async def test_a_table_that_comes_amid_a_round_keeps_its_first_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    other = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")
+    loop, real = asyncio.get_running_loop(), read_cut
+
+    async def come() -> None:
+        await sink.add_table(TableName("public", "u"), TableEntry(TableState.READY))
+        await land(sink, 300, other, Insert(6, row("1", "x")))
+
+    def between(storage: Storage) -> Cut | None:
+        monkeypatch.setattr(applier_module, "read_cut", real)
+        asyncio.run_coroutine_threadsafe(come(), loop).result()
+        return real(storage)
+
+    monkeypatch.setattr(applier_module, "read_cut", between)
+    await asyncio.to_thread(work.run_round)
+    await land(sink, 400, Insert(6, row("2", "y")))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path, name="u") == [(1, "x"), (2, "y")]
+    log = DeltaTable(str(tmp_path / "log/public/u")).to_pyarrow_table(columns=["id"])
+    assert sorted(log["id"].to_pylist()) == [1, 2]
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths that are fsynced from now on."""
+    real, synced = os.fsync, list[str]()
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return synced
+
+
+async def test_a_cut_is_published_after_its_commits_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = record(monkeypatch)
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    published = next(number for number, path in enumerate(synced) if path.endswith("-applied.json"))
+    log = str(tmp_path / "tables/public/t/_delta_log")
+    commits = [f"{log}/{number:020d}.json" for number in (0, 1)]
+    assert sorted(str(file) for file in Path(log).glob("*.json")) == commits
+    assert {*commits, log} <= set(synced[:published])
+    # its name in the directory, after the file
+    assert synced[:published].index(commits[1]) < published - synced[:published][::-1].index(log)
+    work.tidy(now=True)
+    await sink.close()
+    log = str(tmp_path / "log/public/t/_delta_log")
+    assert {*map(str, Path(log).glob("*.json")), log} <= set(synced)
+
+
+async def test_what_a_killed_applier_committed_is_on_disk_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    await sink.close()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeDelta, "_sync_log", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work.run_round()
+    synced = record(monkeypatch)
+    all_rounds(applier(tmp_path))
+    newest = max(str(file) for file in (tmp_path / "tables/public/t/_delta_log").glob("*.json"))
+    assert newest.endswith("2.json")
+    assert newest in synced
+
+
+@pytest.mark.parametrize(("lost", "again"), [("commit", True), ("content", True), ("table", True), ("table", False)])
+async def test_a_published_commit_that_is_gone_is_told(tmp_path: Path, lost: str, again: bool) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    cut = all_rounds(work)
+    work.tidy(now=True)
+    table = tmp_path / "tables/public/t"
+    if lost == "table":
+        shutil.rmtree(table)
+    elif lost == "commit":
+        max((table / "_delta_log").glob("*.json")).unlink()
+    else:
+        max((table / "_delta_log").glob("*.json")).write_bytes(b"")
+    await land(sink, 400, Insert(5, row("3", "c")))
+    await sink.close()
+    work = applier(tmp_path) if again else work
+    # the applier that saw it commit sees it when it commits again
+    with pytest.raises(TargetError, match=r"Delta table .*public/t"):
+        all_rounds(work)
+    assert read_cut(storage(tmp_path)) == cut
