@@ -35,6 +35,8 @@ _PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?!')(?
 """One of libpq's keywords with its value."""
 _SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
 _WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
+_MISTAKEN: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
+"""In a path: what delta-rs decodes once too often, however it is written."""
 _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
 
 
@@ -105,6 +107,10 @@ class Location:
             path = unquote(parts.path).rstrip("/")
             if not path:
                 raise ConfigurationError("the target names no directory", hint=_EXAMPLE)
+            if _MISTAKEN.search(path):
+                raise ConfigurationError(
+                    f"the target's directory {path!r} is another one for Delta's library", hint="choose one without a backslash, and no %XX"
+                )
             found = cls(path=path)
         return replace(found, **_parameters(parts.query))
 

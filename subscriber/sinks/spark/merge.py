@@ -214,7 +214,9 @@ def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], 
     """
     keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
     if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
-        rows = rows.sort_by([(key, "ascending") for key in keys])
+        # under names of no meaning: Arrow takes one that begins with a dot or a bracket for a path into a struct
+        named = {str(number): rows[key] for number, key in enumerate(keys)}
+        rows = rows.take(pc.sort_indices(pa.table(named), sort_keys=[(name, "ascending") for name in named]))
     rows = rows.combine_chunks()
     return [_write_file(storage, unit, rows.slice(start, count), name()) for start, count in _pieces(rows, unit)]
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from subscriber.abc import TableName
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
 from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
@@ -22,6 +25,7 @@ from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import Unit, UnitResult
+from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.storage import Storage, StoredFile
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
@@ -199,6 +203,31 @@ async def test_only_touched_files_are_written_anew_and_small_ones_are_merged(tmp
     table = DeltaTable(str(tmp_path / "tables/public/t"))
     assert len(before & set(table.file_uris())) == 9
     assert len(current(tmp_path)) == 101
+
+
+def test_no_two_tables_lie_in_one_directory() -> None:
+    parts = ["_", "t", "ä", "ö", "_-1", "_-2", "t-1", "t-12", "_-1-1", "a-b", "A b", "x.y", ".x", "a" * 100 + "-1", "a" * 101]
+    names = [TableName(schema, table) for schema in parts for table in parts]
+    lying: dict[str, set[tuple[TableName, int]]] = {}
+    for name in names:
+        for number in (1, 2, 12):
+            lying.setdefault(table_directory("tables", name, number), set()).add((name, number))
+    assert all(re.fullmatch(r"tables/[\w.-]+/[\w.-]+", path, re.ASCII) for path in lying)
+    for tables in lying.values():
+        # a number is one table's
+        assert len({name for name, _ in tables}) == 1 or len({number for _, number in tables}) == 1
+    assert table_directory("log", TableName("public", "t.a-b_1"), 7) == "log/public/t.a-b_1"
+
+
+@pytest.mark.parametrize("name", [".x", "[0]", "x.y", "..", "[1", "$", "%"])
+async def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
+    relation = Relation(5, "public", "t", "d", (Column("v", 23, -1, False), Column(name, 23, -1, True), Column("y", 23, -1, True)))
+    await _one(tmp_path, transaction(200, relation, *(Insert(5, row(str(99 - n), str(n), "1")) for n in (3, 1, 2))))
+    all_rounds(applier(tmp_path))
+    await _one(tmp_path, transaction(300, relation, Update(5, None, None, row("500", "2", "1")), Delete(5, row(None, "1", "1"), None)))
+    all_rounds(applier(tmp_path))
+    (file,) = DeltaTable(str(tmp_path / "tables/public/t")).file_uris()
+    assert [tuple(found.values())[:2] for found in pq.read_table(file, partitioning=None).to_pylist()] == [(500, 2), (96, 3)]
 
 
 async def test_a_second_applier_is_refused(tmp_path: Path) -> None:

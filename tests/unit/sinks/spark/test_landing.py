@@ -414,6 +414,8 @@ def test_a_chain_that_overlaps_is_refused() -> None:
     [
         ("spark://host/path", "names a host"),
         ("spark://", "names no directory"),
+        ("spark:///a/%2541/b", r"'/a/%41/b' is another one"),
+        ("spark:///a%5Cb", "is another one"),
         ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
         ("spark:///lake?colour=red", "unrecognized parameter"),
         ("spark:///lake?apply=always", "unrecognized apply value"),
