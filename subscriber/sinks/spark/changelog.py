@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
-from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.evolve import evolved, needs_rewrite
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
@@ -30,10 +30,12 @@ from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.waiting import Copied, read_copy
 
-__all__ = ["ChangeLog"]
+__all__ = ["ChangeLog", "log_order"]
 
 _SMALL_FILES: Final = 64
-"""So many files of less than a quarter of the target become one."""
+"""So many files of less than a quarter of the target become fewer."""
+_FEW_FILES: Final = 4
+"""That lie beside each other, and are left so: writing them again would save little."""
 
 
 class ChangeLog:
@@ -128,19 +130,27 @@ class ChangeLog:
         self._merge_small(log, application, end)
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
-        """Small files become one, if there are many: a log is read whole more often than not."""
-        small = [path for path, rows in log.files().items() if rows < self._target_rows // 4]
-        if len(small) < _SMALL_FILES:
+        """Small files become one, if there are many: a log is read whole more often than not.
+
+        Only such as lie beside each other: the order of rows is that of their files.
+        """
+        rows_of = log.files()
+        runs: list[list[str]] = [[]]
+        for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order):
+            if rows_of[file.path] >= self._target_rows // 4:
+                runs.append([])
+                continue
+            if sum(rows_of[path] for path in runs[-1]) >= self._target_rows:
+                runs.append([])
+            runs[-1].append(file.path)
+        if sum(map(len, runs)) < _SMALL_FILES:
+            return
+        taken = max(runs, key=len)
+        if len(taken) < _FEW_FILES:
             return
         schema = pa.schema([field.with_nullable(True) for field in log.schema])
-        parts: list[pa.Table] = []
-        taken: list[str] = []
-        for path in small:
-            parts.append(conformed(self._read(log, path), schema))
-            taken.append(path)
-            if sum(part.num_rows for part in parts) >= self._target_rows:
-                break
-        rows = pa.concat_tables(parts).sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+        rows = pa.concat_tables([conformed(self._read(log, path), schema) for path in taken])
+        rows = rows.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
         log.commit([self._write(log, rows)], taken, application, end, same_rows=True)
 
     def _read(self, log: LakeDelta, path: str) -> pa.Table:
@@ -192,6 +202,11 @@ def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
         field = rows.schema.field(position)
         rows = rows.set_column(position, field, pa.array([value], field.type).take(pa.array([0] * rows.num_rows, pa.int64())))
     return rows
+
+
+def log_order(file: FileRanges) -> tuple[int, int, int]:
+    """Where a file of a log comes, by ``_lsn`` and ``_seq``: of those that a transaction fills, by its place in it."""
+    return (*file.bounds["_lsn"], file.bounds["_seq"][0])
 
 
 def _own_columns(log: LakeDelta) -> pa.Schema:

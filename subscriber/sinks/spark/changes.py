@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.manifest import Manifest, read_manifests
@@ -132,9 +133,7 @@ class Changes:
     def _log_files(self, known: _Known, start: Lsn, end: Lsn) -> list[str]:
         if known.log is None or end <= start:
             return []
-        files = known.log.ranges(("_lsn", "_seq"))
-        # a transaction that fills several files: by its place in it
-        files.sort(key=lambda file: (*file.bounds["_lsn"], file.bounds["_seq"][0]))
+        files = sorted(known.log.ranges(("_lsn", "_seq")), key=log_order)
         return [f"{known.log.directory}/{file.path}" for file in files if file.bounds["_lsn"][1] > start and file.bounds["_lsn"][0] <= end]
 
     def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
