@@ -21,6 +21,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.evolve import evolved, needs_rewrite
+from subscriber.sinks.spark.foreign import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
@@ -92,6 +93,8 @@ class ChangeLog:
         directory = table_directory("log", name, table.id)
         log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
         there = log.load()
+        if there:
+            self._require_ours(log, table)
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
@@ -124,10 +127,16 @@ class ChangeLog:
             added += [self._rewritten(log, path, schema) for path in removed]
         elif present is not None:
             log.add_columns(schema.landing)
+            self._require_ours(log, table)
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
         log.commit(added, removed, application, end, overwrite=overwrite)
+        self._require_ours(log, table)
         self._merge_small(log, application, end)
+
+    def _require_ours(self, log: LakeDelta, table: LakeTable) -> None:
+        """After each time that it is loaded: from then on only a commit of ours can come next."""
+        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-{table.id}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
         """Small files become one, if there are many: a log is read whole more often than not.

@@ -8,7 +8,7 @@ Delta's ``txn``. What was changed by another one is no error any more once the t
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, Literal
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
@@ -16,7 +16,8 @@ from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["require_kept", "require_ours"]
+__all__ = ["require_kept", "require_log_ours", "require_ours"]
+
 _COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
 
 
@@ -66,11 +67,39 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str) ->
         )
 
 
+def require_log_ours(storage: Storage, log: LakeDelta, prefix: str) -> None:
+    """See that a change log is as the last commit of ours left it; none of ours is ever made behind one that is not.
+
+    Args:
+        storage: the lake's.
+        log: the table, loaded.
+        prefix: how names of applications of ours begin.
+
+    Raises:
+        TargetError: it is not.
+    """
+    foreign = []
+    for version in range(log.version, -1, -1):
+        changes = _changes(storage, f"{log.directory}/_delta_log/{version:020d}.json", prefix)
+        if changes is None or changes == "ours":
+            break
+        if changes == "foreign":
+            foreign.append(version)
+    if foreign and (not foreign[-1] or set(log.files_at(foreign[0])) != set(log.files_at(foreign[-1] - 1))):
+        hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
+        raise TargetError(f"change log {log.uri} was changed by somebody else, in version {foreign[-1]}", hint=hint)
+
+
 def _is_foreign(storage: Storage, path: str, prefix: str) -> bool:
+    return _changes(storage, path, prefix) == "foreign"
+
+
+def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:
+    """Whose files a commit adds or removes; None: it is of long ago."""
     content = storage.read(path)
     if content is None:
-        # of long ago
-        return False
+        return None
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-    changes = any("add" in action or "remove" in action for action in actions)
-    return changes and not any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions)
+    if not any("add" in action or "remove" in action for action in actions):
+        return "nothing"
+    return "ours" if any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions) else "foreign"

@@ -7,17 +7,21 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Insert, Update
+from subscriber.protocol.messages import Column, Insert, Relation, Update
 from subscriber.sinks.spark import changelog as changelog_module
 from subscriber.sinks.spark import delta as delta_module
 from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.changelog import ChangeLog
+from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.sink import SparkSink
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
@@ -170,3 +174,72 @@ async def test_small_files_of_a_change_log_become_one_and_nobody_has_to_look_aga
     removed = [action["remove"] for action in actions if "remove" in action]
     assert removed
     assert not any(action["dataChange"] for action in removed)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_change_log_that_somebody_else_changed_is_told_and_takes_nothing(tmp_path: Path, whole: bool) -> None:
+    sink = await begun(make(tmp_path))
+    work = sweeping(tmp_path, 24)
+    uri = str(tmp_path / "log/public/t")
+
+    async def land(end: int, relation: Relation = RELATION, *more: str) -> None:
+        await sink.apply(batch(transaction(end, relation, Insert(5, row(str(end), "x", None, *more)))))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+
+    def lsns() -> list[int]:
+        return sorted(DeltaTable(uri).to_pyarrow_table()["_lsn"].to_pylist())
+
+    await land(200)
+    work.tidy(now=True)
+    version = DeltaTable(uri).version()
+    await land(300)
+    if whole:
+        DeltaTable(uri).delete()
+    else:
+        rows = DeltaTable(uri).to_pyarrow_table()
+        write_deltalake(uri, rows.set_column(rows.schema.get_field_index("_lsn"), "_lsn", [[201]]), mode="append")
+    left = set((tmp_path / "landing").iterdir())
+    for attempt in range(3):
+        # a new process knows nothing of the log but what lies there
+        work = sweeping(tmp_path, 24) if attempt == 1 else work
+        with pytest.raises(TargetError, match=rf"change log .*log/public/t was changed by somebody else, in version {version + 1}") as told:
+            work.tidy(now=True)
+        assert told.value.hint == f"RESTORE TABLE … TO VERSION AS OF {version}"
+        assert set((tmp_path / "landing").iterdir()) == left
+    DeltaTable(uri).restore(version)
+    work.tidy(now=True)
+    assert lsns() == [200, 300]
+    wider = Relation(5, "public", "t", "d", (*RELATION.columns, Column("more", 25, -1, False)))
+    await land(400, wider, "y")
+    work.tidy(now=True)
+    assert lsns() == [200, 300, 400]
+    await sink.close()
+
+
+async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 4)
+    sink = await begun(make(tmp_path))
+    work = sweeping(tmp_path, 24, target_rows=1000)
+    written, versions = ChangeLog._merge_small, []
+
+    def meddled(self: ChangeLog, log: LakeDelta, *rest: Any) -> None:
+        written(self, log, *rest)
+        if len(log.files()) == 3:
+            versions.append(log.version)
+            DeltaTable(log.uri).delete("id = 210")
+            log.load()
+
+    monkeypatch.setattr(ChangeLog, "_merge_small", meddled)
+    for end in (200, 210, 220, 230):
+        await sink.apply(batch(transaction(end, *([RELATION] if end == 200 else []), Insert(5, row(str(end), "x", None)))))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+        if not versions:
+            work.tidy(now=True)
+    with pytest.raises(TargetError, match=f"somebody else, in version {versions[0] + 1}"):
+        work.tidy(now=True)
+    DeltaTable(str(tmp_path / "log/public/t")).restore(versions[0])
+    work.tidy(now=True)
+    await sink.close()
+    assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].to_pylist()) == [200, 210, 220, 230]
