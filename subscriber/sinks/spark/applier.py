@@ -32,7 +32,7 @@ from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
+from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, needs_rewrite, stretches
 from subscriber.sinks.spark.foreign import require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
@@ -267,24 +267,25 @@ class Applier:
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
-            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in dropped if field in present.names)
+            absent = absent_columns(schema, source.schemas)
+            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in absent if field in present.names)
         overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
         work = TableWork(
             directory=delta.directory,
             schema=schema,
             base=base,
-            changes=tuple(source.files),
+            stretches=stretches(schema, None if replaced else present, list(zip(source.files, source.described, strict=True))),
             after=0 if applied is None else int(applied),
             rewrite=rewrite,
             dropped=dropped,
             target_rows=self._settings.target_rows,
         )
-        if len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
-            changes = read_changes(self._storage, work.changes, schema, work.after)
-            work = replace(work, changes=(self._gathered(changes),))
+        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+            changes = read_changes(self._storage, source.files, schema, work.after)
+            work = replace(work, stretches=(replace(work.stretches[0], files=(self._gathered(changes),)),))
         else:
-            changes = read_changes(self._storage, work.changes, schema, work.after, plan_columns(schema))
-        plan = plan_table(work, changes) if work.changes or work.rewrite else Plan((), (), cleared=False)
+            changes = read_changes(self._storage, source.files, schema, work.after, plan_columns(schema))
+        plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         return Work(name, application, delta, source, work, plan, overwrite)
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
@@ -56,7 +57,7 @@ class Unit:
         directory: of the table, relative to the lake.
         schema: the table's now.
         base: files of the table, relative to its directory.
-        changes: landed files, relative to the lake, in order.
+        stretches: of its changes, one after the other.
         after: changes up to this LSN are in the table already.
         ranges: of the keys it is about, disjoint; empty: all.
         cleared: the table's former rows are gone, whatever the changes say.
@@ -67,7 +68,7 @@ class Unit:
     directory: str
     schema: TableSchema
     base: tuple[str, ...]
-    changes: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
     after: int
     ranges: tuple[KeyRange, ...] = ()
     cleared: bool = False
@@ -108,28 +109,40 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     Raises:
         TargetError: a file cannot be read or written, or is damaged.
     """
-    schema = unit.schema
-    changes = read_changes(storage, unit.changes, schema, unit.after)
-    if unit.ranges and schema.keys:
-        wanted: Any = pc.equal(changes["_op"], "t")
-        for range_ in unit.ranges:
-            wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
-        changes = changes.filter(wanted)
-    base = _read_base(storage, unit) if unit.base and not unit.cleared else schema.current.empty_table()
+    rows = _read_base(storage, unit) if unit.base and not unit.cleared else unit.schema.current.empty_table()
     missing = Missing()
+    for stretch in unit.stretches:
+        schema = stretch.schema
+        changes = read_changes(storage, stretch.files, schema, unit.after)
+        if not changes.num_rows:
+            continue  # all of it is in the table already: it may have columns that these had not
+        if unit.ranges and schema.keys:
+            wanted: Any = pc.equal(changes["_op"], "t")
+            for range_ in unit.ranges:
+                wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
+            changes = changes.filter(wanted)
+        changes, cleared = since_truncate(changes)
+        if cleared:
+            rows, missing = rows.slice(0, 0), Missing()
+        rows, found = _changed(_without(rows, stretch.absent), changes, schema)
+        missing.add(found)
+    return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
+
+
+def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, Missing]:
     if schema.full:
-        rows, missing = fold_whole_rows(base, changes, schema)
-    elif schema.keys:
-        settled = settle(base, changes, schema)
-        rows, missing = settled.rows(base), settled.missing
-    else:
-        inserted, cleared = since_truncate(changes)
-        added = inserted.select(schema.current.names)
-        rows = added if cleared else pa.concat_tables([base, added])
-    for name in unit.dropped:
+        return fold_whole_rows(rows, changes, schema)
+    if schema.keys:
+        settled = settle(rows, changes, schema)
+        return settled.rows(rows), settled.missing
+    return pa.concat_tables([rows, changes.select(schema.current.names)]), Missing()
+
+
+def _without(rows: pa.Table, fields: Sequence[str]) -> pa.Table:
+    for name in fields:
         position = rows.schema.get_field_index(name)
         rows = rows.set_column(position, rows.schema.field(position), pa.nulls(rows.num_rows, rows.schema.field(position).type))
-    return UnitResult(write_rows(storage, unit, rows), missing)
+    return rows
 
 
 def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, after: int, columns: Sequence[str] | None = None) -> pa.Table:

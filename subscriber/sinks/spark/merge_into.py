@@ -88,7 +88,7 @@ class MergeEngine:
 
     def _merge(self, work: Work) -> Done:
         schema, reached = work.task.schema, work.source.reached
-        changes = read_changes(self._storage, work.task.changes, schema, work.task.after)
+        changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
         try:
             session = self._session(work.application, reached)
             settled = settle(self._touched(session, work, changes), changes, schema)
@@ -173,7 +173,7 @@ def _is_merged(work: Work) -> bool:
     task = work.task
     schema = task.schema
     keyed = bool(schema.keys) and not schema.full
-    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and bool(task.changes)
+    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
     return keyed and plain and bool(task.base) and not _is_scattered(work)
 
 

@@ -15,11 +15,12 @@ from deltalake import DeltaTable
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Column, Insert, Message, Relation
+from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
@@ -145,3 +146,55 @@ async def test_a_published_commit_that_is_gone_is_told(tmp_path: Path, lost: str
     with pytest.raises(TargetError, match=r"Delta table .*public/t"):
         all_rounds(work)
     assert read_cut(storage(tmp_path)) == cut
+
+
+async def test_an_update_before_the_identity_becomes_full_replaces_its_row(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    full = relation("f", ("id", 23, True), ("note", 25, True))
+    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b")), full, Update(5, None, row("1", "b"), row("1", "c")))))
+    await land(sink, 400, full, Insert(5, row("3", "c")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "c"), (3, "c")]
+    assert work.missing == Missing()
+
+
+async def test_a_delete_before_the_key_changes_deletes_its_row(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")), Insert(5, row("4", "d")))
+    indexed = relation("i", ("id", 23, False), ("note", 25, True))
+    await land(sink, 300, Delete(5, row("1", None), None))
+    await land(sink, 400, indexed, Insert(5, row("3", "c")), Update(5, None, None, row("20", "b")), Delete(5, row(None, "d"), None))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(20, "b"), (3, "c")]
+    assert work.missing == Missing()
+
+
+async def test_changes_before_the_identity_becomes_nothing_are_no_rows(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))
+    none = relation("n", ("id", 23, False), ("note", 25, False))
+    await land(sink, 300, Update(5, None, None, row("1", "a2")), Delete(5, row("2", None), None))
+    await land(sink, 400, none, Insert(5, row("3", "c")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a2"), (3, "c")]
+
+
+async def test_a_truncate_behind_a_new_identity_clears_the_table(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")), Update(5, None, None, row("9", "of no row")))
+    full = relation("f", ("id", 23, True), ("note", 25, True))
+    await land(sink, 400, full, Insert(5, row("3", "c")), Truncate(TruncateOption(0), (5,)), Insert(5, row("4", "d")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(4, "d")]
+    assert work.missing == Missing()
+
+
+async def test_a_column_that_goes_and_comes_back_in_one_round_is_null_in_rows_from_before(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))
+    await land(sink, 300, relation("d", ("id", 23, True)), Insert(5, row("3")))
+    await land(sink, 400, KEYED, Update(5, None, None, row("2", "again")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, None), (2, "again"), (3, None)]
