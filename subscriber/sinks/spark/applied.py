@@ -16,10 +16,10 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.manifest import read_document, write_document
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
+__all__ = ["CUTS", "Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
 
 _NAME: Final = "applied.json"
-_HISTORY: Final = "cuts"
+CUTS: Final = "cuts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ def write_cut(storage: Storage, cut: Cut) -> None:
         for name, table in cut.tables.items()
     ]
     document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables}
-    storage.make_directory(_HISTORY)
+    storage.make_directory(CUTS)
     # for readers of the past; of no meaning for what is exact
-    write_document(storage, f"{_HISTORY}/{int(cut.lsn):020d}.json", document, durable=False)
+    write_document(storage, f"{CUTS}/{int(cut.lsn):020d}.json", document, durable=False)
     write_document(storage, _NAME, document)
 
 
@@ -97,11 +97,11 @@ def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
     if newest is not None and newest.lsn <= lsn:
         return newest
     limit = f"{int(lsn):020d}.json"
-    names = [file.name for file in storage.files(_HISTORY) if file.name <= limit and file.name[0].isdigit()]
-    return _read(storage, f"{_HISTORY}/{names[-1]}") if names else None
+    names = [file.name for file in storage.files(CUTS) if file.name <= limit and file.name[0].isdigit()]
+    return _read(storage, f"{CUTS}/{names[-1]}") if names else None
 
 
 def forget_cuts(storage: Storage, keep: int) -> None:
     """Remember only so many, the newest."""
-    names = [file.name for file in storage.files(_HISTORY) if file.name[0].isdigit()]
-    storage.delete(f"{_HISTORY}/{name}" for name in names[:-keep])
+    names = [file.name for file in storage.files(CUTS) if file.name[0].isdigit()]
+    storage.delete(f"{CUTS}/{name}" for name in names[:-keep])

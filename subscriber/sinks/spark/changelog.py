@@ -21,8 +21,9 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.evolve import evolved, needs_rewrite
-from subscriber.sinks.spark.foreign import require_log_ours
+from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.landing import batch_end
 from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
 from subscriber.sinks.spark.paths import table_directory
@@ -88,6 +89,10 @@ class ChangeLog:
             # the manifest first: files that no manifest names are nothing
             self._storage.delete([manifest_name(LANDING, manifest.end)])
             self._storage.delete([file.path for file in manifest.files])
+        if manifests:
+            # of an applier that was killed between the two
+            ends = [(file.name, batch_end(file.name)) for file in self._storage.files(LANDING)]
+            self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < manifests[-1].end)
 
     def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
         directory = table_directory("log", name, table.id)

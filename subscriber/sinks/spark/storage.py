@@ -32,10 +32,11 @@ TEMPORARY: Final = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that is there."""
+    """A file that is there; ``changed``: when, seconds since 1970."""
 
     name: str
     size: int
+    changed: float = 0.0
 
 
 class PendingFile:
@@ -186,7 +187,7 @@ class Storage:
         """Files in a directory, by name; none if it is not there. Subdirectories are left out."""
         with translated(self.what(directory)):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
-        files = [StoredFile(info.base_name, info.size or 0) for info in found if info.type is fs.FileType.File]
+        files = [StoredFile(info.base_name, info.size or 0, (info.mtime_ns or 0) / 1e9) for info in found if info.type is fs.FileType.File]
         return sorted(files, key=lambda file: file.name)
 
     def entries(self, directory: str) -> list[str]:

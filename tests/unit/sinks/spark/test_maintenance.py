@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, storage
+from tests.unit.sinks.spark.test_applier import Killed, all_rounds, storage
 
 
 def sweeping(path: Path, grace_hours: int, **settings: int) -> Applier:
@@ -152,6 +153,83 @@ async def test_a_copy_under_way_loses_nothing_and_one_that_was_begun_anew_goes(t
     # of the future: a copy that was begun since the applier looked
     assert sorted(os.listdir(tmp_path / "copy")) == [f"{number}-2", f"{number}-3"]
     await copying.close()
+    await sink.close()
+
+
+async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_grace_time(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    await sink.advance(Lsn(200))
+    work = sweeping(tmp_path, 2)
+    all_rounds(work)
+    work.tidy(now=True)
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    copying = sink.open_table(TABLE)
+    await copying.begin()
+    await copying.start_copy()
+    number, random = copying.relation_id, "0" * 32
+    (tmp_path / f"copy/{number}-1/order.json").write_bytes(b"")
+    hours_ago = time.time() - 3 * 3600
+    left, removed = [], []
+    for directory in ("tables/public/t", "log/public/t", ".", "cuts"):
+        for name, age, stays in [
+            (f".tmp-{random}-part-{random}.parquet", hours_ago, False),
+            (f".tmp-{random}-part-young.parquet", time.time(), True),
+            (f".tmp-{random}-copy-{number}-1-{random}.parquet", hours_ago, True),
+            (f".tmp-{random}-copy-{number}-0-{random}.parquet", hours_ago, False),
+            (".tmp-of-somebody-else", hours_ago, True),
+        ]:
+            file = tmp_path / directory / name
+            file.write_bytes(b"half")
+            os.utime(file, (age, age))
+            (left if stays else removed).append(file)
+    work.tidy()
+    assert [file for file in left if not file.exists()] == []
+    assert [file for file in removed if file.exists()] == []
+    await copying.close()
+    await sink.close()
+
+
+@pytest.mark.parametrize("finder", ["applier", "subscriber"])
+async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str) -> None:
+    sink = await begun(make(tmp_path))
+    landing = tmp_path / "landing"
+
+    async def land(end: int) -> None:
+        await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
+        await sink.advance(Lsn(end))
+
+    for end in (200, 300, 400):
+        await land(end)
+    work = sweeping(tmp_path, 24)
+    all_rounds(work)
+    delete, calls = Storage.delete, 0
+
+    def killed(storage: Storage, names: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Killed
+        delete(storage, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "delete", killed)
+        with pytest.raises(Killed):
+            work.tidy(now=True)
+    assert not (landing / f"{200:020d}.json").exists()
+    assert list(landing.glob(f"{200:020d}-*.parquet"))
+    if finder == "applier":
+        await land(500)
+        work = sweeping(tmp_path, 24)
+        all_rounds(work)
+        work.tidy(now=True)
+        assert sorted(file.name.split("-")[0] for file in landing.iterdir()) == [f"{500:020d}", f"{500:020d}.json"]
+    else:
+        await sink.close()
+        await sink.open("replica", lambda _: None)
+        assert not list(landing.glob(f"{200:020d}*"))
+        assert len(list(landing.iterdir())) == 4
     await sink.close()
 
 
