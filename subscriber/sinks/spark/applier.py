@@ -214,8 +214,9 @@ class Applier:
             # a copy that was made since replaces what was there, and what became of it
             if not (table.generation and (applied is None or applied > cut.lsn)):
                 require_kept(delta, known, applied)
-            if delta.is_there:
-                require_ours(self._storage, delta, known.version, f"subscriber-{lake.target_identifier}-{table.id}-")
+            if delta.is_there and not (table.generation and applied is None):
+                prefix = f"subscriber-{lake.target_identifier}-{table.id}-"
+                require_ours(self._storage, delta, known.version, prefix, _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has what this copy of it had, or was never copied and has something."""

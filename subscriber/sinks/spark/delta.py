@@ -158,6 +158,16 @@ class LakeDelta:
             found = self._table.transaction_version(application) if self._table is not None else None
         return None if found is None else Lsn(found)
 
+    def applied_at(self, version: int, application: str) -> Lsn | None:
+        """The same, as of a version.
+
+        Raises:
+            TargetError: the log does not reach so far back.
+        """
+        with self._translated():
+            found = DeltaTable(self.uri, version=version).transaction_version(application)
+        return None if found is None else Lsn(found)
+
     def add_columns(self, schema: pa.Schema) -> None:
         """Add the columns of ``schema`` that are not there, in a commit of their own."""
         there = set(self.schema.names)

@@ -46,25 +46,42 @@ def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> 
         )
 
 
-def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str) -> None:
-    """See that commits behind a version are all ours.
+def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, application: str) -> None:
+    """See that commits behind a version are all ours, or undone before another one of ours came.
 
     Args:
         storage: the lake's.
         delta: the table, loaded.
         since: a version that was.
         prefix: how names of applications of ours begin.
+        application: in whose name the table is committed now; that of a new copy replaces all that was.
 
     Raises:
         TargetError: one is not.
     """
-    versions = range(since + 1, delta.version + 1)
-    foreign = [version for version in versions if _is_foreign(storage, f"{delta.directory}/_delta_log/{version:020d}.json", prefix)]
-    if foreign and set(delta.files_at(foreign[-1])) != set(delta.files_at(foreign[0] - 1)):
-        raise TargetError(
-            f"Delta table {delta.uri} was changed by somebody else, in version {foreign[0]}",
-            hint=f"RESTORE TABLE … TO VERSION AS OF {foreign[0] - 1}; or take it out of the publication and in again, which copies it anew",
-        )
+    ours: list[int] = []
+    runs: list[list[int]] = []  # of others' commits, with none of ours between them
+    for version in range(since + 1, delta.version + 1):
+        changes = _changes(storage, f"{delta.directory}/_delta_log/{version:020d}.json", prefix)
+        if changes == "ours":
+            ours.append(version)
+        elif changes == "foreign":
+            if runs and not (ours and ours[-1] > runs[-1][-1]):
+                runs[-1].append(version)
+            else:
+                runs.append([version])
+    if runs and ours and delta.applied_at(since, application) is None and delta.applied(application) is not None:
+        copied = next(version for version in ours if delta.applied_at(version, application) is not None)
+        runs = [run for run in runs if run[-1] > copied]
+    for run in runs:
+        if set(delta.files_at(run[-1])) == set(delta.files_at(run[0] - 1)):
+            continue
+        behind = next((version for version in ours if version > run[0]), None)
+        told = f"Delta table {delta.uri} was changed by somebody else, in version {run[0]}"
+        if behind is None:
+            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {_COPY_ANEW}")
+        # restored to before it, the table would lack what a commit of ours brought, and say that it has it
+        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=_COPY_ANEW)
 
 
 def require_log_ours(storage: Storage, log: LakeDelta, prefix: str) -> None:
@@ -88,10 +105,6 @@ def require_log_ours(storage: Storage, log: LakeDelta, prefix: str) -> None:
     if foreign and (not foreign[-1] or set(log.files_at(foreign[0])) != set(log.files_at(foreign[-1] - 1))):
         hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
         raise TargetError(f"change log {log.uri} was changed by somebody else, in version {foreign[-1]}", hint=hint)
-
-
-def _is_foreign(storage: Storage, path: str, prefix: str) -> bool:
-    return _changes(storage, path, prefix) == "foreign"
 
 
 def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:

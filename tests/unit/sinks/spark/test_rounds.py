@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
-from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
@@ -198,3 +199,87 @@ async def test_a_column_that_goes_and_comes_back_in_one_round_is_null_in_rows_fr
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path) == [(1, None), (2, "again"), (3, None)]
+
+
+def _foreign(path: Path) -> None:
+    write_deltalake(
+        str(path / "tables/public/t"),
+        pa.table({"id": pa.array([99], pa.int32()), "note": ["of nobody"], "_special": pa.array([None], pa.string())}),
+        mode="append",
+    )
+
+
+async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    real = Applier._taken
+
+    def between(*arguments: Any) -> Any:
+        _foreign(tmp_path)
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Applier, "_taken", between)
+        with pytest.raises(TargetError, match=r"in version 2, and by the applier behind that, in version 3") as told:
+            work.run_round()
+    assert told.value.hint is not None
+    assert "RESTORE" not in told.value.hint
+    assert "copies it anew" in told.value.hint
+    # restored all the same: what was committed behind it would be missing
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    with pytest.raises(TargetError, match="in version 2"):
+        applier(tmp_path).run_round()
+    # as the remedy says: copied anew
+    name = TableName("public", "t")
+    await sink.remove_table(name)
+    await sink.add_table(name, TableEntry(TableState.INIT))
+    published = PublishedTable(
+        name=name,
+        relation_id=5,
+        kind="r",
+        columns=("id", "note"),
+        key_columns=("id",),
+        replica_identity="d",
+        column_types=(23, 25),
+        column_modifiers=(-1, -1),
+    )
+    copying = sink.open_table(name)
+    await copying.begin()
+    await copying.start_copy()
+
+    async def copied() -> AsyncIterator[bytes]:
+        yield b"1\ta\n2\tb\n"
+
+    await copying.describe(published)
+    await copying.copy(["id", "note"], CopyFormat.TEXT, copied())
+    await copying.finish_copy(Position("sync", "7", 1, Lsn(300)))
+    await copying.finish_sync(Lsn(300))
+    await copying.close()
+    await land(sink, 400, Insert(5, row("3", "c")))
+    await sink.close()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(applier_module, "write_cut", killed)
+        with pytest.raises(KeyboardInterrupt):
+            applier(tmp_path).run_round()
+    assert all_rounds(applier(tmp_path)).lsn == 400
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
+
+
+async def test_a_foreign_commit_that_was_undone_is_no_error_even_with_ours_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    _foreign(tmp_path)
+    await land(sink, 300, Insert(5, row("2", "b")))
+    with pytest.raises(TargetError) as told:
+        work.run_round()
+    assert told.value.hint is not None
+    assert "RESTORE TABLE … TO VERSION AS OF 1;" in told.value.hint
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    await sink.close()
+    assert all_rounds(work).lsn == 300
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
