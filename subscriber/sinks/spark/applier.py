@@ -30,14 +30,14 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
 from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
-from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, needs_rewrite, stretches
 from subscriber.sinks.spark.foreign import require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.manifest import Manifest, check_files, read_manifests
+from subscriber.sinks.spark.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.merge import read_changes, read_range
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.paths import table_directory
@@ -104,6 +104,7 @@ class Applier:
         self._status = ApplierStatus(storage, engine.name)
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
+        self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
@@ -226,7 +227,7 @@ class Applier:
 
     def _manifests(self, cut: Cut | None) -> list[Manifest]:
         landed = cut.landed if cut is not None else INVALID_LSN
-        found = read_manifests(self._storage, LANDING, landed, anchor=landed)
+        found = read_manifests(self._storage, LANDING, landed, anchor=landed, read=self._read)
         check_files(self._storage, LANDING, found)
         return found
 
@@ -264,13 +265,16 @@ class Applier:
         present = delta.schema if delta.is_there else None
         schema = evolved(None if replaced else present, source.schemas)
         dropped = dropped_columns(schema, source.schemas[-1])
+        added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
-            absent = absent_columns(schema, source.schemas)
-            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in absent if field in present.names)
+            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in added if field in present.names)
+            added |= delta.added | (set(schema.arrow.names) - set(present.names))
         overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
+        if overwrite is not None:
+            overwrite = with_added(overwrite, added)
         work = TableWork(
             directory=delta.directory,
             schema=schema,
@@ -279,6 +283,7 @@ class Applier:
             after=0 if applied is None else int(applied),
             rewrite=rewrite,
             dropped=dropped,
+            added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
         )
         if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
@@ -331,6 +336,8 @@ class Applier:
                 work.delta.create(work.task.schema.current)
             elif work.overwrite is None:
                 work.delta.add_columns(work.task.schema.current)
+            if work.overwrite is None:
+                work.delta.mark_added(work.task.added)
         for work, done in zip(works, self._engine.apply(works), strict=True):
             known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
             for file in done.files:

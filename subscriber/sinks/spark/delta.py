@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -27,7 +27,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["FileRanges", "LakeDelta"]
+__all__ = ["FileRanges", "LakeDelta", "with_added"]
 
 _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": "100",
@@ -36,6 +36,9 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # of removed files in the log: longer than the grace time, after which sweep.py deletes them
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
+_ADDED_KEY: Final = "subscriber.added"
+_ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
+"""Metadata of a column."""
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
 """Of a table that is opened: those that nobody may have made durable."""
@@ -115,6 +118,11 @@ class LakeDelta:
         """Its columns, in the lake's Arrow types."""
         return pa.schema([_lake_field(field) for field in pa.schema(self._there.schema().to_arrow())])
 
+    @property
+    def added(self) -> frozenset[str]:
+        """Columns that came when it had rows."""
+        return frozenset(field.name for field in self._there.schema().fields if _ADDED_KEY in field.metadata)
+
     def files(self) -> dict[str, int]:
         """Rows by file, the path relative to the table."""
         actions = self._actions()
@@ -169,12 +177,20 @@ class LakeDelta:
         return None if found is None else Lsn(found)
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Add the columns of ``schema`` that are not there, in a commit of their own."""
+        """Add the columns of ``schema`` that are not there, in a commit of their own; they are among :attr:`added` from then on."""
         there = set(self.schema.names)
-        new = [field for field in schema if field.name not in there]
+        new = [field.with_metadata(_ADDED) for field in schema if field.name not in there]
         if new:
             with self._translated():
                 self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+            self.load()
+            self.make_durable()
+
+    def mark_added(self, fields: Iterable[str]) -> None:
+        """Let these columns be among :attr:`added`; a commit for each that is not yet."""
+        for field in sorted({*fields} - self.added):
+            with self._translated():
+                self._there.alter.set_column_metadata(field, dict(_ADDED))
             self.load()
             self.make_durable()
 
@@ -266,6 +282,12 @@ class LakeDelta:
             self._table = None
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetError(f"Delta table {self.uri}: {first}", hint="see whether its files are all there and may be written") from error
+
+
+def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
+    """Columns for a table, these among :attr:`LakeDelta.added`."""
+    marked = {*fields}
+    return pa.schema([field.with_metadata(_ADDED) if field.name in marked else field for field in schema])
 
 
 def _lake_field(field: pa.Field) -> pa.Field:

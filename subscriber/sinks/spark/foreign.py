@@ -16,7 +16,7 @@ from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["require_kept", "require_log_ours", "require_ours"]
+__all__ = ["require_kept", "require_ours"]
 
 _COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
 
@@ -82,29 +82,6 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
             raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {_COPY_ANEW}")
         # restored to before it, the table would lack what a commit of ours brought, and say that it has it
         raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=_COPY_ANEW)
-
-
-def require_log_ours(storage: Storage, log: LakeDelta, prefix: str) -> None:
-    """See that a change log is as the last commit of ours left it; none of ours is ever made behind one that is not.
-
-    Args:
-        storage: the lake's.
-        log: the table, loaded.
-        prefix: how names of applications of ours begin.
-
-    Raises:
-        TargetError: it is not.
-    """
-    foreign = []
-    for version in range(log.version, -1, -1):
-        changes = _changes(storage, f"{log.directory}/_delta_log/{version:020d}.json", prefix)
-        if changes is None or changes == "ours":
-            break
-        if changes == "foreign":
-            foreign.append(version)
-    if foreign and (not foreign[-1] or set(log.files_at(foreign[0])) != set(log.files_at(foreign[-1] - 1))):
-        hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
-        raise TargetError(f"change log {log.uri} was changed by somebody else, in version {foreign[-1]}", hint=hint)
 
 
 def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:

@@ -62,6 +62,7 @@ class Unit:
         ranges: of the keys it is about, disjoint; empty: all.
         cleared: the table's former rows are gone, whatever the changes say.
         dropped: columns that the publisher has no more: NULL in all rows.
+        added: columns that came later: rows from before have NULL there, whatever the publisher has.
         target_rows: how many rows a file should have.
     """
 
@@ -73,6 +74,7 @@ class Unit:
     ranges: tuple[KeyRange, ...] = ()
     cleared: bool = False
     dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     target_rows: int = 250_000
 
 
@@ -124,14 +126,14 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
         changes, cleared = since_truncate(changes)
         if cleared:
             rows, missing = rows.slice(0, 0), Missing()
-        rows, found = _changed(_without(rows, stretch.absent), changes, schema)
+        rows, found = _changed(_without(rows, stretch.absent), changes, schema, unit.added)
         missing.add(found)
     return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
 
 
-def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, Missing]:
+def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema, added: Sequence[str]) -> tuple[pa.Table, Missing]:
     if schema.full:
-        return fold_whole_rows(rows, changes, schema)
+        return fold_whole_rows(rows, changes, schema, added)
     if schema.keys:
         settled = settle(rows, changes, schema)
         return settled.rows(rows), settled.missing

@@ -58,6 +58,7 @@ class TableWork:
     after: int
     rewrite: bool = False
     dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     target_rows: int = 250_000
 
 
@@ -132,6 +133,7 @@ def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange],
         ranges=tuple(ranges),
         cleared=cleared,
         dropped=work.dropped,
+        added=work.added,
         target_rows=work.target_rows,
     )
 
