@@ -21,7 +21,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.manifest import Manifest, read_manifests
+from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.schema import META, TableSchema
@@ -113,7 +113,7 @@ class Changes:
             TargetError: there is no such table.
         """
         # the manifests first: what they lose meanwhile the log has
-        last = max((manifest.end for manifest in read_manifests(self._storage, LANDING)), default=INVALID_LSN)
+        last = Lsn(max(manifest_ends(self._storage, LANDING), default=0))
         known = self._look()
         until = known.table.until or INVALID_LSN
         if known.removed:

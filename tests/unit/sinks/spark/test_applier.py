@@ -24,6 +24,7 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.manifest import first_manifest
 from subscriber.sinks.spark.merge import Unit, UnitResult
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.storage import Storage, StoredFile
@@ -275,6 +276,33 @@ async def test_what_is_missing_in_the_landing_zone_is_named(tmp_path: Path, vict
     assert read_cut(storage(tmp_path)) is None
 
 
+async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
+    for end in range(200, 600, 10):
+        await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
+        await sink._now.land()
+    read, names = Storage.read, list[str]()
+
+    def counted(place: Storage, name: str) -> bytes | None:
+        if name.startswith("landing/"):
+            names.append(name)
+        return read(place, name)
+
+    monkeypatch.setattr(Storage, "read", counted)
+    # who waits for the applier looks at what waits longest, and not again before something is published
+    for _ in range(5):
+        assert await sink._now.applied() == 100
+    assert names in ([], [f"landing/{200:020d}.json"])  # its own watch may have looked before
+    names.clear()
+    work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1)), 0
+    while work.run_round() is not None:
+        rounds += 1
+    assert rounds == 40
+    assert len(names) == len(set(names)) == 40
+    assert await sink._now.applied() == 590
+    await sink.close()
+
+
 @pytest.mark.parametrize("missed", [[["200"]], [["300"]], [["200"], ["300"]], [["200", "300"]], [["300"], ["200"], ["300", "400"]]])
 async def test_a_listing_that_misses_what_is_being_made_is_no_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missed: list[list[str]]
@@ -291,8 +319,18 @@ async def test_a_listing_that_misses_what_is_being_made_is_no_gap(
         return [file for file in found if file.name not in names]
 
     monkeypatch.setattr(Storage, "files", files)
+    again = [list(some) for some in missed]
     assert all_rounds(applier(tmp_path)).lsn == 400
     assert current(tmp_path) == [(200, None), (300, None), (400, None)]
+    missed[:] = again
+    first = first_manifest(storage(tmp_path), "landing", Lsn(100))
+    assert first is not None
+    assert first.end == 200
+    missed.clear()
+    assert first_manifest(storage(tmp_path), "landing", Lsn(400)) is None
+    (tmp_path / f"landing/{300:020d}.json").unlink()
+    with pytest.raises(DataLossError, match="has a gap: no manifest from 0/C8 to 0/12C"):
+        first_manifest(storage(tmp_path), "landing", Lsn(200))
 
 
 async def test_a_damaged_landed_file_is_named(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_g
     number, random = copying.relation_id, "0" * 32
     (tmp_path / f"copy/{number}-1/order.json").write_bytes(b"")
     hours_ago = time.time() - 3 * 3600
-    left, removed = [], []
+    left: list[Path] = []
+    removed: list[Path] = []
     for directory in ("tables/public/t", "log/public/t", ".", "cuts"):
         for name, age, stays in [
             (f".tmp-{random}-part-{random}.parquet", hours_ago, False),
