@@ -33,6 +33,7 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, needs_rewrite, stretches
+from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.foreign import require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
@@ -197,7 +198,8 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
-        log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
+        with reckoned(self._storage.what("log")):
+            log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # the cut that is published has the newest versions: whatever they have is no file of these
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
@@ -252,6 +254,10 @@ class Applier:
     # --- one table
 
     def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
+        with reckoned(self._storage.what(table_directory("tables", name, table.id))):
+            return self._planned(lake, name, table, taken, end)
+
+    def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
         delta = self._delta(name, table)
         application = _application(lake, table)
         applied = delta.applied(application)

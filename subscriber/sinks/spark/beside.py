@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from subscriber.errors import ConfigurationError, SubscriberError, TargetUnavailable
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.spark.location import Location
 
 __all__ = ["ApplierThread"]
@@ -56,11 +56,18 @@ class ApplierThread:
         self._thread.start()
 
     def _run(self) -> None:
+        # what is no error of ours is told by the interpreter, with its traceback; by this, too: nobody is to land for one that is gone
+        failure: SubscriberError | None = TargetError(
+            "the applier beside the subscriber ended by an error that it does not know", hint="report what was logged before this"
+        )
         try:
             _program()(self._location, self._stop, _REST_SECONDS)
+            failure = None
         except SubscriberError as error:
             _log.error("the applier has ended: %s", error.one_line())
-            self._failure = error
+            failure = error
+        finally:
+            self._failure = failure
 
     def stop(self) -> None:
         """Let it bring its round to an end, and apply what waits if that is not much. Blocks, not for ever: for a thread."""

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.spark.conversion import converted
 from subscriber.sinks.spark.evolve import Stretch
+from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
@@ -109,8 +111,13 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     """Do it.
 
     Raises:
-        TargetError: a file cannot be read or written, or is damaged.
+        TargetError: a file cannot be read or written, or is damaged; or Arrow cannot do what is asked for.
     """
+    with reckoned(storage.what(unit.directory)):
+        return _merged(storage, unit)
+
+
+def _merged(storage: Storage, unit: Unit) -> UnitResult:
     rows = _read_base(storage, unit) if unit.base and not unit.cleared else unit.schema.current.empty_table()
     missing = Missing()
     for stretch in unit.stretches:
@@ -169,9 +176,10 @@ def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, af
 
 
 def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table in other columns: missing ones are NULL, types are cast, what is not wanted is left out."""
+    """A table in other columns: missing ones are NULL, types are converted, what is not wanted is left out."""
     columns = [
-        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type) for field in wanted
+        converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in wanted
     ]
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted]))
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.keys import is_orderable
 from subscriber.sinks.spark.landing import ParquetFile
@@ -87,6 +88,10 @@ class MergeEngine:
         return [found[number] for number in range(len(works))]
 
     def _merge(self, work: Work) -> Done:
+        with reckoned(work.delta.uri):
+            return self._merge_changes(work)
+
+    def _merge_changes(self, work: Work) -> Done:
         schema, reached = work.task.schema, work.source.reached
         changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
         try:

@@ -18,6 +18,7 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark import applier as applier_module
+from subscriber.sinks.spark import merge as merge_module
 from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.delta import LakeDelta
@@ -342,3 +343,31 @@ async def test_columns_that_came_later_are_known_after_a_type_changed(tmp_path: 
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path, ("id", "n")) == [(1, 6), (2, None), (3, 1), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("oid", "text", "written"),
+    [(1009, '{a,"b c"}', '{a,"b c"}'), (17, "\\x6100", "\\x6100"), (1016, "{1,NULL}", "{1,NULL}"), (701, "1e+20", "1e+20")],
+)
+async def test_any_type_becomes_text(tmp_path: Path, oid: int, text: str, written: str) -> None:
+    sink, work = await start(tmp_path, relation("d", ("id", 23, True), ("note", oid, False)), Insert(5, row("1", text)))
+    await land(sink, 300, KEYED, Insert(5, row("2", "x")))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path) == [(1, written), (2, "x")]
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 2
+
+
+async def test_what_arrow_cannot_do_is_told_without_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "secret")))
+    await sink.close()
+
+    def refused(column: pa.ChunkedArray, _: pa.DataType) -> pa.ChunkedArray:
+        raise pa.ArrowInvalid(f"cannot cast {column.to_pylist()}")
+
+    monkeypatch.setattr(merge_module, "converted", refused)
+    with pytest.raises(TargetError, match=r"public/t: Arrow cannot reckon with its columns \(ArrowInvalid\)") as told:
+        work.run_round()
+    assert "secret" not in str(told.value)
