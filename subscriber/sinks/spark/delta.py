@@ -18,6 +18,7 @@ from typing import Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
@@ -64,6 +65,7 @@ class LakeDelta:
         self.directory = directory
         self._table: DeltaTable | None = None
         self._durable = -1
+        self._valued: dict[str, dict[str, bool]] = {}  # columns that went, and the files that have values of them
 
     @property
     def uri(self) -> str:
@@ -152,13 +154,39 @@ class LakeDelta:
         return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
     def has_values(self, field: str) -> bool:
-        """Whether some row has a value in this column, by the files' statistics; a column of lists has none."""
+        """Whether some row has a value in this column: by Delta's statistics, and by the files' own where Delta keeps none of it.
+
+        A list without an element that is a value counts as none.
+
+        Raises:
+            TargetError: a file cannot be read.
+        """
         actions = self._actions()
+        paths, rows = actions["path"].to_pylist(), actions["num_records"].to_pylist()
         name = f"null_count.{field}"
-        if name not in actions.schema.names:
-            return False
-        pairs = zip(actions["num_records"].to_pylist(), actions[name].to_pylist(), strict=True)
-        return any(nulls is not None and nulls < rows for rows, nulls in pairs)
+        nulls = actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths)
+        known = self._valued.get(field, {})
+        found: dict[str, bool] = {}
+        for path, count, missing in zip(paths, rows, nulls, strict=True):
+            if missing is not None:
+                found[path] = missing < count
+            else:
+                found[path] = known[path] if path in known else self._states_values(path, field)
+        self._valued[field] = found
+        return any(found.values())
+
+    def _states_values(self, path: str, field: str) -> bool:
+        with self._storage.reading(path), pq.ParquetFile(f"{self.directory}/{path}", filesystem=self._storage.filesystem) as file:
+            metadata = file.metadata
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for column in (group.column(index) for index in range(group.num_columns)):
+                if column.path_in_schema != field and not column.path_in_schema.startswith(f"{field}.list."):
+                    continue
+                stated = column.statistics
+                if stated is None or not stated.has_null_count or stated.null_count < column.num_values:
+                    return True
+        return False
 
     def applied(self, application: str) -> Lsn | None:
         """What an application brought it to; None if it never did."""

@@ -1,8 +1,8 @@
 """How a table's columns in the lake follow the publisher's.
 
 * A new column is added; rows from before have NULL in it, whatever its default: the publisher does not send them again.
-* A dropped column stays, and is NULL in all rows from then on, which takes writing the table's files anew, once; a column of lists keeps
-  in rows that do not change what it had. A column of that name that comes back later is that one.
+* A dropped column stays, and is NULL in all rows from then on, which takes writing the table's files anew, once. A column of that name
+  that comes back later is that one.
 * A type that changed becomes the narrowest one that holds both, text if nothing else does; then all files are written anew, once.
 * A replica identity that changed holds for the changes that were described with it: changes of one round with several are applied in
   stretches, one after the other. So are they around a column that went, or came back.

@@ -371,3 +371,21 @@ async def test_what_arrow_cannot_do_is_told_without_a_value(tmp_path: Path, monk
     with pytest.raises(TargetError, match=r"public/t: Arrow cannot reckon with its columns \(ArrowInvalid\)") as told:
         work.run_round()
     assert "secret" not in str(told.value)
+
+
+async def test_a_dropped_column_that_delta_keeps_no_statistics_of_becomes_null(tmp_path: Path) -> None:
+    columns = [("id", 23, True), *((f"c{number}", 25, False) for number in range(38)), ("tags", 1009, False)]
+    first = [Insert(5, row(str(number), *["x"] * 38, "{a}")) for number in range(30)]
+    sink, work = await start(tmp_path, relation("d", *columns), *first)
+    await land(sink, 300, relation("d", *columns[:-2]), Insert(5, row("100", *["y"] * 37)))
+    all_rounds(work)
+    assert set(rows(tmp_path, ("c37", "tags"))) == {(None, None)}
+    # and that is done once
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    before = set(table.file_uris())
+    await land(sink, 400, Update(5, None, None, row("100", *["z"] * 37)))
+    await sink.close()
+    all_rounds(work)
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    assert before & set(table.file_uris())
+    assert set(rows(tmp_path, ("c37", "tags"))) == {(None, None)}
