@@ -32,9 +32,9 @@ from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, needs_rewrite, stretches
+from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
 from subscriber.sinks.spark.failures import reckoned
-from subscriber.sinks.spark.foreign import require_kept, require_ours
+from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
@@ -270,6 +270,11 @@ class Applier:
             return None
         present = delta.schema if delta.is_there else None
         schema = evolved(None if replaced else present, source.schemas)
+        if table.until is None and (changed := keys_changed(schema, None if replaced else present, source.schemas)):
+            raise TargetError(
+                f'column "{changed[0]}" of table "{name}", by which its rows are known, has another type: old values are not known in it',
+                hint=COPY_ANEW,
+            )
         dropped = dropped_columns(schema, source.schemas[-1])
         added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()

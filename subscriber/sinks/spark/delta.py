@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
@@ -40,6 +40,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
 _ADDED_KEY: Final = "subscriber.added"
 _ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
 """Metadata of a column."""
+_WITHOUT_ZONE: Final = "timestampNtz"
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
 """Of a table that is opened: those that nobody may have made durable."""
@@ -250,6 +251,8 @@ class LakeDelta:
         if overwrite is None:
             actions += [RemoveAction(path, not same_rows, now) for path in removed]
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
+        if overwrite is not None:
+            self._take_types(overwrite)
         self.make_durable()
         self._storage.sync([self.directory])
         with self._translated():
@@ -262,6 +265,14 @@ class LakeDelta:
             )
         self.load()
         self._sync_log(self.version)
+
+    def _take_types(self, schema: pa.Schema) -> None:
+        """Have the table's protocol allow what these columns need, in a commit of its own."""
+        needed = any(_is_without_zone(field.type) for field in schema)
+        if needed and _WITHOUT_ZONE not in (self._there.protocol().writer_features or ()):
+            with self._translated():
+                self._there.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+            self.load()
 
     def make_durable(self) -> None:
         """See that the commits that it was loaded with outlive a loss of power, with their files, whoever made them.
@@ -316,6 +327,12 @@ def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
     """Columns for a table, these among :attr:`LakeDelta.added`."""
     marked = {*fields}
     return pa.schema([field.with_metadata(_ADDED) if field.name in marked else field for field in schema])
+
+
+def _is_without_zone(type_: pa.DataType) -> bool:
+    if pa.types.is_list(type_):
+        return _is_without_zone(type_.value_type)
+    return bool(pa.types.is_timestamp(type_)) and type_.tz is None
 
 
 def _lake_field(field: pa.Field) -> pa.Field:

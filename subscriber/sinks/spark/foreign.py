@@ -16,9 +16,10 @@ from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["require_kept", "require_ours"]
+__all__ = ["COPY_ANEW", "require_kept", "require_ours"]
 
-_COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
+COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
+"""A remedy."""
 
 
 def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
@@ -42,7 +43,7 @@ def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> 
     if found is not None:
         raise TargetError(
             f"Delta table {delta.uri} has lost version {published.version}, which was published: {found}",
-            hint=f"restore it from a backup, or {_COPY_ANEW}",
+            hint=f"restore it from a backup, or {COPY_ANEW}",
         )
 
 
@@ -79,9 +80,9 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
         behind = next((version for version in ours if version > run[0]), None)
         told = f"Delta table {delta.uri} was changed by somebody else, in version {run[0]}"
         if behind is None:
-            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {_COPY_ANEW}")
+            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_ANEW}")
         # restored to before it, the table would lack what a commit of ours brought, and say that it has it
-        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=_COPY_ANEW)
+        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_ANEW)
 
 
 def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:

@@ -389,3 +389,37 @@ async def test_a_dropped_column_that_delta_keeps_no_statistics_of_becomes_null(t
     table = DeltaTable(str(tmp_path / "tables/public/t"))
     assert before & set(table.file_uris())
     assert set(rows(tmp_path, ("c37", "tags"))) == {(None, None)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "old", "new"),
+    [
+        (1082, 1114, "2024-01-02", "2024-01-02 00:00:00"),
+        (23, 701, "7", "7"),
+        (1184, 25, "2024-01-02 03:04:05+00", "2024-01-02 03:04:05+00"),
+        (1114, 25, "2024-01-02 03:04:05.5", "2024-01-02 03:04:05.5"),
+        (701, 25, "1e+20", "1e+20"),
+    ],
+)
+@pytest.mark.parametrize("identity", ["d", "f"])
+async def test_rows_from_before_a_key_had_another_type_are_found(
+    tmp_path: Path, identity: Identity, before: int, after: int, old: str, new: str
+) -> None:
+    first = relation(identity, ("id", before, True), ("note", 25, identity == "f"))
+    then = relation(identity, ("id", after, True), ("note", 25, identity == "f"))
+    sink, work = await start(tmp_path, first, Insert(5, row(old, "a")))
+    change = Update(5, None, row(new, "a"), row(new, "b")) if identity == "f" else Update(5, None, None, row(new, "b"))
+    await land(sink, 300, then, change)
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path, ("note",)) == [("b",)]
+    assert work.missing == Missing()
+
+
+async def test_a_key_whose_old_values_nobody_can_tell_is_told(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, relation("d", ("at", 1114, True), ("note", 25, False)), Insert(5, row("2024-01-02 03:04:05", "a")))
+    await land(sink, 300, relation("d", ("at", 1184, True), ("note", 25, False)), Update(5, None, None, row("2024-01-02 02:04:05+00", "b")))
+    await sink.close()
+    with pytest.raises(TargetError, match=r'column "at" of table "public.t", by which its rows are known, has another type') as told:
+        all_rounds(work)
+    assert "copies it anew" in (told.value.hint or "")
