@@ -23,6 +23,7 @@ from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.schema import META_NAMES, lake_names
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
@@ -423,3 +424,29 @@ async def test_a_key_whose_old_values_nobody_can_tell_is_told(tmp_path: Path) ->
     with pytest.raises(TargetError, match=r'column "at" of table "public.t", by which its rows are known, has another type') as told:
         all_rounds(work)
     assert "copies it anew" in (told.value.hint or "")
+
+
+async def test_an_altered_name_is_no_other_columns_when_one_goes(tmp_path: Path) -> None:
+    sink, work = await start(
+        tmp_path, relation("d", ("id", 23, True), ("a b", 25, False), ("a_b", 25, False)), Insert(5, row("1", "blank", "plain"))
+    )
+    await land(sink, 300, relation("d", ("id", 23, True), ("a_b", 25, False)), Insert(5, row("2", "plain")))
+    all_rounds(work)
+    blank = lake_names(["a b"])[0]
+    assert rows(tmp_path, ("id", blank, "a_b")) == [(1, None, "plain"), (2, None, "plain")]
+    await land(sink, 400, relation("d", ("id", 23, True), ("a_b", 25, False), ("a b", 25, False)), Insert(5, row("3", "plain", "blank")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path, ("id", blank, "a_b")) == [(1, None, "plain"), (2, None, "plain"), (3, "blank", "plain")]
+
+
+def test_no_two_columns_are_one_field() -> None:
+    names = ["a b", "a_b", "a,b", "A", "a", "_op", "_OP", "Ab", "aB", "createdAt", "id"]
+    fields = lake_names(names)
+    assert len({field.lower() for field in fields}) == len(names)
+    assert not {field.lower() for field in fields} & {name.lower() for name in META_NAMES}
+    assert fields[1] == "a_b"
+    assert fields[4] == "a"
+    assert fields[-2:] == ("createdAt", "id")
+    # whatever is beside it
+    assert lake_names(["a b"])[0] == fields[0]
