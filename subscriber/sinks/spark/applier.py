@@ -234,12 +234,16 @@ class Applier:
         return found
 
     def _taken(self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest]) -> list[Manifest]:
-        reached = [self._delta(name, table).applied(_application(lake, table)) for name, table in tables.items()]
-        least = max((lsn for lsn in reached if lsn is not None), default=INVALID_LSN)
+        reached = [(self._delta(name, table).applied(_application(lake, table)), table.entry.lsn) for name, table in tables.items()]
+
+        def may_end(lsn: Lsn) -> bool:
+            """No table of the cut there would be ahead of it. One that is handed over only behind it is not of it."""
+            return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for applied, handed in reached)
+
         taken: list[Manifest] = []
         size = 0
         for manifest in manifests:
-            if size >= self._settings.round_bytes and taken[-1].end >= least:
+            if size >= self._settings.round_bytes and may_end(taken[-1].end):
                 break
             taken.append(manifest)
             size += sum(file.size for file in manifest.files)
@@ -362,11 +366,14 @@ class Applier:
         for name, table in tables.items():
             delta = self._delta(name, table)
             applied = delta.applied(_application(lake, table))
-            ahead = table.entry.lsn is not None and table.entry.lsn > end
-            if applied is not None and not ahead:
+            if applied is not None and not _is_ahead(table.entry.lsn, end):
                 delta.make_durable()
                 found[name] = CutTable(delta.directory, delta.version, applied)
         return Cut(end, landed, found)
+
+
+def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:
+    return handed is not None and handed > end
 
 
 def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:

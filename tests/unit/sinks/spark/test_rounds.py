@@ -20,7 +20,7 @@ from subscriber.protocol.messages import Column, Delete, Insert, Message, Relati
 from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark import merge as merge_module
 from subscriber.sinks.spark.applied import Cut, read_cut
-from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.schema import META_NAMES, lake_names
@@ -47,6 +47,32 @@ def rows(path: Path, columns: Sequence[str] = ("id", "note"), name: str = "t") -
 async def land(sink: SparkSink, end: int, *messages: Message) -> None:
     await sink.apply(batch(transaction(end, *messages)))
     await sink.advance(Lsn(end))
+
+
+async def copy(sink: SparkSink, table: TableName, lines: bytes, lsn: int) -> None:
+    """Synchronize a table of two columns, and hand it over at an LSN."""
+    published = PublishedTable(
+        name=table,
+        relation_id=5,
+        kind="r",
+        columns=("id", "note"),
+        key_columns=("id",),
+        replica_identity="d",
+        column_types=(23, 25),
+        column_modifiers=(-1, -1),
+    )
+    copying = sink.open_table(table)
+    await copying.begin()
+    await copying.start_copy()
+
+    async def copied() -> AsyncIterator[bytes]:
+        yield lines
+
+    await copying.describe(published)
+    await copying.copy(["id", "note"], CopyFormat.TEXT, copied())
+    await copying.finish_copy(Position("sync", "7", 1, Lsn(lsn)))
+    await copying.finish_sync(Lsn(lsn))
+    await copying.close()
 
 
 async def start(path: Path, *messages: Message) -> tuple[SparkSink, Applier]:
@@ -235,28 +261,7 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
     name = TableName("public", "t")
     await sink.remove_table(name)
     await sink.add_table(name, TableEntry(TableState.INIT))
-    published = PublishedTable(
-        name=name,
-        relation_id=5,
-        kind="r",
-        columns=("id", "note"),
-        key_columns=("id",),
-        replica_identity="d",
-        column_types=(23, 25),
-        column_modifiers=(-1, -1),
-    )
-    copying = sink.open_table(name)
-    await copying.begin()
-    await copying.start_copy()
-
-    async def copied() -> AsyncIterator[bytes]:
-        yield b"1\ta\n2\tb\n"
-
-    await copying.describe(published)
-    await copying.copy(["id", "note"], CopyFormat.TEXT, copied())
-    await copying.finish_copy(Position("sync", "7", 1, Lsn(300)))
-    await copying.finish_sync(Lsn(300))
-    await copying.close()
+    await copy(sink, name, b"1\ta\n2\tb\n", 300)
     await land(sink, 400, Insert(5, row("3", "c")))
     await sink.close()
 
@@ -450,3 +455,22 @@ def test_no_two_columns_are_one_field() -> None:
     assert fields[-2:] == ("createdAt", "id")
     # whatever is beside it
     assert lake_names(["a b"])[0] == fields[0]
+
+
+async def test_a_table_that_is_handed_over_far_ahead_makes_no_round_longer(tmp_path: Path) -> None:
+    sink, _ = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    other = TableName("public", "u")
+    await sink.add_table(other, TableEntry(TableState.INIT))
+    for number in range(10):
+        await land(sink, 300 + 10 * number, Insert(5, row(str(300 + 10 * number), "x")))
+    await copy(sink, other, b"1\tcopied\n", 355)
+    work = applier(tmp_path, ApplierSettings(round_bytes=1))
+    ends, with_other = [], []
+    while (cut := work.run_round()) is not None:
+        ends.append(int(cut.lsn))
+        with_other.append(other in cut.tables)
+    assert ends == [300 + 10 * number for number in range(10)]
+    assert with_other == [end >= 355 for end in ends]
+    await sink.close()
+    assert rows(tmp_path, name="u") == [(1, "copied")]
+    assert len(rows(tmp_path)) == 11
