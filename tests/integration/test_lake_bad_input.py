@@ -57,7 +57,7 @@ def run(publisher: Database, lake: Path, parameters: str = "") -> Ended:
 
 TARGETS = [
     ("spark://", "names no directory"),
-    ("spark://host/path", 'names a host, "host", but a directory is meant'),
+    ("spark://host/path", "names a host, but a directory is meant"),
     ("spark:///lake?colour=red", 'unrecognized parameter of a Spark target: "colour"'),
     ("spark:///lake?confirm=perhaps", 'unrecognized confirm value: "perhaps"'),
     ("spark:///lake?batch_delay=soon", 'invalid value for parameter "batch_delay": "soon"'),

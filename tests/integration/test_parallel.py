@@ -34,7 +34,11 @@ MANY = 400
 
 # what a session of ours does, as a column of its name: all but the one that asks
 PARALLEL = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%parallel apply'"
-OPEN = f"{PARALLEL} AND state = 'idle in transaction'"
+# with rows of t in it: a session is idle for an instant after its BEGIN too
+OPEN = (
+    f"{PARALLEL} AND state = 'idle in transaction' AND EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_stat_activity.pid"
+    " AND l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted)"
+)
 BLOCKED = f"{PARALLEL} AND wait_event_type = 'Lock'"
 BUSY = f"{PARALLEL} AND xact_start IS NOT NULL"
 

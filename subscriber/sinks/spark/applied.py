@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.errors import TargetError
@@ -16,18 +16,19 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.manifest import read_document, write_document
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
+__all__ = ["CUTS", "Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
 
 _NAME: Final = "applied.json"
-_HISTORY: Final = "cuts"
+CUTS: Final = "cuts"
 
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table in a cut: where it is, relative to the lake, and the version of its current state."""
+    """One table in a cut: where it is, relative to the lake, the version of its current state, and up to which LSN that says it is."""
 
     path: str
     version: int
+    applied: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,15 @@ def _read(storage: Storage, name: str) -> Cut | None:
     if document is None:
         return None
     try:
-        tables = {TableName(*item["name"]): CutTable(item["path"], item["version"]) for item in document["tables"]}
+        tables = {TableName(*item["name"]): _table(item) for item in document["tables"]}
         return Cut(Lsn.parse(document["lsn"]), Lsn.parse(document["landed"]), tables)
     except (ValueError, KeyError, TypeError):
         raise TargetError(f"{storage.what(name)} is damaged", hint="remove it: the applier publishes it again") from None
+
+
+def _table(item: Mapping[str, Any]) -> CutTable:
+    applied = item.get("applied")
+    return CutTable(item["path"], item["version"], None if applied is None else Lsn.parse(applied))
 
 
 def write_cut(storage: Storage, cut: Cut) -> None:
@@ -65,11 +71,19 @@ def write_cut(storage: Storage, cut: Cut) -> None:
     Raises:
         TargetError: it cannot be written; the one before it stays published.
     """
-    tables = [{"name": [name.namespace, name.name], "path": table.path, "version": table.version} for name, table in cut.tables.items()]
+    tables = [
+        {
+            "name": [name.namespace, name.name],
+            "path": table.path,
+            "version": table.version,
+            "applied": None if table.applied is None else str(table.applied),
+        }
+        for name, table in cut.tables.items()
+    ]
     document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables}
-    storage.make_directory(_HISTORY)
+    storage.make_directory(CUTS)
     # for readers of the past; of no meaning for what is exact
-    write_document(storage, f"{_HISTORY}/{int(cut.lsn):020d}.json", document, durable=False)
+    write_document(storage, f"{CUTS}/{int(cut.lsn):020d}.json", document, durable=False)
     write_document(storage, _NAME, document)
 
 
@@ -83,11 +97,11 @@ def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
     if newest is not None and newest.lsn <= lsn:
         return newest
     limit = f"{int(lsn):020d}.json"
-    names = [file.name for file in storage.files(_HISTORY) if file.name <= limit and file.name[0].isdigit()]
-    return _read(storage, f"{_HISTORY}/{names[-1]}") if names else None
+    names = [file.name for file in storage.files(CUTS) if file.name <= limit and file.name[0].isdigit()]
+    return _read(storage, f"{CUTS}/{names[-1]}") if names else None
 
 
 def forget_cuts(storage: Storage, keep: int) -> None:
     """Remember only so many, the newest."""
-    names = [file.name for file in storage.files(_HISTORY) if file.name[0].isdigit()]
-    storage.delete(f"{_HISTORY}/{name}" for name in names[:-keep])
+    names = [file.name for file in storage.files(CUTS) if file.name[0].isdigit()]
+    storage.delete(f"{CUTS}/{name}" for name in names[:-keep])

@@ -30,14 +30,15 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
 from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
-from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import dropped_columns, evolved, needs_rewrite
-from subscriber.sinks.spark.foreign import require_ours
+from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
+from subscriber.sinks.spark.failures import reckoned
+from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.manifest import Manifest, check_chain, check_files, read_manifests
+from subscriber.sinks.spark.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.merge import read_changes, read_range
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.paths import table_directory
@@ -104,6 +105,7 @@ class Applier:
         self._status = ApplierStatus(storage, engine.name)
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
+        self._read = ManifestsRead()
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
@@ -140,23 +142,23 @@ class Applier:
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
-        lake = Lake.find(self._storage)
-        if lake is None:
-            raise TargetError(f"there is no lake in {self._storage.place}", hint="was it removed?")
+        # the position is read before the manifests: whatever it covers is among them. The catalog is read after them: a table is in it
+        # before anything is landed for it, so that of every table whose rows are among them this round knows
+        position = self._lake().position
         cut = read_cut(self._storage)
-        # the position is read before the manifests: whatever it covers is among them
-        position = lake.position.lsn if lake.position is not None else INVALID_LSN
         manifests = self._manifests(cut)
+        lake = self._lake()
+        known = position.lsn if position is not None else INVALID_LSN
         tables = {name: table for name, table in lake.state.tables.items() if table.entry.state in _SYNCHRONIZED}
         seen = (tables, _left(lake))
-        if cut is not None and not manifests and position <= cut.lsn and seen == self._seen:
+        if cut is not None and not manifests and known <= cut.lsn and seen == self._seen:
             return None
         self._require_ours(lake, tables, cut)
         taken = self._taken(lake, tables, manifests)
         landed = taken[-1].end if taken else (cut.landed if cut is not None else INVALID_LSN)
         end = landed
         if len(taken) == len(manifests):
-            end = max(end, position, cut.lsn if cut is not None else INVALID_LSN)
+            end = max(end, known, cut.lsn if cut is not None else INVALID_LSN)
         works = [self._work(lake, name, table, taken, end) for name, table in tables.items()]
         for name, table, until in _left(lake):
             works.append(self._work(lake, name, table, [manifest for manifest in taken if manifest.end <= until], min(end, until)))
@@ -177,6 +179,12 @@ class Applier:
         changed = bool(waiting) or cut is None or published.tables != cut.tables or bool(taken)
         return published if changed else None
 
+    def _lake(self) -> Lake:
+        lake = Lake.find(self._storage)
+        if lake is None:
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="was it removed?")
+        return lake
+
     def tidy(self, *, now: bool = False) -> None:
         """Bring the change log up to the published cut if enough has gathered, and remove the landed files that nobody needs.
 
@@ -190,7 +198,8 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
-        log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
+        with reckoned(self._storage.what("log")):
+            log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # the cut that is published has the newest versions: whatever they have is no file of these
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
@@ -202,8 +211,15 @@ class Applier:
         for name, table in tables.items():
             known = cut.tables.get(name) if cut is not None else None
             delta = self._delta(name, table)
-            if known is not None and known.path == delta.directory and delta.is_there:
-                require_ours(self._storage, delta, known.version, f"subscriber-{lake.target_identifier}-{table.id}-")
+            if cut is None or known is None or known.path != delta.directory:
+                continue
+            applied = delta.applied(_application(lake, table))
+            # a copy that was made since replaces what was there, and what became of it
+            if not (table.generation and (applied is None or applied > cut.lsn)):
+                require_kept(delta, known, applied)
+            if delta.is_there and not (table.generation and applied is None):
+                prefix = f"subscriber-{lake.target_identifier}-{table.id}-"
+                require_ours(self._storage, delta, known.version, prefix, _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has what this copy of it had, or was never copied and has something."""
@@ -212,18 +228,22 @@ class Applier:
     # --- what waits
 
     def _manifests(self, cut: Cut | None) -> list[Manifest]:
-        found = read_manifests(self._storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
-        check_chain(found, self._storage.what(LANDING), cut.landed if cut is not None else INVALID_LSN)
+        landed = cut.landed if cut is not None else INVALID_LSN
+        found = read_manifests(self._storage, LANDING, landed, anchor=landed, read=self._read)
         check_files(self._storage, LANDING, found)
         return found
 
     def _taken(self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest]) -> list[Manifest]:
-        reached = [self._delta(name, table).applied(_application(lake, table)) for name, table in tables.items()]
-        least = max((lsn for lsn in reached if lsn is not None), default=INVALID_LSN)
+        reached = [(self._delta(name, table).applied(_application(lake, table)), table.entry.lsn) for name, table in tables.items()]
+
+        def may_end(lsn: Lsn) -> bool:
+            """No table of the cut there would be ahead of it. One that is handed over only behind it is not of it."""
+            return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for applied, handed in reached)
+
         taken: list[Manifest] = []
         size = 0
         for manifest in manifests:
-            if size >= self._settings.round_bytes and taken[-1].end >= least:
+            if size >= self._settings.round_bytes and may_end(taken[-1].end):
                 break
             taken.append(manifest)
             size += sum(file.size for file in manifest.files)
@@ -238,6 +258,10 @@ class Applier:
     # --- one table
 
     def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
+        with reckoned(self._storage.what(table_directory("tables", name, table.id))):
+            return self._planned(lake, name, table, taken, end)
+
+    def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
         delta = self._delta(name, table)
         application = _application(lake, table)
         applied = delta.applied(application)
@@ -250,29 +274,39 @@ class Applier:
             return None
         present = delta.schema if delta.is_there else None
         schema = evolved(None if replaced else present, source.schemas)
+        if table.until is None and (changed := keys_changed(schema, None if replaced else present, source.schemas)):
+            raise TargetError(
+                f'column "{changed[0]}" of table "{name}", by which its rows are known, has another type: old values are not known in it',
+                hint=COPY_ANEW,
+            )
         dropped = dropped_columns(schema, source.schemas[-1])
+        added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
-            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in dropped if field in present.names)
+            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in added if field in present.names)
+            added |= delta.added | (set(schema.arrow.names) - set(present.names))
         overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
+        if overwrite is not None:
+            overwrite = with_added(overwrite, added)
         work = TableWork(
             directory=delta.directory,
             schema=schema,
             base=base,
-            changes=tuple(source.files),
+            stretches=stretches(schema, None if replaced else present, list(zip(source.files, source.described, strict=True))),
             after=0 if applied is None else int(applied),
             rewrite=rewrite,
             dropped=dropped,
+            added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
         )
-        if len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
-            changes = read_changes(self._storage, work.changes, schema, work.after)
-            work = replace(work, changes=(self._gathered(changes),))
+        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+            changes = read_changes(self._storage, source.files, schema, work.after)
+            work = replace(work, stretches=(replace(work.stretches[0], files=(self._gathered(changes),)),))
         else:
-            changes = read_changes(self._storage, work.changes, schema, work.after, plan_columns(schema))
-        plan = plan_table(work, changes) if work.changes or work.rewrite else Plan((), (), cleared=False)
+            changes = read_changes(self._storage, source.files, schema, work.after, plan_columns(schema))
+        plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         return Work(name, application, delta, source, work, plan, overwrite)
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
@@ -317,6 +351,8 @@ class Applier:
                 work.delta.create(work.task.schema.current)
             elif work.overwrite is None:
                 work.delta.add_columns(work.task.schema.current)
+            if work.overwrite is None:
+                work.delta.mark_added(work.task.added)
         for work, done in zip(works, self._engine.apply(works), strict=True):
             known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
             for file in done.files:
@@ -330,10 +366,14 @@ class Applier:
         for name, table in tables.items():
             delta = self._delta(name, table)
             applied = delta.applied(_application(lake, table))
-            ahead = table.entry.lsn is not None and table.entry.lsn > end
-            if applied is not None and not ahead:
-                found[name] = CutTable(delta.directory, delta.version)
+            if applied is not None and not _is_ahead(table.entry.lsn, end):
+                delta.make_durable()
+                found[name] = CutTable(delta.directory, delta.version, applied)
         return Cut(end, landed, found)
+
+
+def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:
+    return handed is not None and handed > end
 
 
 def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.spark.location import Location
 
 __all__ = ["ApplierThread"]
@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 
 _REST_SECONDS: Final = 10.0
 """How long what waits is still applied at a clean end."""
+_PATIENCE_SECONDS: Final = 60.0
+"""How long a clean end waits for a round. One that takes longer ends with the process, and is begun anew by the next applier."""
 
 Apply = Callable[[Location, threading.Event, float], None]
 
@@ -38,7 +40,12 @@ class ApplierThread:
 
         Raises:
             SubscriberError: it ended by an error that trying again does not mend, and that it tells only once.
+            TargetUnavailable: it is at the round yet amid which it was stopped.
         """
+        if self._thread is not None and self._stop.is_set():
+            if self._thread.is_alive():
+                raise TargetUnavailable("the applier of this process has a round to end that it was stopped in", hint="it is waited for")
+            self._thread = None
         if self._failure is not None:
             failure, self._failure, self._thread = self._failure, None, None
             raise failure
@@ -49,18 +56,29 @@ class ApplierThread:
         self._thread.start()
 
     def _run(self) -> None:
+        # what is no error of ours is told by the interpreter, with its traceback; by this, too: nobody is to land for one that is gone
+        failure: SubscriberError | None = TargetError(
+            "the applier beside the subscriber ended by an error that it does not know", hint="report what was logged before this"
+        )
         try:
             _program()(self._location, self._stop, _REST_SECONDS)
+            failure = None
         except SubscriberError as error:
             _log.error("the applier has ended: %s", error.one_line())
-            self._failure = error
+            failure = error
+        finally:
+            self._failure = failure
 
     def stop(self) -> None:
-        """Let it bring its round to an end, and apply what waits if that is not much. Blocks: for a thread."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._stop.set()
-            thread.join()
+        """Let it bring its round to an end, and apply what waits if that is not much. Blocks, not for ever: for a thread."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            _log.warning("the applier is amid a round after %.0f s: it is left behind", _PATIENCE_SECONDS)
+        else:
+            self._thread = None
 
 
 def _program() -> Apply:

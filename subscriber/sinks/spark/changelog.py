@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
-from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.evolve import evolved, needs_rewrite
+from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.landing import batch_end
 from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
 from subscriber.sinks.spark.paths import table_directory
@@ -30,10 +32,12 @@ from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.waiting import Copied, read_copy
 
-__all__ = ["ChangeLog"]
+__all__ = ["ChangeLog", "log_order"]
 
 _SMALL_FILES: Final = 64
-"""So many files of less than a quarter of the target become one."""
+"""So many files of less than a quarter of the target become fewer."""
+_FEW_FILES: Final = 4
+"""That lie beside each other, and are left so: writing them again would save little."""
 
 
 class ChangeLog:
@@ -85,11 +89,18 @@ class ChangeLog:
             # the manifest first: files that no manifest names are nothing
             self._storage.delete([manifest_name(LANDING, manifest.end)])
             self._storage.delete([file.path for file in manifest.files])
+        if manifests:
+            # of an applier that was killed between the two
+            ends = [(file.name, batch_end(file.name)) for file in self._storage.files(LANDING)]
+            self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < manifests[-1].end)
 
     def _append(self, name: TableName, table: LakeTable, manifests: Sequence[Manifest], end: Lsn) -> None:
         directory = table_directory("log", name, table.id)
         log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
         there = log.load()
+        if there:
+            self._require_ours(log, table)
+        log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
         files: list[tuple[LandedFile, Lsn | None]] = []
@@ -121,25 +132,39 @@ class ChangeLog:
             added += [self._rewritten(log, path, schema) for path in removed]
         elif present is not None:
             log.add_columns(schema.landing)
+            self._require_ours(log, table)
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
         log.commit(added, removed, application, end, overwrite=overwrite)
+        self._require_ours(log, table)
         self._merge_small(log, application, end)
 
+    def _require_ours(self, log: LakeDelta, table: LakeTable) -> None:
+        """After each time that it is loaded: from then on only a commit of ours can come next."""
+        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-{table.id}-")
+
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
-        """Small files become one, if there are many: a log is read whole more often than not."""
-        small = [path for path, rows in log.files().items() if rows < self._target_rows // 4]
-        if len(small) < _SMALL_FILES:
+        """Small files become one, if there are many: a log is read whole more often than not.
+
+        Only such as lie beside each other: the order of rows is that of their files.
+        """
+        rows_of = log.files()
+        runs: list[list[str]] = [[]]
+        for file in sorted(log.ranges(("_lsn", "_seq")), key=log_order):
+            if rows_of[file.path] >= self._target_rows // 4:
+                runs.append([])
+                continue
+            if sum(rows_of[path] for path in runs[-1]) >= self._target_rows:
+                runs.append([])
+            runs[-1].append(file.path)
+        if sum(map(len, runs)) < _SMALL_FILES:
+            return
+        taken = max(runs, key=len)
+        if len(taken) < _FEW_FILES:
             return
         schema = pa.schema([field.with_nullable(True) for field in log.schema])
-        parts: list[pa.Table] = []
-        taken: list[str] = []
-        for path in small:
-            parts.append(conformed(self._read(log, path), schema))
-            taken.append(path)
-            if sum(part.num_rows for part in parts) >= self._target_rows:
-                break
-        rows = pa.concat_tables(parts).sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+        rows = pa.concat_tables([conformed(self._read(log, path), schema) for path in taken])
+        rows = rows.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
         log.commit([self._write(log, rows)], taken, application, end, same_rows=True)
 
     def _read(self, log: LakeDelta, path: str) -> pa.Table:
@@ -191,6 +216,11 @@ def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
         field = rows.schema.field(position)
         rows = rows.set_column(position, field, pa.array([value], field.type).take(pa.array([0] * rows.num_rows, pa.int64())))
     return rows
+
+
+def log_order(file: FileRanges) -> tuple[int, int, int]:
+    """Where a file of a log comes, by ``_lsn`` and ``_seq``: of those that a transaction fills, by its place in it."""
+    return (*file.bounds["_lsn"], file.bounds["_seq"][0])
 
 
 def _own_columns(log: LakeDelta) -> pa.Schema:

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.manifest import Manifest, read_manifests
+from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.schema import META, TableSchema
@@ -112,7 +113,7 @@ class Changes:
             TargetError: there is no such table.
         """
         # the manifests first: what they lose meanwhile the log has
-        last = max((manifest.end for manifest in read_manifests(self._storage, LANDING)), default=INVALID_LSN)
+        last = Lsn(max(manifest_ends(self._storage, LANDING), default=0))
         known = self._look()
         until = known.table.until or INVALID_LSN
         if known.removed:
@@ -132,9 +133,7 @@ class Changes:
     def _log_files(self, known: _Known, start: Lsn, end: Lsn) -> list[str]:
         if known.log is None or end <= start:
             return []
-        files = known.log.ranges(("_lsn", "_seq"))
-        # a transaction that fills several files: by its place in it
-        files.sort(key=lambda file: (*file.bounds["_lsn"], file.bounds["_seq"][0]))
+        files = sorted(known.log.ranges(("_lsn", "_seq")), key=log_order)
         return [f"{known.log.directory}/{file.path}" for file in files if file.bounds["_lsn"][1] > start and file.bounds["_lsn"][0] <= end]
 
     def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -170,7 +169,8 @@ class Changes:
         self, manifests: list[Manifest], known: _Known, start: int, end: int, schema: pa.Schema
     ) -> Iterator[tuple[Manifest, list[pa.RecordBatch]]]:
         for manifest in manifests:
-            if manifest.end <= max(start, int(known.reached)) or manifest.end > end:
+            # the end of a batch may be amid a landed one: of that the rows are asked
+            if manifest.end <= max(start, int(known.reached)) or manifest.begin >= end:
                 continue
             files = [file for file in manifest.files if file.table_id == known.table.id]
             # read whole, before any of it is given away: it may be gone in the midst of it

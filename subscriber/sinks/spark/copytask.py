@@ -47,7 +47,7 @@ def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int,
     if number in order.numbers_done(storage):
         return
     schema = order.schema
-    unit = Unit(directory=order.base, schema=schema, base=(), changes=(), after=0, target_rows=target_rows)
+    unit = Unit(directory=order.base, schema=schema, base=(), stretches=(), after=0, target_rows=target_rows)
     files: list[NewFile] = []
     gathered: list[pa.RecordBatch] = []
 

@@ -2,18 +2,24 @@
 
 A commit names what it brings the table to, in Delta's own ``txn`` action: an application id and an LSN. So data and position are one,
 and what is there already is recognised after a crash. Nobody else writes these tables: a commit that finds another one in its way fails.
+
+delta-rs and Spark leave it to the operating system when a commit reaches the disk. What rests on one, a published cut or landed files that
+go, must not outlive it: :meth:`LakeDelta.make_durable` comes first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
@@ -22,7 +28,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["FileRanges", "LakeDelta"]
+__all__ = ["FileRanges", "LakeDelta", "with_added"]
 
 _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": "100",
@@ -31,6 +37,13 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # of removed files in the log: longer than the grace time, after which sweep.py deletes them
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
+_ADDED_KEY: Final = "subscriber.added"
+_ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
+"""Metadata of a column."""
+_WITHOUT_ZONE: Final = "timestampNtz"
+_LOG: Final = "_delta_log"
+_LAST_COMMITS: Final = 10
+"""Of a table that is opened: those that nobody may have made durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,8 @@ class LakeDelta:
         self._storage = storage
         self.directory = directory
         self._table: DeltaTable | None = None
+        self._durable = -1
+        self._valued: dict[str, dict[str, bool]] = {}  # columns that went, and the files that have values of them
 
     @property
     def uri(self) -> str:
@@ -70,7 +85,7 @@ class LakeDelta:
             if self._table is not None:
                 self._table.update_incremental()
             elif DeltaTable.is_deltatable(self.uri):
-                self._table = DeltaTable(self.uri)
+                self._table, self._durable = DeltaTable(self.uri), -1
         return self._table is not None
 
     def create(self, schema: pa.Schema) -> None:
@@ -81,7 +96,10 @@ class LakeDelta:
         """
         self._storage.make_directory(self.directory)
         with self._translated():
+            self._durable = -1
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration=dict(_PROPERTIES))
+        self._storage.sync([self.directory])
+        self._sync_log(self.version)
 
     @property
     def is_there(self) -> bool:
@@ -103,10 +121,19 @@ class LakeDelta:
         """Its columns, in the lake's Arrow types."""
         return pa.schema([_lake_field(field) for field in pa.schema(self._there.schema().to_arrow())])
 
+    @property
+    def added(self) -> frozenset[str]:
+        """Columns that came when it had rows."""
+        return frozenset(field.name for field in self._there.schema().fields if _ADDED_KEY in field.metadata)
+
     def files(self) -> dict[str, int]:
         """Rows by file, the path relative to the table."""
-        actions = pa.table(self._there.get_add_actions(flatten=True))
+        actions = self._actions()
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
+
+    def _actions(self) -> pa.Table:
+        with self._translated():
+            return pa.table(self._there.get_add_actions(flatten=True))
 
     def files_at(self, version: int) -> list[str]:
         """Paths of the files that it had at a version.
@@ -120,7 +147,7 @@ class LakeDelta:
 
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
         """Each file with the least and greatest value of integer columns, by its statistics; files of ours always have them."""
-        actions = pa.table(self._there.get_add_actions(flatten=True))
+        actions = self._actions()
         if not actions.num_rows:
             return []
         bounds = {name: list(zip(*(actions[f"{end}.{name}"].to_pylist() for end in ("min", "max")), strict=True)) for name in columns}
@@ -128,27 +155,73 @@ class LakeDelta:
         return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
     def has_values(self, field: str) -> bool:
-        """Whether some row has a value in this column, by the files' statistics; a column of lists has none."""
-        actions = pa.table(self._there.get_add_actions(flatten=True))
+        """Whether some row has a value in this column: by Delta's statistics, and by the files' own where Delta keeps none of it.
+
+        A list without an element that is a value counts as none.
+
+        Raises:
+            TargetError: a file cannot be read.
+        """
+        actions = self._actions()
+        paths, rows = actions["path"].to_pylist(), actions["num_records"].to_pylist()
         name = f"null_count.{field}"
-        if name not in actions.schema.names:
-            return False
-        pairs = zip(actions["num_records"].to_pylist(), actions[name].to_pylist(), strict=True)
-        return any(nulls is not None and nulls < rows for rows, nulls in pairs)
+        nulls = actions[name].to_pylist() if name in actions.schema.names else [None] * len(paths)
+        known = self._valued.get(field, {})
+        found: dict[str, bool] = {}
+        for path, count, missing in zip(paths, rows, nulls, strict=True):
+            if missing is not None:
+                found[path] = missing < count
+            else:
+                found[path] = known[path] if path in known else self._states_values(path, field)
+        self._valued[field] = found
+        return any(found.values())
+
+    def _states_values(self, path: str, field: str) -> bool:
+        with self._storage.reading(path), pq.ParquetFile(f"{self.directory}/{path}", filesystem=self._storage.filesystem) as file:
+            metadata = file.metadata
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for column in (group.column(index) for index in range(group.num_columns)):
+                if column.path_in_schema != field and not column.path_in_schema.startswith(f"{field}.list."):
+                    continue
+                stated = column.statistics
+                if stated is None or not stated.has_null_count or stated.null_count < column.num_values:
+                    return True
+        return False
 
     def applied(self, application: str) -> Lsn | None:
         """What an application brought it to; None if it never did."""
-        found = self._table.transaction_version(application) if self._table is not None else None
+        with self._translated():
+            found = self._table.transaction_version(application) if self._table is not None else None
+        return None if found is None else Lsn(found)
+
+    def applied_at(self, version: int, application: str) -> Lsn | None:
+        """The same, as of a version.
+
+        Raises:
+            TargetError: the log does not reach so far back.
+        """
+        with self._translated():
+            found = DeltaTable(self.uri, version=version).transaction_version(application)
         return None if found is None else Lsn(found)
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Add the columns of ``schema`` that are not there, in a commit of their own."""
+        """Add the columns of ``schema`` that are not there, in a commit of their own; they are among :attr:`added` from then on."""
         there = set(self.schema.names)
-        new = [field for field in schema if field.name not in there]
+        new = [field.with_metadata(_ADDED) for field in schema if field.name not in there]
         if new:
             with self._translated():
                 self._there.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
             self.load()
+            self.make_durable()
+
+    def mark_added(self, fields: Iterable[str]) -> None:
+        """Let these columns be among :attr:`added`; a commit for each that is not yet."""
+        for field in sorted({*fields} - self.added):
+            with self._translated():
+                self._there.alter.set_column_metadata(field, dict(_ADDED))
+            self.load()
+            self.make_durable()
 
     def commit(
         self,
@@ -178,6 +251,9 @@ class LakeDelta:
         if overwrite is None:
             actions += [RemoveAction(path, not same_rows, now) for path in removed]
         schema = Schema.from_arrow(overwrite) if overwrite is not None else self._there.schema()
+        if overwrite is not None:
+            self._take_types(overwrite)
+        self.make_durable()
         self._storage.sync([self.directory])
         with self._translated():
             self._there.create_write_transaction(
@@ -188,6 +264,43 @@ class LakeDelta:
                 post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
             )
         self.load()
+        self._sync_log(self.version)
+
+    def _take_types(self, schema: pa.Schema) -> None:
+        """Have the table's protocol allow what these columns need, in a commit of its own."""
+        needed = any(_is_without_zone(field.type) for field in schema)
+        if needed and _WITHOUT_ZONE not in (self._there.protocol().writer_features or ()):
+            with self._translated():
+                self._there.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+            self.load()
+
+    def make_durable(self) -> None:
+        """See that the commits that it was loaded with outlive a loss of power, with their files, whoever made them.
+
+        Raises:
+            TargetError: the file system refuses.
+        """
+        if self._table is None or self._durable >= self.version or self._storage.root is None:
+            return
+        # what a process of ours left behind when it was killed is the last one; others make a few at once
+        since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
+        for version in range(since + 1, self.version + 1):
+            content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json") or b""
+            added = [action["add"]["path"] for line in content.splitlines() if line.strip() and "add" in (action := json.loads(line))]
+            self._storage.sync_files(f"{self.directory}/{unquote(path)}" for path in added)
+        self._storage.sync([self.directory])
+        self._sync_log(self.version, since)
+
+    def _sync_log(self, version: int, since: int | None = None) -> None:
+        log = f"{self.directory}/{_LOG}"
+        for number in range((self._durable if since is None else since) + 1, version + 1):
+            for ending in ("json", "crc", "checkpoint.parquet"):
+                name = f"{number:020d}.{ending}"
+                # Spark writes a checksum beside each file, and believes it
+                self._storage.sync_files([f"{log}/{name}", f"{log}/.{name}.crc"])
+        self._storage.sync_files([f"{log}/_last_checkpoint", f"{log}/._last_checkpoint.crc"])
+        self._storage.sync([log])
+        self._durable = version
 
     def unneeded(self, grace_hours: int) -> list[str]:
         """Files in its directory that no version younger than the grace time has, and that are themselves older."""
@@ -199,13 +312,27 @@ class LakeDelta:
         try:
             yield
         except CommitFailedError as error:
+            self._table = None  # what is known of it may be wrong
             raise TargetError(
                 f"Delta table {self.uri} was changed by somebody else",
                 hint="only the applier may write it, and only one applier: stop the other one",
             ) from error
         except (DeltaError, OSError) as error:
+            self._table = None
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TargetError(f"Delta table {self.uri}: {first}", hint="see whether its files are all there and may be written") from error
+
+
+def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
+    """Columns for a table, these among :attr:`LakeDelta.added`."""
+    marked = {*fields}
+    return pa.schema([field.with_metadata(_ADDED) if field.name in marked else field for field in schema])
+
+
+def _is_without_zone(type_: pa.DataType) -> bool:
+    if pa.types.is_list(type_):
+        return _is_without_zone(type_.value_type)
+    return bool(pa.types.is_timestamp(type_)) and type_.tz is None
 
 
 def _lake_field(field: pa.Field) -> pa.Field:

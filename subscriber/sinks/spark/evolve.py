@@ -1,22 +1,39 @@
 """How a table's columns in the lake follow the publisher's.
 
 * A new column is added; rows from before have NULL in it, whatever its default: the publisher does not send them again.
-* A dropped column stays, and is NULL in all rows from then on, which takes writing the table's files anew, once; a column of lists keeps
-  in rows that do not change what it had. A column of that name that comes back later is that one.
+* A dropped column stays, and is NULL in all rows from then on, which takes writing the table's files anew, once. A column of that name
+  that comes back later is that one.
 * A type that changed becomes the narrowest one that holds both, text if nothing else does; then all files are written anew, once.
+* A replica identity that changed holds for the changes that were described with it: changes of one round with several are applied in
+  stretches, one after the other. So are they around a column that went, or came back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from subscriber.sinks.spark.schema import SPECIAL, LakeColumn, TableSchema
-from subscriber.sinks.spark.types import widened
+from subscriber.sinks.spark.types import type_name, widened
 
-__all__ = ["dropped_columns", "evolved", "needs_rewrite"]
+__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved", "keys_changed", "needs_rewrite", "stretches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Changes that are folded together.
+
+    Attributes:
+        files: relative to the lake, in order.
+        schema: the table's columns from now on, with the replica identity that these changes were described with.
+        absent: fields of the table that it did not have when they were made.
+    """
+
+    files: tuple[str, ...]
+    schema: TableSchema
+    absent: tuple[str, ...]
 
 
 def evolved(present: pa.Schema | None, described: Sequence[TableSchema]) -> TableSchema:
@@ -48,3 +65,57 @@ def dropped_columns(schema: TableSchema, described: TableSchema) -> tuple[str, .
     """Fields of the table that the publisher has no more."""
     there = {column.field for column in described.columns}
     return tuple(column.field for column in schema.columns if column.field not in there)
+
+
+def keys_changed(schema: TableSchema, present: pa.Schema | None, described: Sequence[TableSchema]) -> list[str]:
+    """Fields of the replica identity by whose values old rows are not found any more: text for want of a type that has both.
+
+    What ALTER TABLE made of them at the publisher, as of a timestamp in the time zone of some session, nobody has told.
+    """
+    found: list[str] = []
+    for field in schema.keys:
+        types = [present.field(field).type] if present is not None and field in present.names else []
+        types += [column.type for one in described for column in one.columns if column.field == field]
+        apart = {type_name(type_) for type_ in types if not pa.types.is_string(type_)}
+        if len(apart) > 1 and pa.types.is_string(schema.current.field(field).type):
+            found.append(field)
+    return found
+
+
+def absent_columns(schema: TableSchema, described: Sequence[TableSchema]) -> tuple[str, ...]:
+    """Fields of the table that the publisher had not at some time, even if it has them again."""
+    return tuple(column.field for column in schema.columns if not all(column.field in one.arrow.names for one in described))
+
+
+def stretches(schema: TableSchema, present: pa.Schema | None, files: Sequence[tuple[str, TableSchema]]) -> tuple[Stretch, ...]:
+    """Divide changes where what was before cannot be folded with what comes then.
+
+    Args:
+        schema: the table's columns from now on.
+        present: of its Delta table; None if there is none.
+        files: with what each was described with, in order.
+    """
+    found: list[tuple[list[str], list[TableSchema]]] = []
+    known = set(present.names if present is not None else ())
+    before: set[str] = set()
+    for file, described in files:
+        fields = set(described.arrow.names)
+        if found and _is_like(found[-1][1][-1], described) and before <= fields and not (fields - before) & known:
+            found[-1][0].append(file)
+            found[-1][1].append(described)
+        else:
+            found.append(([file], [described]))
+        known |= fields
+        before = fields
+    return tuple(Stretch(tuple(names), _identified(schema, all_[-1]), dropped_columns(schema, all_[0])) for names, all_ in found)
+
+
+def _is_like(one: TableSchema, other: TableSchema) -> bool:
+    """Whether both know a row by the same."""
+    return one.full and other.full if one.full or other.full else one.keys == other.keys
+
+
+def _identified(schema: TableSchema, described: TableSchema) -> TableSchema:
+    keys = set(described.keys)
+    columns = tuple(replace(column, key=column.field in keys) for column in schema.columns)
+    return replace(schema, identity=described.identity, columns=columns)

@@ -7,9 +7,11 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
+import pyarrow as pa
+
 from subscriber.errors import TargetError, TargetUnavailable
 
-__all__ = ["translated"]
+__all__ = ["reckoned", "translated"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -37,3 +39,16 @@ def translated(what: str) -> Iterator[None]:
         if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
             raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
         raise TargetUnavailable(f"cannot read or write {what}: {text or type(error).__name__}", hint="is the file system there?") from error
+
+
+@contextlib.contextmanager
+def reckoned(what: str) -> Iterator[None]:
+    """Turn what Arrow says of values, not of a file, into a TargetError that names ``what``; never with Arrow's words: values are in them.
+
+    Raises:
+        TargetError: a type it cannot convert, compare or store.
+    """
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise TargetError(f"{what}: Arrow cannot reckon with its columns ({type(error).__name__})", hint="report this") from error

@@ -12,13 +12,14 @@ last row's to say. Two things make it more than that:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.sinks.spark.adopted import adopted
 from subscriber.sinks.spark.keys import group_ids, key_columns
 from subscriber.sinks.spark.missing import Missing, effective
 from subscriber.sinks.spark.schema import SPECIAL, TableSchema
@@ -176,13 +177,14 @@ def with_special(own: str | None, other: str | None, fields: list[str]) -> str |
     return json.dumps(values, sort_keys=True) if values else None
 
 
-def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, Missing]:
+def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, Missing]:
     """Apply changes to a table whose rows are known by all their columns, and may be there several times.
 
     Args:
         base: rows of the table, in the current-state columns.
         changes: as for :func:`fold`.
         schema: of the table.
+        added: columns that rows from before have NULL in, whatever the publisher has.
 
     Returns:
         Its rows now, and what found no row.
@@ -198,6 +200,8 @@ def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> t
     weights = pa.concat_arrays([*before.chunks, *(signs.chunks if isinstance(signs, pa.ChunkedArray) else [signs])])
     ids = group_ids([rows[name] for name in names])
     if _runs_short(ids, weights):
+        if added:
+            return fold_whole_rows(base, adopted(base, changes, schema, added), schema)
         changes, missing = effective(base, changes, schema)
         return fold_whole_rows(base, changes, schema)[0], missing
     counted = pa.table({"id": ids, "weight": weights, "row": pa.array(range(len(ids)), pa.int64())})

@@ -1,46 +1,96 @@
-"""Whether somebody else wrote into a table of the lake: their rows would be published as the publisher's, and ours be lost in theirs.
+"""Whether a table of the lake is as the applier left it.
 
-Every commit of ours that adds or removes files names an application of ours in Delta's ``txn``. What was changed by another one is no
-error any more once the table has the files that it had before (RESTORE TABLE).
+What was published must still be there: what it was made of is gone. And nobody else may have written into it: their rows would be
+published as the publisher's, and ours be lost in theirs. Every commit of ours that adds or removes files names an application of ours in
+Delta's ``txn``. What was changed by another one is no error any more once the table has the files that it had before (RESTORE TABLE).
 """
 
 from __future__ import annotations
 
 import json
+from typing import Final, Literal
 
 from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["require_ours"]
+__all__ = ["COPY_ANEW", "require_kept", "require_ours"]
+
+COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
+"""A remedy."""
 
 
-def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str) -> None:
-    """See that commits behind a version are all ours.
+def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
+    """See that what was published of a table is still there.
+
+    Args:
+        delta: the table, loaded.
+        published: what was.
+        applied: up to where the table says it is.
+
+    Raises:
+        TargetError: it is not. What was landed for it may be gone since: going on would leave that out.
+    """
+    found = None
+    if not delta.is_there:
+        found = "it is gone"
+    elif delta.version < published.version:
+        found = f"its log ends at {delta.version}"
+    elif published.applied is not None and (applied is None or applied < published.applied):
+        found = f"a commit up to {published.applied} is not in its log"
+    if found is not None:
+        raise TargetError(
+            f"Delta table {delta.uri} has lost version {published.version}, which was published: {found}",
+            hint=f"restore it from a backup, or {COPY_ANEW}",
+        )
+
+
+def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, application: str) -> None:
+    """See that commits behind a version are all ours, or undone before another one of ours came.
 
     Args:
         storage: the lake's.
         delta: the table, loaded.
         since: a version that was.
         prefix: how names of applications of ours begin.
+        application: in whose name the table is committed now; that of a new copy replaces all that was.
 
     Raises:
         TargetError: one is not.
     """
-    versions = range(since + 1, delta.version + 1)
-    foreign = [version for version in versions if _is_foreign(storage, f"{delta.directory}/_delta_log/{version:020d}.json", prefix)]
-    if foreign and set(delta.files_at(foreign[-1])) != set(delta.files_at(foreign[0] - 1)):
-        raise TargetError(
-            f"Delta table {delta.uri} was changed by somebody else, in version {foreign[0]}",
-            hint=f"RESTORE TABLE … TO VERSION AS OF {foreign[0] - 1}; or take it out of the publication and in again, which copies it anew",
-        )
+    ours: list[int] = []
+    runs: list[list[int]] = []  # of others' commits, with none of ours between them
+    for version in range(since + 1, delta.version + 1):
+        changes = _changes(storage, f"{delta.directory}/_delta_log/{version:020d}.json", prefix)
+        if changes == "ours":
+            ours.append(version)
+        elif changes == "foreign":
+            if runs and not (ours and ours[-1] > runs[-1][-1]):
+                runs[-1].append(version)
+            else:
+                runs.append([version])
+    if runs and ours and delta.applied_at(since, application) is None and delta.applied(application) is not None:
+        copied = next(version for version in ours if delta.applied_at(version, application) is not None)
+        runs = [run for run in runs if run[-1] > copied]
+    for run in runs:
+        if set(delta.files_at(run[-1])) == set(delta.files_at(run[0] - 1)):
+            continue
+        behind = next((version for version in ours if version > run[0]), None)
+        told = f"Delta table {delta.uri} was changed by somebody else, in version {run[0]}"
+        if behind is None:
+            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_ANEW}")
+        # restored to before it, the table would lack what a commit of ours brought, and say that it has it
+        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_ANEW)
 
 
-def _is_foreign(storage: Storage, path: str, prefix: str) -> bool:
+def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:
+    """Whose files a commit adds or removes; None: it is of long ago."""
     content = storage.read(path)
     if content is None:
-        # of long ago
-        return False
+        return None
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-    changes = any("add" in action or "remove" in action for action in actions)
-    return changes and not any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions)
+    if not any("add" in action or "remove" in action for action in actions):
+        return "nothing"
+    return "ours" if any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions) else "foreign"

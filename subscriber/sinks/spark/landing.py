@@ -5,8 +5,8 @@ Order of things, so that a crash at any instant leaves the state before or after
 1. files are written under temporary names, fsynced and renamed; the directory is fsynced;
 2. the manifest is written the same way. From here on the batch is durable, and its end may be acknowledged.
 
-What a crash leaves before 2 is removed by :meth:`LandingZone.recover`: temporary names, and files that end past the last manifest. A
-batch of which the zone has the end already is never landed again.
+What a crash leaves before 2 is removed by :meth:`LandingZone.recover`: temporary names, and files that no manifest names. A batch of
+which the zone has the end already is never landed again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from subscriber.sinks.spark.rows import RowBuffer
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import TEMPORARY, PendingFile, Storage
 
-__all__ = ["LandingZone", "OpenBatch", "ParquetFile"]
+__all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
 """Names of a batch's files. A table's copy lies in the same directory, and is none of this."""
@@ -195,15 +196,17 @@ class LandingZone:
         self.last = anchor
 
     def recover(self) -> None:
-        """Look at what is there, and remove what a crash left of batches that do not count.
+        """Look at what is there, make it durable, and remove what a crash left of batches that do not count.
 
         Raises:
-            TargetError: a manifest or a file of one is damaged, cut off or missing.
+            TargetError: a manifest or a file of one is damaged, cut off or missing; or the directory cannot be made durable.
             DataLossError: a manifest is missing.
         """
         storage, directory = self._storage, self.directory
         storage.make_directory(directory)
         manifests = read_manifests(storage, directory)
+        # a name of before the crash may be in memory alone: from here on it is believed, and acknowledged
+        storage.sync([directory, *map(str, PurePosixPath(directory).parents)])
         # the applier removes what it has applied; only what it has still to read must be there, and of that it is the judge
         if manifests:
             check_files(storage, directory, manifests[-1:])
@@ -213,7 +216,8 @@ class LandingZone:
             f"{directory}/{file.name}"
             for file in storage.files(directory)
             if file.name.startswith(TEMPORARY)
-            or (_BATCH.match(file.name) and f"{directory}/{file.name}" not in named and _end(file.name) > self.last)
+            # whatever no manifest names: it was never one's, or the applier was killed after it had removed the manifest
+            or (_BATCH.match(file.name) and f"{directory}/{file.name}" not in named)
         ]
         storage.delete(left)
 
@@ -263,7 +267,7 @@ class LandingZone:
         return manifest
 
 
-def _end(name: str) -> int:
+def batch_end(name: str) -> int | None:
+    """Where the batch ends of which a file is; None: it is of none, or, in an object store, of one that was never finished."""
     digits = name.split("-", 1)[0]
-    # files without an end belong to batches that were never finished, in object stores
-    return int(digits) if digits.isdecimal() and len(digits) == 20 else 2**64
+    return int(digits) if _BATCH.match(name) and digits.isdecimal() and len(digits) == 20 else None

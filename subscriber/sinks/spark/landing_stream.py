@@ -32,7 +32,7 @@ from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.lake import LANDING, Lake
 from subscriber.sinks.spark.lander import Lander, TableIds, encode_transaction, unhurried
 from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.manifest import read_manifests
+from subscriber.sinks.spark.manifest import first_manifest
 from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction
 
@@ -79,6 +79,7 @@ class LandingStream:
         self._on_durable = on_durable
         self._files = PreparedFiles(lake.storage)
         self._reported = INVALID_LSN
+        self._waiting: tuple[Lsn, Lsn] | None = None
         self._calls = asyncio.Lock()
         self._tasks = [asyncio.create_task(self._land_in_time())]
         if location.confirm == "applied":
@@ -205,8 +206,14 @@ class LandingStream:
 
         def look() -> Lsn:
             cut = read_cut(lake.storage)
-            waiting = read_manifests(lake.storage, LANDING, cut.lsn if cut is not None else INVALID_LSN)
-            return waiting[0].begin if waiting else landed
+            done = cut.lsn if cut is not None else INVALID_LSN
+            # as long as nothing is published, what waits longest is the same: a backlog is long
+            if self._waiting is None or self._waiting[0] != done:
+                first = first_manifest(lake.storage, LANDING, done)
+                if first is None:
+                    return landed
+                self._waiting = (done, first.begin)
+            return self._waiting[1]
 
         return await unhurried(look)
 

@@ -31,7 +31,12 @@ Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "rewrite", "merge"]
 Copy = Literal["subscriber", "executors"]
 _ENGINES: Final = ("none", "local", "rewrite", "merge")
-_PASSWORD: Final = re.compile(r"(?:^|\s)(?:ssl)?password\s*=")
+_PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
+"""One of libpq's keywords with its value."""
+_SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
+_WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
+_MISTAKEN: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
+"""In a path: what delta-rs decodes once too often, however it is written."""
 _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
 
 
@@ -81,21 +86,31 @@ class Location:
         """
         try:
             parts = urlsplit(url)
-        except ValueError as error:
-            raise ConfigurationError(f"the target is no URL: {error}", hint=_EXAMPLE) from None
+        except ValueError:
+            # its text may quote a secret
+            raise ConfigurationError("the target is no URL", hint=_EXAMPLE) from None
         kind, _, inner = parts.scheme.partition("+")
         if kind != "spark":
             raise ConfigurationError(f'"{parts.scheme}" is no Spark target', hint=_EXAMPLE)
         if inner and inner != "file":
-            found = cls(uri=f"{inner}://{parts.netloc}{parts.path}")
+            place = f"{inner}://{parts.netloc}"
+            # a secret key may have a slash, so that no @ follows it here
+            if ":" in parts.netloc and not _WITH_PORT.fullmatch(place):
+                raise ConfigurationError(
+                    "the target holds a secret key, and would be shown in errors",
+                    hint="give it by the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a profile",
+                )
+            found = cls(uri=f"{place}{parts.path}")
         else:
             if parts.netloc not in {"", "localhost"}:
-                raise ConfigurationError(
-                    f'the target names a host, "{parts.netloc}", but a directory is meant', hint=f"three slashes, {_EXAMPLE}"
-                )
+                raise ConfigurationError("the target names a host, but a directory is meant", hint=f"three slashes, {_EXAMPLE}")
             path = unquote(parts.path).rstrip("/")
             if not path:
                 raise ConfigurationError("the target names no directory", hint=_EXAMPLE)
+            if _MISTAKEN.search(path):
+                raise ConfigurationError(
+                    f"the target's directory {path!r} is another one for Delta's library", hint="choose one without a backslash, and no %XX"
+                )
             found = cls(path=path)
         return replace(found, **_parameters(parts.query))
 
@@ -109,7 +124,9 @@ def _parameters(query: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:
-            raise ConfigurationError(f'unrecognized parameter of a Spark target: "{name}"', hint=f"one of {', '.join(sorted(known))}")
+            # an & that was not encoded may have made a name of a part of a value
+            shown = f': "{name}"' if name.isidentifier() else ""
+            raise ConfigurationError(f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(known))}")
         if name == "confirm":
             if text not in {"landed", "applied"}:
                 raise ConfigurationError(f'unrecognized confirm value: "{text}"', hint="landed or applied")
@@ -127,14 +144,29 @@ def _parameters(query: str) -> dict[str, Any]:
                 raise ConfigurationError(f'unrecognized copy value: "{text}"', hint="subscriber or executors")
             values[name] = cast("Copy", text)
         elif name == "copy_connection":
-            if _PASSWORD.search(text):
-                raise ConfigurationError(
-                    "copy_connection holds a password, and would be stored in the lake",
-                    hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
-                )
+            _require_no_secret(text)
             values[name] = text
         elif name == "batch_delay":
             values[name] = parse_seconds(name, text)
         else:
             values[name] = parse_bytes(name, text)
     return values
+
+
+def _require_no_secret(connection: str) -> None:
+    """The text is not shown: what libpq would not understand may hold a password at another place than it seems."""
+    found, position = set(), 0
+    while connection[position:].strip():
+        match = _PARAMETER.match(connection, position)
+        if match is None:
+            raise ConfigurationError(
+                "copy_connection is not keywords and values of libpq",
+                hint="as in host=db1 passfile=/path, URL-encoded",
+            )
+        found.add(match[1])
+        position = match.end()
+    if found & _SECRETS:
+        raise ConfigurationError(
+            "copy_connection holds a password, and would be stored in the lake",
+            hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
+        )

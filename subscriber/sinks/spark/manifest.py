@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,9 +22,12 @@ from subscriber.sinks.spark.storage import Storage
 __all__ = [
     "LandedFile",
     "Manifest",
+    "ManifestsRead",
     "check_chain",
     "check_files",
     "check_paths",
+    "first_manifest",
+    "manifest_ends",
     "manifest_name",
     "read_document",
     "read_manifests",
@@ -57,11 +60,13 @@ class LandedFile:
         return {"id": self.table_id, "path": self.path, "rows": self.rows, "size": self.size, "schema": self.schema.to_json()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LandedFile:
-        """Read it back."""
-        return cls(
-            table_id=data["id"], path=data["path"], rows=data["rows"], size=data["size"], schema=TableSchema.from_json(data["schema"])
-        )
+    def from_json(cls, data: Mapping[str, Any], schemas: MutableMapping[str, TableSchema] | None = None) -> LandedFile:
+        """Read it back; ``schemas``: those that were read before, by their text."""
+        known, text = schemas if schemas is not None else {}, repr(data["schema"])
+        schema = known.get(text)
+        if schema is None:
+            schema = known[text] = TableSchema.from_json(data["schema"])
+        return cls(table_id=data["id"], path=data["path"], rows=data["rows"], size=data["size"], schema=schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +92,29 @@ class Manifest:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Read it back."""
+    def from_json(cls, data: Mapping[str, Any], schemas: MutableMapping[str, TableSchema] | None = None) -> Manifest:
+        """Read it back; ``schemas``: as in :meth:`LandedFile.from_json`."""
         return cls(
             previous=Lsn.parse(data["previous"]),
             begin=Lsn.parse(data["begin"]),
             end=Lsn.parse(data["end"]),
             transactions=data["transactions"],
             commit_time=data["commit_time"],
-            files=tuple(map(LandedFile.from_json, data["files"])),
+            files=tuple(LandedFile.from_json(file, schemas) for file in data["files"]),
         )
+
+
+@dataclass(slots=True)
+class ManifestsRead:
+    """What was read of one directory, for who reads it again and again: a manifest never changes, and most have the same schemas.
+
+    Attributes:
+        manifests: by their ends.
+        schemas: by their text.
+    """
+
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    schemas: dict[str, TableSchema] = field(default_factory=dict)
 
 
 def manifest_name(directory: str, end: Lsn) -> str:
@@ -147,37 +165,98 @@ def _damaged(storage: Storage, name: str) -> TargetError:
     return TargetError(f"{storage.what(name)} is damaged", hint="restore it from a backup, or start over in a new directory")
 
 
-def read_manifests(storage: Storage, directory: str, after: Lsn = INVALID_LSN) -> list[Manifest]:
-    """The manifests of a directory that end past an LSN, in order, their chain checked among themselves.
+def read_manifests(
+    storage: Storage, directory: str, after: Lsn = INVALID_LSN, anchor: Lsn | None = None, read: ManifestsRead | None = None
+) -> list[Manifest]:
+    """The manifests of a directory that end past an LSN, in order, their chain checked.
+
+    Args:
+        storage: the lake's.
+        directory: relative to it.
+        after: the LSN.
+        anchor: the end of the one before the first; None: unknown.
+        read: what was read before, and is not read again.
 
     Raises:
-        TargetError: one is damaged, or names a file that is missing or cut off.
+        TargetError: one is damaged, or overlaps another one.
         DataLossError: one is missing.
     """
-    while (found := _read_all(storage, directory, after)) is None:
-        pass  # the applier removed some meanwhile; it never removes the last
-    check_chain(found, storage.what(directory))
+    read = read if read is not None else ManifestsRead()
+    suspected: set[Lsn] = set()
+    while True:
+        found = _read_all(storage, directory, after, read)
+        if found is None:
+            continue  # the applier removed some meanwhile; it never removes the last
+        gap = _gap(found, anchor)
+        if gap is None or gap in suspected:
+            break
+        # a listing need not have what was made while it was taken, but may have what was made after that; the next one has both
+        suspected.add(gap)
+    check_chain(found, storage.what(directory), anchor)
     return found
 
 
-def _read_all(storage: Storage, directory: str, after: Lsn) -> list[Manifest] | None:
-    found: list[Manifest] = []
-    for file in storage.files(directory):
-        match = _NAME.fullmatch(file.name)
-        if match is None or int(match[1]) <= after:
-            continue
-        path = f"{directory}/{file.name}"
-        document = read_document(storage, path)
-        if document is None:
+def _gap(manifests: Sequence[Manifest], anchor: Lsn | None) -> Lsn | None:
+    """Where the first manifest ends before which one is missing."""
+    previous = anchor
+    for manifest in manifests:
+        if previous is not None and manifest.previous > previous:
+            return manifest.end
+        previous = manifest.end
+    return None
+
+
+def _read_all(storage: Storage, directory: str, after: Lsn, read: ManifestsRead) -> list[Manifest] | None:
+    found: dict[int, Manifest] = {}
+    for end in manifest_ends(storage, directory):
+        if end > after:
+            manifest = read.manifests.get(end) or _read(storage, manifest_name(directory, Lsn(end)), end, read.schemas)
+            if manifest is None:
+                return None
+            found[end] = manifest
+    read.manifests = found
+    return list(found.values())
+
+
+def _read(storage: Storage, path: str, end: int, schemas: MutableMapping[str, TableSchema]) -> Manifest | None:
+    document = read_document(storage, path)
+    if document is None:
+        return None
+    try:
+        manifest = Manifest.from_json(document, schemas)
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(storage, path) from None
+    if int(manifest.end) != end:
+        raise _damaged(storage, path)
+    return manifest
+
+
+def manifest_ends(storage: Storage, directory: str) -> list[int]:
+    """Where the manifests of a directory end, by their names, in order."""
+    return [int(match[1]) for file in storage.files(directory) if (match := _NAME.fullmatch(file.name))]
+
+
+def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | None:
+    """The first manifest that ends past an LSN, if it follows on one that does not; None: there is none. No other one is read.
+
+    Raises:
+        TargetError: it is damaged.
+        DataLossError: one before it is missing.
+    """
+    suspected: set[Lsn] = set()
+    while True:
+        end = next((end for end in manifest_ends(storage, directory) if end > after), None)
+        if end is None:
             return None
-        try:
-            manifest = Manifest.from_json(document)
-        except (ValueError, KeyError, TypeError):
-            raise _damaged(storage, path) from None
-        if int(manifest.end) != int(match[1]):
-            raise _damaged(storage, path)
-        found.append(manifest)
-    return found
+        found = _read(storage, manifest_name(directory, Lsn(end)), end, {})
+        if found is None:
+            continue
+        if found.previous <= after:
+            return found
+        if found.end in suspected:
+            check_chain([found], storage.what(directory), after)
+        # as in read_manifests
+        suspected.add(found.end)
 
 
 def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest]) -> None:

@@ -17,6 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks.spark.conversion import converted
+from subscriber.sinks.spark.evolve import Stretch
+from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
@@ -56,22 +59,24 @@ class Unit:
         directory: of the table, relative to the lake.
         schema: the table's now.
         base: files of the table, relative to its directory.
-        changes: landed files, relative to the lake, in order.
+        stretches: of its changes, one after the other.
         after: changes up to this LSN are in the table already.
         ranges: of the keys it is about, disjoint; empty: all.
         cleared: the table's former rows are gone, whatever the changes say.
         dropped: columns that the publisher has no more: NULL in all rows.
+        added: columns that came later: rows from before have NULL there, whatever the publisher has.
         target_rows: how many rows a file should have.
     """
 
     directory: str
     schema: TableSchema
     base: tuple[str, ...]
-    changes: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
     after: int
     ranges: tuple[KeyRange, ...] = ()
     cleared: bool = False
     dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     target_rows: int = 250_000
 
 
@@ -106,30 +111,47 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     """Do it.
 
     Raises:
-        TargetError: a file cannot be read or written, or is damaged.
+        TargetError: a file cannot be read or written, or is damaged; or Arrow cannot do what is asked for.
     """
-    schema = unit.schema
-    changes = read_changes(storage, unit.changes, schema, unit.after)
-    if unit.ranges and schema.keys:
-        wanted: Any = pc.equal(changes["_op"], "t")
-        for range_ in unit.ranges:
-            wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
-        changes = changes.filter(wanted)
-    base = _read_base(storage, unit) if unit.base and not unit.cleared else schema.current.empty_table()
+    with reckoned(storage.what(unit.directory)):
+        return _merged(storage, unit)
+
+
+def _merged(storage: Storage, unit: Unit) -> UnitResult:
+    rows = _read_base(storage, unit) if unit.base and not unit.cleared else unit.schema.current.empty_table()
     missing = Missing()
+    for stretch in unit.stretches:
+        schema = stretch.schema
+        changes = read_changes(storage, stretch.files, schema, unit.after)
+        if not changes.num_rows:
+            continue  # all of it is in the table already: it may have columns that these had not
+        if unit.ranges and schema.keys:
+            wanted: Any = pc.equal(changes["_op"], "t")
+            for range_ in unit.ranges:
+                wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
+            changes = changes.filter(wanted)
+        changes, cleared = since_truncate(changes)
+        if cleared:
+            rows, missing = rows.slice(0, 0), Missing()
+        rows, found = _changed(_without(rows, stretch.absent), changes, schema, unit.added)
+        missing.add(found)
+    return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
+
+
+def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema, added: Sequence[str]) -> tuple[pa.Table, Missing]:
     if schema.full:
-        rows, missing = fold_whole_rows(base, changes, schema)
-    elif schema.keys:
-        settled = settle(base, changes, schema)
-        rows, missing = settled.rows(base), settled.missing
-    else:
-        inserted, cleared = since_truncate(changes)
-        added = inserted.select(schema.current.names)
-        rows = added if cleared else pa.concat_tables([base, added])
-    for name in unit.dropped:
+        return fold_whole_rows(rows, changes, schema, added)
+    if schema.keys:
+        settled = settle(rows, changes, schema)
+        return settled.rows(rows), settled.missing
+    return pa.concat_tables([rows, changes.select(schema.current.names)]), Missing()
+
+
+def _without(rows: pa.Table, fields: Sequence[str]) -> pa.Table:
+    for name in fields:
         position = rows.schema.get_field_index(name)
         rows = rows.set_column(position, rows.schema.field(position), pa.nulls(rows.num_rows, rows.schema.field(position).type))
-    return UnitResult(write_rows(storage, unit, rows), missing)
+    return rows
 
 
 def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, after: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -154,9 +176,10 @@ def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, af
 
 
 def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table in other columns: missing ones are NULL, types are cast, what is not wanted is left out."""
+    """A table in other columns: missing ones are NULL, types are converted, what is not wanted is left out."""
     columns = [
-        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type) for field in wanted
+        converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in wanted
     ]
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted]))
 
@@ -214,7 +237,9 @@ def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], 
     """
     keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
     if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
-        rows = rows.sort_by([(key, "ascending") for key in keys])
+        # under names of no meaning: Arrow takes one that begins with a dot or a bracket for a path into a struct
+        named = {str(number): rows[key] for number, key in enumerate(keys)}
+        rows = rows.take(pc.sort_indices(pa.table(named), sort_keys=[(name, "ascending") for name in named]))
     rows = rows.combine_chunks()
     return [_write_file(storage, unit, rows.slice(start, count), name()) for start, count in _pieces(rows, unit)]
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.keys import is_orderable
 from subscriber.sinks.spark.landing import ParquetFile
@@ -87,8 +88,12 @@ class MergeEngine:
         return [found[number] for number in range(len(works))]
 
     def _merge(self, work: Work) -> Done:
+        with reckoned(work.delta.uri):
+            return self._merge_changes(work)
+
+    def _merge_changes(self, work: Work) -> Done:
         schema, reached = work.task.schema, work.source.reached
-        changes = read_changes(self._storage, work.task.changes, schema, work.task.after)
+        changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
         try:
             session = self._session(work.application, reached)
             settled = settle(self._touched(session, work, changes), changes, schema)
@@ -105,6 +110,7 @@ class MergeEngine:
                 ) from error
             raise job_failed(self._spark, error) from error
         work.delta.load()
+        work.delta.make_durable()
         if work.delta.applied(work.application) != reached:
             # nothing had to be changed: MERGE makes no commit then
             work.delta.commit([], [], work.application, reached)
@@ -172,7 +178,7 @@ def _is_merged(work: Work) -> bool:
     task = work.task
     schema = task.schema
     keyed = bool(schema.keys) and not schema.full
-    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and bool(task.changes)
+    plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
     return keyed and plain and bool(task.base) and not _is_scattered(work)
 
 

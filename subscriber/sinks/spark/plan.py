@@ -8,7 +8,8 @@ touched, not to the table: changes of recent keys touch the last files, whatever
 * A cluster that has become small is merged with its neighbour when it is touched.
 * A row that moved from another key without bringing its TOASTed values needs the row it was: the clusters of both keys are one unit. So
   are they, within reason, for other rows that moved: an UPDATE whose old row is not there is passed over.
-* Where the key has no order, or files of somebody else's have no range, the whole table is one unit.
+* Where changes have several stretches (see ``evolve.py``), the key has no order, or files of somebody else's have no range, the whole
+  table is one unit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.fold import since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.merge import KeyRange, Unit
@@ -52,10 +54,11 @@ class TableWork:
     directory: str
     schema: TableSchema
     base: tuple[BaseFile, ...]
-    changes: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
     after: int
     rewrite: bool = False
     dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     target_rows: int = 250_000
 
 
@@ -96,6 +99,8 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
     base = () if cleared else work.base
     gone = tuple(file.path for file in work.base)
     schema = work.schema
+    if len(work.stretches) > 1:
+        return Plan((_unit(work, base, (), cleared=cleared),), gone, cleared)
     if not schema.keys:
         return _without_key(work, base, cleared=cleared)
     key_type = schema.current.field(schema.keys[0]).type
@@ -123,11 +128,12 @@ def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange],
         directory=work.directory,
         schema=work.schema,
         base=tuple(file.path for file in base),
-        changes=work.changes,
+        stretches=work.stretches,
         after=work.after,
         ranges=tuple(ranges),
         cleared=cleared,
         dropped=work.dropped,
+        added=work.added,
         target_rows=work.target_rows,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["cut_of", "read_table"]
+
+_PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
@@ -79,7 +82,8 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
-    files = opened.file_uris()
+    # not as Delta's library gives them, which are parts of URLs; and Spark looks for patterns in a path
+    files = [_PATTERN.sub(r"\\\g<0>", f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 

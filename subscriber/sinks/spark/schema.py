@@ -19,6 +19,8 @@ A ``d`` has the columns of the replica identity only, a ``t`` none.
 from __future__ import annotations
 
 import re
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -148,15 +150,17 @@ class TableSchema:
 
 
 def lake_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that Delta takes, none of ours, and none twice even where letter case does not count (as in Spark)."""
-    taken = {name.lower() for name in META_NAMES}
-    found: list[str] = []
-    for name in names:
-        plain = _FORBIDDEN.sub("_", name)
-        candidate, number = plain, 1
-        while candidate.lower() in taken:
-            number += 1
-            candidate = f"{plain}_{number}"
-        taken.add(candidate.lower())
-        found.append(candidate)
-    return tuple(found)
+    """Names that Delta takes, none of ours, and none twice even where letter case does not count (as in Spark).
+
+    A name that has to be altered gets a number that is made of it alone: whatever columns come and go beside it, it is the same field, and
+    no other column's. Of names that differ in letter case only, those with capitals are altered, as long as there is the other.
+    """
+    listed = tuple(names)
+    folded = Counter(name.lower() for name in listed)
+    ours = {name.lower() for name in META_NAMES}
+
+    def stays(name: str) -> bool:
+        lower = name.lower()
+        return _FORBIDDEN.search(name) is None and lower not in ours and (folded[lower] == 1 or name == lower)
+
+    return tuple(name if stays(name) else f"{_FORBIDDEN.sub('_', name)}_{zlib.crc32(name.encode()):08x}" for name in listed)

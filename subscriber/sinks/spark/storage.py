@@ -32,10 +32,11 @@ TEMPORARY: Final = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that is there."""
+    """A file that is there; ``changed``: when, seconds since 1970."""
 
     name: str
     size: int
+    changed: float = 0.0
 
 
 class PendingFile:
@@ -161,6 +162,18 @@ class Storage:
             with translated(self.what(directory)):
                 _fsync(self.root / directory)
 
+    def sync_files(self, names: Iterable[str]) -> None:
+        """Make the content of files durable that others wrote; those that are not there are passed over.
+
+        Raises:
+            TargetError: the file system refuses.
+        """
+        if self.root is None:
+            return
+        for name in names:
+            with translated(self.what(name)), contextlib.suppress(FileNotFoundError):
+                _fsync(self.root / name)
+
     def read(self, name: str) -> bytes | None:
         """A small file's content; None if it is not there."""
         with translated(self.what(name)):
@@ -174,7 +187,7 @@ class Storage:
         """Files in a directory, by name; none if it is not there. Subdirectories are left out."""
         with translated(self.what(directory)):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
-        files = [StoredFile(info.base_name, info.size or 0) for info in found if info.type is fs.FileType.File]
+        files = [StoredFile(info.base_name, info.size or 0, (info.mtime_ns or 0) / 1e9) for info in found if info.type is fs.FileType.File]
         return sorted(files, key=lambda file: file.name)
 
     def entries(self, directory: str) -> list[str]:

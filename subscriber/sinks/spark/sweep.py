@@ -1,22 +1,26 @@
 """What nobody needs any more goes: files of tables that no version within the grace time has, and copies that were given up.
 
 A reader may still have a file open, or know it from a cut, so long after it left its table as the grace time says; then it goes. Files that
-no commit ever named, as of a round that was killed, go when they are as old. Delta's log itself is kept short by delta-rs, at each
-checkpoint (``delta.py``).
+no commit ever named, as of a round that was killed, go when they are as old; so do those that were never finished. Delta's log itself is
+kept short by delta-rs, at each checkpoint (``delta.py``).
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from subscriber.sinks.spark.applied import CUTS
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.lake import Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.paths import table_directory
+from subscriber.sinks.spark.storage import TEMPORARY, Storage
 
 __all__ = ["sweep"]
 
+_UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 _DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
 
 
@@ -44,7 +48,27 @@ def sweep(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours
         gone = [path for path in unneeded if not path.startswith(copying)]
         storage.delete(f"{table.directory}/{path}" for path in gone)
         count += len(gone)
-    return count + _sweep_copies(storage, known)
+    return count + _sweep_unfinished(storage, lake, copying, grace_hours) + _sweep_copies(storage, known)
+
+
+def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], grace_hours: int) -> int:
+    """What was being written as a process was killed. Delta's library passes over names that begin with a dot."""
+    known = [*lake.state.tables.items(), *lake.state.removed.items()]
+    hours = {table_directory(root, name, table.id): grace_hours for root in ("tables", "log") for name, table in known}
+    # others may be writing there, small files
+    hours |= dict.fromkeys(["", CUTS], max(grace_hours, 1))
+    now, count = time.time(), 0
+    for directory, old in hours.items():
+        names = [
+            file.name
+            for file in storage.files(directory)
+            if (match := _UNFINISHED.match(file.name))
+            and file.changed < now - old * 3600
+            and not file.name[match.end() :].startswith(copying or ("/",))
+        ]
+        storage.delete(f"{directory}/{name}" if directory else name for name in names)
+        count += len(names)
+    return count
 
 
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:

@@ -49,8 +49,16 @@ class PreparedFiles:
         return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:
-        """Whether it is prepared."""
-        return read_document(self._storage, f"{self.directory(xid, gid)}/{_DOCUMENT}") is not None
+        """Whether it is prepared. Then it is durable, too: it may have been renamed just before a crash.
+
+        Raises:
+            TargetError: it is damaged, or cannot be made durable.
+        """
+        directory = self.directory(xid, gid)
+        if read_document(self._storage, f"{directory}/{_DOCUMENT}") is None:
+            return False
+        self._storage.sync([directory, _DIRECTORY, ""])
+        return True
 
     def xids(self) -> frozenset[int]:
         """The publisher's transaction ids of all that are prepared."""

@@ -154,10 +154,23 @@ def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     for ladder in (integers, floats):
         if one in ladder and other in ladder:
             return max(one, other, key=ladder.index)
-    if pa.types.is_decimal(one) and pa.types.is_decimal(other):
-        scale = max(one.scale, other.scale)
-        precision = max(one.precision - one.scale, other.precision - other.scale) + scale
+    for whole, other_ in ((one, other), (other, one)):
+        if whole in integers and other_ in floats and whole != pa.int64():
+            return pa.float32() if whole == pa.int16() and other_ == pa.float32() else pa.float64()
+    if {one, other} == {pa.date32(), _TIMESTAMP}:
+        return _TIMESTAMP
+    places = [_places(type_) for type_ in (one, other)]
+    if places[0] is not None and places[1] is not None:
+        scale = max(places[0][1], places[1][1])
+        precision = max(places[0][0], places[1][0]) + scale
         return pa.decimal128(precision, scale) if precision <= _MAX_PRECISION else pa.string()
     if pa.types.is_list(one) and pa.types.is_list(other):
         return pa.list_(widened(one.value_type, other.value_type))
     return pa.string()
+
+
+def _places(type_: pa.DataType) -> tuple[int, int] | None:
+    """Digits before and behind the point."""
+    if pa.types.is_decimal(type_):
+        return type_.precision - type_.scale, type_.scale
+    return {pa.int16(): (5, 0), pa.int32(): (10, 0), pa.int64(): (19, 0)}.get(type_)

@@ -27,18 +27,21 @@ class Source:
         files: relative to the lake, in order.
         size: of all files, bytes.
         schemas: in order, neighbours different; empty if nothing describes the table.
+        described: of each file, what it was described with.
     """
 
     reached: Lsn
     files: list[str] = field(default_factory=list)
     size: int = 0
     schemas: list[TableSchema] = field(default_factory=list)
+    described: list[TableSchema] = field(default_factory=list)
 
     def add(self, files: Sequence[LandedFile]) -> None:
         """These come next."""
         for file in files:
             self.files.append(file.path)
             self.size += file.size
+            self.described.append(file.schema)
             self.describe(file.schema)
 
     def describe(self, schema: TableSchema) -> None:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from subscriber.abc import TableName
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
 from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.manifest import first_manifest
 from subscriber.sinks.spark.merge import Unit, UnitResult
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.paths import table_directory
+from subscriber.sinks.spark.storage import Storage, StoredFile
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
@@ -201,6 +206,31 @@ async def test_only_touched_files_are_written_anew_and_small_ones_are_merged(tmp
     assert len(current(tmp_path)) == 101
 
 
+def test_no_two_tables_lie_in_one_directory() -> None:
+    parts = ["_", "t", "ä", "ö", "_-1", "_-2", "t-1", "t-12", "_-1-1", "a-b", "A b", "x.y", ".x", "a" * 100 + "-1", "a" * 101]
+    names = [TableName(schema, table) for schema in parts for table in parts]
+    lying: dict[str, set[tuple[TableName, int]]] = {}
+    for name in names:
+        for number in (1, 2, 12):
+            lying.setdefault(table_directory("tables", name, number), set()).add((name, number))
+    assert all(re.fullmatch(r"tables/[\w.-]+/[\w.-]+", path, re.ASCII) for path in lying)
+    for tables in lying.values():
+        # a number is one table's
+        assert len({name for name, _ in tables}) == 1 or len({number for _, number in tables}) == 1
+    assert table_directory("log", TableName("public", "t.a-b_1"), 7) == "log/public/t.a-b_1"
+
+
+@pytest.mark.parametrize("name", [".x", "[0]", "x.y", "..", "[1", "$", "%"])
+async def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
+    relation = Relation(5, "public", "t", "d", (Column("v", 23, -1, False), Column(name, 23, -1, True), Column("y", 23, -1, True)))
+    await _one(tmp_path, transaction(200, relation, *(Insert(5, row(str(99 - n), str(n), "1")) for n in (3, 1, 2))))
+    all_rounds(applier(tmp_path))
+    await _one(tmp_path, transaction(300, relation, Update(5, None, None, row("500", "2", "1")), Delete(5, row(None, "1", "1"), None)))
+    all_rounds(applier(tmp_path))
+    (file,) = DeltaTable(str(tmp_path / "tables/public/t")).file_uris()
+    assert [tuple(found.values())[:2] for found in pq.read_table(file, partitioning=None).to_pylist()] == [(500, 2), (96, 3)]
+
+
 async def test_a_second_applier_is_refused(tmp_path: Path) -> None:
     await _one(tmp_path, transaction(200, RELATION, Insert(5, row("1", None, None))))
     first = applier(tmp_path)
@@ -244,6 +274,63 @@ async def test_what_is_missing_in_the_landing_zone_is_named(tmp_path: Path, vict
     with pytest.raises(error, match=words):
         applier(tmp_path).run_round()
     assert read_cut(storage(tmp_path)) is None
+
+
+async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
+    for end in range(200, 600, 10):
+        await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
+        await sink._now.land()
+    read, names = Storage.read, list[str]()
+
+    def counted(place: Storage, name: str) -> bytes | None:
+        if name.startswith("landing/"):
+            names.append(name)
+        return read(place, name)
+
+    monkeypatch.setattr(Storage, "read", counted)
+    # who waits for the applier looks at what waits longest, and not again before something is published
+    for _ in range(5):
+        assert await sink._now.applied() == 100
+    assert names in ([], [f"landing/{200:020d}.json"])  # its own watch may have looked before
+    names.clear()
+    work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1)), 0
+    while work.run_round() is not None:
+        rounds += 1
+    assert rounds == 40
+    assert len(names) == len(set(names)) == 40
+    assert await sink._now.applied() == 590
+    await sink.close()
+
+
+@pytest.mark.parametrize("missed", [[["200"]], [["300"]], [["200"], ["300"]], [["200", "300"]], [["300"], ["200"], ["300", "400"]]])
+async def test_a_listing_that_misses_what_is_being_made_is_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missed: list[list[str]]
+) -> None:
+    for end in (200, 300, 400):
+        await _one(tmp_path, transaction(end, RELATION, Insert(5, row(str(end), None, None))))
+    original = Storage.files
+
+    def files(place: Storage, directory: str) -> list[StoredFile]:
+        found = original(place, directory)
+        if directory != "landing" or not missed:
+            return found
+        names = [f"{int(end):020d}.json" for end in missed.pop(0)]
+        return [file for file in found if file.name not in names]
+
+    monkeypatch.setattr(Storage, "files", files)
+    again = [list(some) for some in missed]
+    assert all_rounds(applier(tmp_path)).lsn == 400
+    assert current(tmp_path) == [(200, None), (300, None), (400, None)]
+    missed[:] = again
+    first = first_manifest(storage(tmp_path), "landing", Lsn(100))
+    assert first is not None
+    assert first.end == 200
+    missed.clear()
+    assert first_manifest(storage(tmp_path), "landing", Lsn(400)) is None
+    (tmp_path / f"landing/{300:020d}.json").unlink()
+    with pytest.raises(DataLossError, match="has a gap: no manifest from 0/C8 to 0/12C"):
+        first_manifest(storage(tmp_path), "landing", Lsn(200))
 
 
 async def test_a_damaged_landed_file_is_named(tmp_path: Path) -> None:

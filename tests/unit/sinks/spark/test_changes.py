@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Insert
+from subscriber.sinks.spark import changelog as changelog_module
 from subscriber.sinks.spark.changes import Changes
 from tests.unit.sinks.spark.model import NAMES, Publisher
-from tests.unit.sinks.spark.stream import TABLE, batch, begun, make
+from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 
 Place = tuple[int, int, str]
@@ -104,6 +108,44 @@ async def test_a_table_that_is_not_copied_yet_holds_its_readers(tmp_path: Path) 
         Changes(storage(tmp_path), TableName("public", "nothing")).latest()
     with pytest.raises(TargetError, match="there is no lake"):
         Changes(storage(tmp_path / "elsewhere"), TABLE).latest()
+
+
+async def test_a_range_may_begin_and_end_amid_a_landed_batch(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(*(transaction(end, RELATION, Insert(5, row(str(end), None, None))) for end in (200, 300, 400, 500))))
+    await sink.advance(Lsn(500))
+    await sink.apply(batch(transaction(600, Insert(5, row("600", None, None)))))
+    await sink.close()
+    changes, ends = Changes(storage(tmp_path), TABLE), (0, 200, 250, 300, 400, 450, 500, 600)
+    work = applier(tmp_path)
+    for compacted in (False, True):
+        if compacted:
+            all_rounds(work)
+            work.tidy(now=True)
+            assert len(list((tmp_path / "landing").glob("*.json"))) == 1
+        for start in ends:
+            for end in ends:
+                expected = [lsn for lsn in (200, 300, 400, 500, 600) if start < lsn <= end]
+                assert [lsn for lsn, _, _ in read(changes, Lsn(start), Lsn(end))] == expected, (start, end)
+
+
+async def test_small_files_that_become_one_keep_their_place_among_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 8)
+    sink, work, expected, counts = await begun(make(tmp_path)), applier(tmp_path), [], []
+    # of eight rows, as the applier makes them, one row is small
+    for number, rows in enumerate([1, 1, 5, 1, 1, 20, 1, 1, 1, 1, 1, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1]):
+        end = 200 + 10 * number
+        inserts = [Insert(5, row(str(100 * number + n), "x", None)) for n in range(rows)]
+        await sink.apply(batch(transaction(end, RELATION, *inserts)))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+        work.tidy(now=True)
+        expected += [(end, n, "i") for n in range(rows)]
+        changes = Changes(storage(tmp_path), TABLE)
+        assert read(changes, Lsn(0), changes.latest()) == expected
+        counts.append(len(DeltaTable(str(tmp_path / "log/public/t")).file_uris()))
+    await sink.close()
+    assert any(fewer < more for more, fewer in pairwise(counts))
 
 
 async def test_a_landed_file_that_is_gone_for_good_is_told(tmp_path: Path) -> None:

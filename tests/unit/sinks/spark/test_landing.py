@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -285,6 +286,30 @@ async def test_a_crash_at_any_step_leaves_the_batch_before_or_after_it(tmp_path:
     assert seen == {200, 300}
 
 
+async def test_what_a_crash_left_in_memory_is_durable_before_it_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = PreparedTransaction(transaction(300, Insert(5, row("2", "p", None)), xid=8), "gid")
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    await sink.prepare(prepared, lambda *_: True)
+    await sink.close()
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    sink = make(tmp_path)
+    await sink.open("replica", lambda _: None)
+    assert {str(tmp_path), str(tmp_path / "landing")} <= set(synced)
+    synced.clear()
+    await sink.prepare(prepared, lambda *_: True)
+    (directory,) = (tmp_path / "prepared").iterdir()
+    assert {str(tmp_path), str(directory.parent), str(directory)} <= set(synced)
+    await sink.close()
+
+
 # --- bad input
 
 
@@ -389,6 +414,8 @@ def test_a_chain_that_overlaps_is_refused() -> None:
     [
         ("spark://host/path", "names a host"),
         ("spark://", "names no directory"),
+        ("spark:///a/%2541/b", r"'/a/%41/b' is another one"),
+        ("spark:///a%5Cb", "is another one"),
         ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
         ("spark:///lake?colour=red", "unrecognized parameter"),
         ("spark:///lake?apply=always", "unrecognized apply value"),
@@ -401,9 +428,40 @@ def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
         Location.parse(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("spark:///lake?copy_connection=postgresql://u:hush@h/db", "keywords and values"),
+        ("spark:///lake?copy_connection=user%3Du%20password%20%3D%20hush", "holds a password"),
+        ("spark:///lake?copy_connection=host%3D'a%20b'password%3Dhush", "keywords and values"),
+        ("spark:///lake?copy_connection=host%3D'a%20b'%20sslpassword%3Dhush", "holds a password"),
+        ("spark:///lake?copy_connection=user%3Du&hush@h/db", "unrecognized parameter"),
+        ("spark+s3://KEY:hush@bucket/prefix", "secret key"),
+        ("spark+s3://KEY:0/hush@bucket/prefix", "secret key"),
+        ("spark+abfs://container:hush@account.dfs.core.windows.net/prefix", "secret key"),
+        ("spark://u:hush@h/lake", "names a host"),
+        ("spark+s3://KEY:hush\u2100@bucket", "no URL"),
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        Location.parse(url)
+    assert "hush" not in f"{refused.value} {refused.value.hint} {refused.value.one_line()}"
+
+
+@pytest.mark.parametrize(
+    "connection",
+    ["", "host=db1 passfile=/a\\ b", "service = 'password = none'", r" host='it\'s' ", "host= user=u", "application_name=o'k"],
+)
+def test_keywords_and_values_for_executors_are_taken_as_they_are(connection: str) -> None:
+    assert Location.parse(f"spark:///lake?copy_connection={quote(connection)}").copy_connection == connection
+
+
 def test_a_url_is_read() -> None:
     assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
     assert Location.parse("spark:///a?apply=merge&target_rows=1000") == Location(path="/a", apply="merge", target_rows=1000)
+    assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")
+    assert Location.parse("spark+abfs://container@account.dfs.core.windows.net/a").uri == "abfs://container@account.dfs.core.windows.net/a"
     assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", batch_delay=1.0)
 
 

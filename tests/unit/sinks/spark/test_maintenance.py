@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Insert, Update
+from subscriber.protocol.messages import Column, Insert, Relation, Update
 from subscriber.sinks.spark import changelog as changelog_module
 from subscriber.sinks.spark import delta as delta_module
 from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.changelog import ChangeLog
+from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, storage
+from tests.unit.sinks.spark.test_applier import Killed, all_rounds, storage
 
 
 def sweeping(path: Path, grace_hours: int, **settings: int) -> Applier:
@@ -151,6 +156,84 @@ async def test_a_copy_under_way_loses_nothing_and_one_that_was_begun_anew_goes(t
     await sink.close()
 
 
+async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_grace_time(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    await sink.advance(Lsn(200))
+    work = sweeping(tmp_path, 2)
+    all_rounds(work)
+    work.tidy(now=True)
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    copying = sink.open_table(TABLE)
+    await copying.begin()
+    await copying.start_copy()
+    number, random = copying.relation_id, "0" * 32
+    (tmp_path / f"copy/{number}-1/order.json").write_bytes(b"")
+    hours_ago = time.time() - 3 * 3600
+    left: list[Path] = []
+    removed: list[Path] = []
+    for directory in ("tables/public/t", "log/public/t", ".", "cuts"):
+        for name, age, stays in [
+            (f".tmp-{random}-part-{random}.parquet", hours_ago, False),
+            (f".tmp-{random}-part-young.parquet", time.time(), True),
+            (f".tmp-{random}-copy-{number}-1-{random}.parquet", hours_ago, True),
+            (f".tmp-{random}-copy-{number}-0-{random}.parquet", hours_ago, False),
+            (".tmp-of-somebody-else", hours_ago, True),
+        ]:
+            file = tmp_path / directory / name
+            file.write_bytes(b"half")
+            os.utime(file, (age, age))
+            (left if stays else removed).append(file)
+    work.tidy()
+    assert [file for file in left if not file.exists()] == []
+    assert [file for file in removed if file.exists()] == []
+    await copying.close()
+    await sink.close()
+
+
+@pytest.mark.parametrize("finder", ["applier", "subscriber"])
+async def test_landed_files_whose_manifest_went_before_a_kill_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str) -> None:
+    sink = await begun(make(tmp_path))
+    landing = tmp_path / "landing"
+
+    async def land(end: int) -> None:
+        await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
+        await sink.advance(Lsn(end))
+
+    for end in (200, 300, 400):
+        await land(end)
+    work = sweeping(tmp_path, 24)
+    all_rounds(work)
+    delete, calls = Storage.delete, 0
+
+    def killed(storage: Storage, names: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Killed
+        delete(storage, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "delete", killed)
+        with pytest.raises(Killed):
+            work.tidy(now=True)
+    assert not (landing / f"{200:020d}.json").exists()
+    assert list(landing.glob(f"{200:020d}-*.parquet"))
+    if finder == "applier":
+        await land(500)
+        work = sweeping(tmp_path, 24)
+        all_rounds(work)
+        work.tidy(now=True)
+        assert sorted(file.name.split("-")[0] for file in landing.iterdir()) == [f"{500:020d}", f"{500:020d}.json"]
+    else:
+        await sink.close()
+        await sink.open("replica", lambda _: None)
+        assert not list(landing.glob(f"{200:020d}*"))
+        assert len(list(landing.iterdir())) == 4
+    await sink.close()
+
+
 async def test_small_files_of_a_change_log_become_one_and_nobody_has_to_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 6)
     sink: SparkSink = await begun(make(tmp_path))
@@ -170,3 +253,72 @@ async def test_small_files_of_a_change_log_become_one_and_nobody_has_to_look_aga
     removed = [action["remove"] for action in actions if "remove" in action]
     assert removed
     assert not any(action["dataChange"] for action in removed)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_change_log_that_somebody_else_changed_is_told_and_takes_nothing(tmp_path: Path, whole: bool) -> None:
+    sink = await begun(make(tmp_path))
+    work = sweeping(tmp_path, 24)
+    uri = str(tmp_path / "log/public/t")
+
+    async def land(end: int, relation: Relation = RELATION, *more: str) -> None:
+        await sink.apply(batch(transaction(end, relation, Insert(5, row(str(end), "x", None, *more)))))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+
+    def lsns() -> list[int]:
+        return sorted(DeltaTable(uri).to_pyarrow_table()["_lsn"].to_pylist())
+
+    await land(200)
+    work.tidy(now=True)
+    version = DeltaTable(uri).version()
+    await land(300)
+    if whole:
+        DeltaTable(uri).delete()
+    else:
+        rows = DeltaTable(uri).to_pyarrow_table()
+        write_deltalake(uri, rows.set_column(rows.schema.get_field_index("_lsn"), "_lsn", [[201]]), mode="append")
+    left = set((tmp_path / "landing").iterdir())
+    for attempt in range(3):
+        # a new process knows nothing of the log but what lies there
+        work = sweeping(tmp_path, 24) if attempt == 1 else work
+        with pytest.raises(TargetError, match=rf"change log .*log/public/t was changed by somebody else, in version {version + 1}") as told:
+            work.tidy(now=True)
+        assert told.value.hint == f"RESTORE TABLE … TO VERSION AS OF {version}"
+        assert set((tmp_path / "landing").iterdir()) == left
+    DeltaTable(uri).restore(version)
+    work.tidy(now=True)
+    assert lsns() == [200, 300]
+    wider = Relation(5, "public", "t", "d", (*RELATION.columns, Column("more", 25, -1, False)))
+    await land(400, wider, "y")
+    work.tidy(now=True)
+    assert lsns() == [200, 300, 400]
+    await sink.close()
+
+
+async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog_module, "_SMALL_FILES", 4)
+    sink = await begun(make(tmp_path))
+    work = sweeping(tmp_path, 24, target_rows=1000)
+    written, versions = ChangeLog._merge_small, []
+
+    def meddled(self: ChangeLog, log: LakeDelta, *rest: Any) -> None:
+        written(self, log, *rest)
+        if len(log.files()) == 3:
+            versions.append(log.version)
+            DeltaTable(log.uri).delete("id = 210")
+            log.load()
+
+    monkeypatch.setattr(ChangeLog, "_merge_small", meddled)
+    for end in (200, 210, 220, 230):
+        await sink.apply(batch(transaction(end, *([RELATION] if end == 200 else []), Insert(5, row(str(end), "x", None)))))
+        await sink.advance(Lsn(end))
+        all_rounds(work)
+        if not versions:
+            work.tidy(now=True)
+    with pytest.raises(TargetError, match=f"somebody else, in version {versions[0] + 1}"):
+        work.tidy(now=True)
+    DeltaTable(str(tmp_path / "log/public/t")).restore(versions[0])
+    work.tidy(now=True)
+    await sink.close()
+    assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].to_pylist()) == [200, 210, 220, 230]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
@@ -68,6 +69,23 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_pa
     with pytest.raises(TargetError, match=r"\.parquet is damaged"):
         work.run_round()
     assert cut_of(str(tmp_path)) == newest
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
+async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
+    from subscriber.sinks.spark.rewrite import RewriteEngine
+    from subscriber.spark import read as read_by_spark
+
+    publisher, lake = Publisher(4), tmp_path / name
+    sink = await begun(make(Path(quote(str(lake)))), tables=NAMES)
+    await sink.apply(batch(publisher.transaction(20)))
+    await sink.advance(Lsn(publisher.end))
+    await sink.close()
+    cut = all_rounds(Applier(storage(lake), RewriteEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
+    assert read(lake, cut) == publisher.rows()
+    assert read_by_spark(spark, f"spark://{quote(str(lake))}", "public.keyed").count() == len(publisher.keyed["keyed"])
 
 
 async def _and_damage(path: Path, publisher: Publisher) -> None:

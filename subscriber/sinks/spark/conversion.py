@@ -1,0 +1,139 @@
+"""Columns of one type of the lake as another, wider one: once a column's type has changed at the publisher.
+
+What becomes text is PostgreSQL's text of it, as in a session of ours (see ``values.py``), and in UTC: casts of Arrow write some of it in
+another way, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["converted"]
+
+_PLAIN_ELEMENT: Final = re.compile(r'[^{}",\\\s]+')
+
+
+def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """The same values.
+
+    Args:
+        column: of any type of the lake.
+        type_: what :func:`subscriber.sinks.spark.types.widened` made of it and others.
+
+    Raises:
+        pyarrow.ArrowException: it is no wider type.
+    """
+    if column.type == type_:
+        return column
+    return pa.chunked_array([_array(chunk, type_) for chunk in column.chunks], type_)
+
+
+def _array(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    if pa.types.is_string(type_):
+        if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_date(array.type):
+            return array.cast(type_)
+        write = _writer(array.type)
+        if write is not None:
+            return pa.array([None if value is None else write(value) for value in array.to_pylist()], type_)
+    if pa.types.is_list(type_) and pa.types.is_list(array.type) and array.type.value_type != type_.value_type:
+        elements = _array(array.flatten(), type_.value_type)
+        lengths = pc.fill_null(pc.list_value_length(array), 0)
+        ends = pc.cumulative_sum(lengths).to_pylist()
+        return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), elements, type=type_, mask=array.is_null())
+    return array.cast(type_)
+
+
+def _writer(type_: pa.DataType) -> Callable[[Any], str] | None:
+    if pa.types.is_float32(type_):
+        return _float4
+    if pa.types.is_floating(type_):
+        return _float8
+    if pa.types.is_decimal(type_):
+        return _numeric
+    if pa.types.is_timestamp(type_):
+        return _timestamptz if type_.tz else _timestamp
+    if pa.types.is_binary(type_):
+        return _bytea
+    if pa.types.is_list(type_):
+        return _list_writer(type_.value_type)
+    return None
+
+
+def _numeric(value: Any) -> str:
+    return format(value, "f")
+
+
+def _bytea(value: bytes) -> str:
+    return f"\\x{value.hex()}"
+
+
+def _timestamp(value: datetime) -> str:
+    text = value.isoformat(sep=" ")
+    return text.rstrip("0") if value.microsecond else text
+
+
+def _timestamptz(value: datetime) -> str:
+    return f"{_timestamp(value.replace(tzinfo=None))}+00"
+
+
+def _float4(value: float) -> str:
+    # the fewest digits that are this value again; nine always are
+    texts = (f"{value:.{digits}e}" for digits in range(9))
+    return _shortest(value, next((text for text in texts if _rounded(float(text)) == value), "nan"), 6)
+
+
+def _rounded(value: float) -> float:
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:  # rounded up, past the largest
+        return math.inf
+    return float(rounded)
+
+
+def _float8(value: float) -> str:
+    return _shortest(value, f"{Decimal(repr(value)).normalize():e}", 15)
+
+
+def _shortest(value: float, scientific: str, digits: int) -> str:
+    """As PostgreSQL writes it: with an exponent below -4, and from as many digits on as the type has for certain."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    mantissa, exponent = scientific.rstrip().split("e")
+    sign, figures = mantissa[: mantissa.startswith("-")], mantissa.lstrip("-").replace(".", "").rstrip("0") or "0"
+    power = int(exponent)
+    if not -4 <= power < digits:
+        return f"{sign}{figures[0]}{'.' * (len(figures) > 1)}{figures[1:]}e{'-' if power < 0 else '+'}{abs(power):02d}"
+    if power < 0:
+        return f"{sign}0.{'0' * (-power - 1)}{figures}"
+    whole, rest = figures[: power + 1].ljust(power + 1, "0"), figures[power + 1 :]
+    return f"{sign}{whole}{'.' * bool(rest)}{rest}"
+
+
+def _list_writer(element: pa.DataType) -> Callable[[list[Any]], str]:
+    if pa.types.is_boolean(element):
+        write: Callable[[Any], str] = lambda value: "t" if value else "f"  # noqa: E731 -- one of several
+    else:
+        write = _writer(element) or str
+
+    def text(values: list[Any]) -> str:
+        return "{" + ",".join("NULL" if value is None else _element(write(value)) for value in values) + "}"
+
+    return text
+
+
+def _element(text: str) -> str:
+    if _PLAIN_ELEMENT.fullmatch(text) and text.upper() != "NULL":
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,62 @@
+"""The applier as a thread of the subscriber: its end, and its beginning again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.spark import beside as beside_module
+from subscriber.sinks.spark.beside import ApplierThread
+from subscriber.sinks.spark.location import Location
+
+
+class LongRound:
+    """In place of the applier's loop: one round that ends when it is let."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.under_way = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self, _location: Location, stop: threading.Event, _rest_seconds: float) -> None:
+        self.begun += 1
+        self.under_way.set()
+        assert self.may_end.wait(60)
+        assert stop.wait(60)
+
+
+@pytest.fixture
+def long_round(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongRound]:
+    made = LongRound()
+    monkeypatch.setattr(beside_module, "_program", lambda: made)
+    monkeypatch.setattr(beside_module, "_PATIENCE_SECONDS", 0.01)
+    yield made
+    made.may_end.set()
+
+
+@pytest.mark.timeout(60)
+def test_an_end_does_not_wait_for_ever_and_no_second_applier_begins_beside_the_round(tmp_path: Path, long_round: LongRound) -> None:
+    applier = ApplierThread(Location(path=str(tmp_path), apply="local"))
+    applier.start()
+    assert long_round.under_way.wait(30)
+    thread = applier._thread
+    assert thread is not None
+    for _ in range(2):
+        applier.stop()
+        with pytest.raises(TargetUnavailable, match="has a round to end"):
+            applier.start()
+    assert thread.daemon
+    long_round.may_end.set()
+    thread.join(30)
+    applier.start()
+    assert long_round.begun == 2
+    thread = applier._thread
+    assert thread is not None
+    applier.stop()
+    thread.join(30)
+    applier.stop()
+    assert applier._thread is None

@@ -1,0 +1,47 @@
+"""The applier as a thread of the subscriber: however it ends, the subscriber hears of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Insert
+from subscriber.sinks.spark import beside
+from subscriber.sinks.spark.beside import ApplierThread
+from subscriber.sinks.spark.location import Location
+from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
+
+
+def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(location: Location, stop: threading.Event, rest_seconds: float) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(beside, "_program", lambda: broken)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_that_is_none_of_ours_is_told_and_the_next_start_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _broken(monkeypatch)
+    applier = ApplierThread(Location(path=str(tmp_path), apply="local"))
+    for _ in range(2):
+        applier.start()
+        assert applier._thread is not None
+        applier._thread.join(20)
+        with pytest.raises(TargetError, match="the applier beside the subscriber ended"):
+            applier.start()
+    applier.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.timeout(60)
+async def test_nobody_waits_for_an_applier_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _broken(monkeypatch)
+    sink = await begun(make(tmp_path, "?batch_delay=1ms&confirm=applied&apply=local"))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+    with pytest.raises(TargetError, match="the applier beside the subscriber ended"):
+        await sink.advance(Lsn(200))
+    await sink.close()

@@ -1,0 +1,476 @@
+"""What happens within or beside one round of the applier: rows are neither lost nor kept that the publisher has not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
+from subscriber.sinks.spark import applier as applier_module
+from subscriber.sinks.spark import merge as merge_module
+from subscriber.sinks.spark.applied import Cut, read_cut
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.schema import META_NAMES, lake_names
+from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.storage import Storage
+from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
+
+Identity = Literal["d", "n", "f", "i"]
+
+
+def relation(identity: Identity, *columns: tuple[str, int, bool], number: int = 5, name: str = "t") -> Relation:
+    return Relation(number, "public", name, identity, tuple(Column(column, oid, -1, key) for column, oid, key in columns))
+
+
+KEYED = relation("d", ("id", 23, True), ("note", 25, False))
+
+
+def rows(path: Path, columns: Sequence[str] = ("id", "note"), name: str = "t") -> list[tuple[Any, ...]]:
+    table = DeltaTable(str(path / "tables/public" / name)).to_pyarrow_table().to_pylist()
+    return sorted((tuple(item[column] for column in columns) for item in table), key=repr)
+
+
+async def land(sink: SparkSink, end: int, *messages: Message) -> None:
+    await sink.apply(batch(transaction(end, *messages)))
+    await sink.advance(Lsn(end))
+
+
+async def copy(sink: SparkSink, table: TableName, lines: bytes, lsn: int) -> None:
+    """Synchronize a table of two columns, and hand it over at an LSN."""
+    published = PublishedTable(
+        name=table,
+        relation_id=5,
+        kind="r",
+        columns=("id", "note"),
+        key_columns=("id",),
+        replica_identity="d",
+        column_types=(23, 25),
+        column_modifiers=(-1, -1),
+    )
+    copying = sink.open_table(table)
+    await copying.begin()
+    await copying.start_copy()
+
+    async def copied() -> AsyncIterator[bytes]:
+        yield lines
+
+    await copying.describe(published)
+    await copying.copy(["id", "note"], CopyFormat.TEXT, copied())
+    await copying.finish_copy(Position("sync", "7", 1, Lsn(lsn)))
+    await copying.finish_sync(Lsn(lsn))
+    await copying.close()
+
+
+async def start(path: Path, *messages: Message) -> tuple[SparkSink, Applier]:
+    """A lake whose first transaction ends at 200, and is applied."""
+    sink, work = await begun(make(path)), applier(path)
+    await land(sink, 200, *messages)
+    all_rounds(work)
+    return sink, work
+
+
+async def test_a_table_that_comes_amid_a_round_keeps_its_first_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    other = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")
+    loop, real = asyncio.get_running_loop(), read_cut
+
+    async def come() -> None:
+        await sink.add_table(TableName("public", "u"), TableEntry(TableState.READY))
+        await land(sink, 300, other, Insert(6, row("1", "x")))
+
+    def between(storage: Storage) -> Cut | None:
+        monkeypatch.setattr(applier_module, "read_cut", real)
+        asyncio.run_coroutine_threadsafe(come(), loop).result()
+        return real(storage)
+
+    monkeypatch.setattr(applier_module, "read_cut", between)
+    await asyncio.to_thread(work.run_round)
+    await land(sink, 400, Insert(6, row("2", "y")))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path, name="u") == [(1, "x"), (2, "y")]
+    log = DeltaTable(str(tmp_path / "log/public/u")).to_pyarrow_table(columns=["id"])
+    assert sorted(log["id"].to_pylist()) == [1, 2]
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths that are fsynced from now on."""
+    real, synced = os.fsync, list[str]()
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return synced
+
+
+async def test_a_cut_is_published_after_its_commits_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = record(monkeypatch)
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    published = next(number for number, path in enumerate(synced) if path.endswith("-applied.json"))
+    log = str(tmp_path / "tables/public/t/_delta_log")
+    commits = [f"{log}/{number:020d}.json" for number in (0, 1)]
+    assert sorted(str(file) for file in Path(log).glob("*.json")) == commits
+    assert {*commits, log} <= set(synced[:published])
+    # its name in the directory, after the file
+    assert synced[:published].index(commits[1]) < published - synced[:published][::-1].index(log)
+    work.tidy(now=True)
+    await sink.close()
+    log = str(tmp_path / "log/public/t/_delta_log")
+    assert {*map(str, Path(log).glob("*.json")), log} <= set(synced)
+
+
+async def test_what_a_killed_applier_committed_is_on_disk_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    await sink.close()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeDelta, "_sync_log", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work.run_round()
+    synced = record(monkeypatch)
+    all_rounds(applier(tmp_path))
+    newest = max(str(file) for file in (tmp_path / "tables/public/t/_delta_log").glob("*.json"))
+    assert newest.endswith("2.json")
+    assert newest in synced
+
+
+@pytest.mark.parametrize(("lost", "again"), [("commit", True), ("content", True), ("table", True), ("table", False)])
+async def test_a_published_commit_that_is_gone_is_told(tmp_path: Path, lost: str, again: bool) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    cut = all_rounds(work)
+    work.tidy(now=True)
+    table = tmp_path / "tables/public/t"
+    if lost == "table":
+        shutil.rmtree(table)
+    elif lost == "commit":
+        max((table / "_delta_log").glob("*.json")).unlink()
+    else:
+        max((table / "_delta_log").glob("*.json")).write_bytes(b"")
+    await land(sink, 400, Insert(5, row("3", "c")))
+    await sink.close()
+    work = applier(tmp_path) if again else work
+    # the applier that saw it commit sees it when it commits again
+    with pytest.raises(TargetError, match=r"Delta table .*public/t"):
+        all_rounds(work)
+    assert read_cut(storage(tmp_path)) == cut
+
+
+async def test_an_update_before_the_identity_becomes_full_replaces_its_row(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    full = relation("f", ("id", 23, True), ("note", 25, True))
+    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b")), full, Update(5, None, row("1", "b"), row("1", "c")))))
+    await land(sink, 400, full, Insert(5, row("3", "c")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "c"), (3, "c")]
+    assert work.missing == Missing()
+
+
+async def test_a_delete_before_the_key_changes_deletes_its_row(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")), Insert(5, row("4", "d")))
+    indexed = relation("i", ("id", 23, False), ("note", 25, True))
+    await land(sink, 300, Delete(5, row("1", None), None))
+    await land(sink, 400, indexed, Insert(5, row("3", "c")), Update(5, None, None, row("20", "b")), Delete(5, row(None, "d"), None))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(20, "b"), (3, "c")]
+    assert work.missing == Missing()
+
+
+async def test_changes_before_the_identity_becomes_nothing_are_no_rows(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))
+    none = relation("n", ("id", 23, False), ("note", 25, False))
+    await land(sink, 300, Update(5, None, None, row("1", "a2")), Delete(5, row("2", None), None))
+    await land(sink, 400, none, Insert(5, row("3", "c")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a2"), (3, "c")]
+
+
+async def test_a_truncate_behind_a_new_identity_clears_the_table(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")), Update(5, None, None, row("9", "of no row")))
+    full = relation("f", ("id", 23, True), ("note", 25, True))
+    await land(sink, 400, full, Insert(5, row("3", "c")), Truncate(TruncateOption(0), (5,)), Insert(5, row("4", "d")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(4, "d")]
+    assert work.missing == Missing()
+
+
+async def test_a_column_that_goes_and_comes_back_in_one_round_is_null_in_rows_from_before(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))
+    await land(sink, 300, relation("d", ("id", 23, True)), Insert(5, row("3")))
+    await land(sink, 400, KEYED, Update(5, None, None, row("2", "again")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, None), (2, "again"), (3, None)]
+
+
+def _foreign(path: Path) -> None:
+    write_deltalake(
+        str(path / "tables/public/t"),
+        pa.table({"id": pa.array([99], pa.int32()), "note": ["of nobody"], "_special": pa.array([None], pa.string())}),
+        mode="append",
+    )
+
+
+async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "b")))
+    real = Applier._taken
+
+    def between(*arguments: Any) -> Any:
+        _foreign(tmp_path)
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Applier, "_taken", between)
+        with pytest.raises(TargetError, match=r"in version 2, and by the applier behind that, in version 3") as told:
+            work.run_round()
+    assert told.value.hint is not None
+    assert "RESTORE" not in told.value.hint
+    assert "copies it anew" in told.value.hint
+    # restored all the same: what was committed behind it would be missing
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    with pytest.raises(TargetError, match="in version 2"):
+        applier(tmp_path).run_round()
+    # as the remedy says: copied anew
+    name = TableName("public", "t")
+    await sink.remove_table(name)
+    await sink.add_table(name, TableEntry(TableState.INIT))
+    await copy(sink, name, b"1\ta\n2\tb\n", 300)
+    await land(sink, 400, Insert(5, row("3", "c")))
+    await sink.close()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(applier_module, "write_cut", killed)
+        with pytest.raises(KeyboardInterrupt):
+            applier(tmp_path).run_round()
+    assert all_rounds(applier(tmp_path)).lsn == 400
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
+
+
+async def test_a_foreign_commit_that_was_undone_is_no_error_even_with_ours_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    _foreign(tmp_path)
+    await land(sink, 300, Insert(5, row("2", "b")))
+    with pytest.raises(TargetError) as told:
+        work.run_round()
+    assert told.value.hint is not None
+    assert "RESTORE TABLE … TO VERSION AS OF 1;" in told.value.hint
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(1)
+    await sink.close()
+    assert all_rounds(work).lsn == 300
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
+NARROW = relation("f", ("id", 23, True))
+
+
+@pytest.mark.parametrize("default", ["5", "NaN"])
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_whole_rows_from_before_a_column_with_a_default_are_found(tmp_path: Path, default: str, rounds: int) -> None:
+    wider = Relation(5, "public", "t", "f", (NARROW.columns[0], Column("n", 1700, (5 << 16) + 2 + 4, True)))
+    sink, work = await start(tmp_path, NARROW, *(Insert(5, row(str(number))) for number in (1, 1, 2, 3, 4)))
+    await land(sink, 300, Insert(5, row("5")), wider, Insert(5, row("3", None)), Insert(5, row("6", default)))
+    if rounds == 2:
+        # files are written anew: the column is in them
+        all_rounds(work)
+        work = applier(tmp_path)
+    changes: list[Message] = [
+        Update(5, None, row("1", default), row("1", "6")),
+        Delete(5, None, row("2", default)),
+        Delete(5, None, row("3", None)),
+        Delete(5, None, row("3", default)),
+        Update(5, None, row("5", default), row("5", "7")),
+        Delete(5, None, row("6", default)),
+        Delete(5, None, row("7", default)),
+    ]
+    await land(sink, 400, wider, *changes)
+    await sink.close()
+    all_rounds(work)
+    found = [tuple(None if value is None else str(value) for value in one) for one in rows(tmp_path, ("id", "n"))]
+    assert sorted(found, key=repr) == [("1", "6.00"), ("1", None), ("4", None), ("5", "7.00")]
+    assert work.missing == Missing(deletes=1)
+
+
+async def test_whole_rows_from_before_a_column_went_are_found(tmp_path: Path) -> None:
+    wide = relation("f", ("id", 23, True), ("tags", 1009, True))
+    sink, work = await start(tmp_path, wide, *(Insert(5, row(str(number), "{a,b}")) for number in range(20)))
+    await land(sink, 300, NARROW, Delete(5, None, row("1")))
+    all_rounds(work)
+    await land(sink, 400, Delete(5, None, row("2")), Delete(5, None, row("19")))
+    # it comes back, with a default
+    await land(sink, 500, wide, Delete(5, None, row("3", "{c}")), Update(5, None, row("4", "{c}"), row("4", "{d}")))
+    await sink.close()
+    all_rounds(work)
+    assert {one[0] for one in rows(tmp_path, ("id",))} == {0, *range(4, 19)}
+    assert (4, ["d"]) in rows(tmp_path, ("id", "tags"))
+    assert work.missing == Missing()
+
+
+async def test_columns_that_came_later_are_known_after_a_type_changed(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, NARROW, Insert(5, row("1")), Insert(5, row("2")))
+    small = relation("f", ("id", 23, True), ("n", 23, True))
+    large = relation("f", ("id", 20, True), ("n", 20, True))
+    await land(sink, 300, small, Insert(5, row("3", "1")))
+    all_rounds(work)
+    await land(sink, 400, large, Insert(5, row("4", "1")))
+    all_rounds(work)
+    await land(sink, 500, Update(5, None, row("1", "5"), row("1", "6")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path, ("id", "n")) == [(1, 6), (2, None), (3, 1), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("oid", "text", "written"),
+    [(1009, '{a,"b c"}', '{a,"b c"}'), (17, "\\x6100", "\\x6100"), (1016, "{1,NULL}", "{1,NULL}"), (701, "1e+20", "1e+20")],
+)
+async def test_any_type_becomes_text(tmp_path: Path, oid: int, text: str, written: str) -> None:
+    sink, work = await start(tmp_path, relation("d", ("id", 23, True), ("note", oid, False)), Insert(5, row("1", text)))
+    await land(sink, 300, KEYED, Insert(5, row("2", "x")))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path) == [(1, written), (2, "x")]
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 2
+
+
+async def test_what_arrow_cannot_do_is_told_without_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await land(sink, 300, Insert(5, row("2", "secret")))
+    await sink.close()
+
+    def refused(column: pa.ChunkedArray, _: pa.DataType) -> pa.ChunkedArray:
+        raise pa.ArrowInvalid(f"cannot cast {column.to_pylist()}")
+
+    monkeypatch.setattr(merge_module, "converted", refused)
+    with pytest.raises(TargetError, match=r"public/t: Arrow cannot reckon with its columns \(ArrowInvalid\)") as told:
+        work.run_round()
+    assert "secret" not in str(told.value)
+
+
+async def test_a_dropped_column_that_delta_keeps_no_statistics_of_becomes_null(tmp_path: Path) -> None:
+    columns = [("id", 23, True), *((f"c{number}", 25, False) for number in range(38)), ("tags", 1009, False)]
+    first = [Insert(5, row(str(number), *["x"] * 38, "{a}")) for number in range(30)]
+    sink, work = await start(tmp_path, relation("d", *columns), *first)
+    await land(sink, 300, relation("d", *columns[:-2]), Insert(5, row("100", *["y"] * 37)))
+    all_rounds(work)
+    assert set(rows(tmp_path, ("c37", "tags"))) == {(None, None)}
+    # and that is done once
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    before = set(table.file_uris())
+    await land(sink, 400, Update(5, None, None, row("100", *["z"] * 37)))
+    await sink.close()
+    all_rounds(work)
+    table = DeltaTable(str(tmp_path / "tables/public/t"))
+    assert before & set(table.file_uris())
+    assert set(rows(tmp_path, ("c37", "tags"))) == {(None, None)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "old", "new"),
+    [
+        (1082, 1114, "2024-01-02", "2024-01-02 00:00:00"),
+        (23, 701, "7", "7"),
+        (1184, 25, "2024-01-02 03:04:05+00", "2024-01-02 03:04:05+00"),
+        (1114, 25, "2024-01-02 03:04:05.5", "2024-01-02 03:04:05.5"),
+        (701, 25, "1e+20", "1e+20"),
+    ],
+)
+@pytest.mark.parametrize("identity", ["d", "f"])
+async def test_rows_from_before_a_key_had_another_type_are_found(
+    tmp_path: Path, identity: Identity, before: int, after: int, old: str, new: str
+) -> None:
+    first = relation(identity, ("id", before, True), ("note", 25, identity == "f"))
+    then = relation(identity, ("id", after, True), ("note", 25, identity == "f"))
+    sink, work = await start(tmp_path, first, Insert(5, row(old, "a")))
+    change = Update(5, None, row(new, "a"), row(new, "b")) if identity == "f" else Update(5, None, None, row(new, "b"))
+    await land(sink, 300, then, change)
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path, ("note",)) == [("b",)]
+    assert work.missing == Missing()
+
+
+async def test_a_key_whose_old_values_nobody_can_tell_is_told(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, relation("d", ("at", 1114, True), ("note", 25, False)), Insert(5, row("2024-01-02 03:04:05", "a")))
+    await land(sink, 300, relation("d", ("at", 1184, True), ("note", 25, False)), Update(5, None, None, row("2024-01-02 02:04:05+00", "b")))
+    await sink.close()
+    with pytest.raises(TargetError, match=r'column "at" of table "public.t", by which its rows are known, has another type') as told:
+        all_rounds(work)
+    assert "copies it anew" in (told.value.hint or "")
+
+
+async def test_an_altered_name_is_no_other_columns_when_one_goes(tmp_path: Path) -> None:
+    sink, work = await start(
+        tmp_path, relation("d", ("id", 23, True), ("a b", 25, False), ("a_b", 25, False)), Insert(5, row("1", "blank", "plain"))
+    )
+    await land(sink, 300, relation("d", ("id", 23, True), ("a_b", 25, False)), Insert(5, row("2", "plain")))
+    all_rounds(work)
+    blank = lake_names(["a b"])[0]
+    assert rows(tmp_path, ("id", blank, "a_b")) == [(1, None, "plain"), (2, None, "plain")]
+    await land(sink, 400, relation("d", ("id", 23, True), ("a_b", 25, False), ("a b", 25, False)), Insert(5, row("3", "plain", "blank")))
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path, ("id", blank, "a_b")) == [(1, None, "plain"), (2, None, "plain"), (3, "blank", "plain")]
+
+
+def test_no_two_columns_are_one_field() -> None:
+    names = ["a b", "a_b", "a,b", "A", "a", "_op", "_OP", "Ab", "aB", "createdAt", "id"]
+    fields = lake_names(names)
+    assert len({field.lower() for field in fields}) == len(names)
+    assert not {field.lower() for field in fields} & {name.lower() for name in META_NAMES}
+    assert fields[1] == "a_b"
+    assert fields[4] == "a"
+    assert fields[-2:] == ("createdAt", "id")
+    # whatever is beside it
+    assert lake_names(["a b"])[0] == fields[0]
+
+
+async def test_a_table_that_is_handed_over_far_ahead_makes_no_round_longer(tmp_path: Path) -> None:
+    sink, _ = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    other = TableName("public", "u")
+    await sink.add_table(other, TableEntry(TableState.INIT))
+    for number in range(10):
+        await land(sink, 300 + 10 * number, Insert(5, row(str(300 + 10 * number), "x")))
+    await copy(sink, other, b"1\tcopied\n", 355)
+    work = applier(tmp_path, ApplierSettings(round_bytes=1))
+    ends, with_other = [], []
+    while (cut := work.run_round()) is not None:
+        ends.append(int(cut.lsn))
+        with_other.append(other in cut.tables)
+    assert ends == [300 + 10 * number for number in range(10)]
+    assert with_other == [end >= 355 for end in ends]
+    await sink.close()
+    assert rows(tmp_path, name="u") == [(1, "copied")]
+    assert len(rows(tmp_path)) == 11
