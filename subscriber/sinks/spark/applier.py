@@ -39,10 +39,11 @@ from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import Manifest, ManifestsRead, check_files, read_manifests
-from subscriber.sinks.spark.merge import read_changes, read_range
+from subscriber.sinks.spark.merge import read_changes
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_columns, plan_table
+from subscriber.sinks.spark.ranges import read_range
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.sweep import sweep

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable
 
-__all__ = ["reckoned", "translated"]
+__all__ = ["damaged", "reckoned", "translated"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -52,3 +52,8 @@ def reckoned(what: str) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         raise TargetError(f"{what}: Arrow cannot reckon with its columns ({type(error).__name__})", hint="report this") from error
+
+
+def damaged(what: str) -> TargetError:
+    """The error of a file that is not what was written."""
+    return TargetError(f"{what} is damaged", hint="restore it from a backup, or start over in a new directory")

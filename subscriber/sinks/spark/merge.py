@@ -6,49 +6,29 @@ a thread, or a test may run it. It changes nothing: new files count once the com
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import TargetUnavailable
 from subscriber.sinks.spark.conversion import converted
 from subscriber.sinks.spark.evolve import Stretch
-from subscriber.sinks.spark.failures import reckoned
+from subscriber.sinks.spark.failures import damaged, reckoned
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.ranges import RANGE, KeyRange, packed_range, row_groups
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["KeyRange", "NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_base", "read_changes", "read_range", "write_rows"]
-
-_RANGE: Final = b"subscriber.range"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """Values of a table's first key column from ``low`` on, and below ``high``; None: without end."""
-
-    low: Bound | None = None
-    high: Bound | None = None
-
-    def mask(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Which values of a column are in it."""
-        inside: Any = pa.chunked_array([pa.array([True] * len(column))])
-        if self.low is not None and len(self.low) == 2:
-            inside = pc.fill_null(pc.greater_equal(column, pa.scalar(self.low[1], column.type)), False)
-        if self.high is not None and len(self.high) == 2:
-            below = pc.fill_null(pc.less(column, pa.scalar(self.high[1], column.type)), True)
-            inside = pc.and_(inside, below)
-        return inside
+__all__ = ["NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_base", "read_changes", "write_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +102,9 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
     missing = Missing()
     for stretch in unit.stretches:
         schema = stretch.schema
-        changes = read_changes(storage, stretch.files, schema, unit.after)
+        changes = read_changes(storage, stretch.files, schema, unit.after, ranges=unit.ranges)
         if not changes.num_rows:
-            continue  # all of it is in the table already: it may have columns that these had not
-        if unit.ranges and schema.keys:
-            wanted: Any = pc.equal(changes["_op"], "t")
-            for range_ in unit.ranges:
-                wanted = pc.or_(wanted, range_.mask(changes[schema.keys[0]]))
-            changes = changes.filter(wanted)
+            continue  # none is of these keys, or all of it is in the table already: it may have columns that these had not
         changes, cleared = since_truncate(changes)
         if cleared:
             rows, missing = rows.slice(0, 0), Missing()
@@ -154,8 +129,18 @@ def _without(rows: pa.Table, fields: Sequence[str]) -> pa.Table:
     return rows
 
 
-def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, after: int, columns: Sequence[str] | None = None) -> pa.Table:
+def read_changes(
+    storage: Storage,
+    files: Sequence[str],
+    schema: TableSchema,
+    after: int,
+    columns: Sequence[str] | None = None,
+    *,
+    ranges: Sequence[KeyRange] = (),
+) -> pa.Table:
     """Read landed files, cast to the table's present columns.
+
+    A file at a time is in memory, beside what is asked for.
 
     Args:
         storage: the lake's.
@@ -163,16 +148,25 @@ def read_changes(storage: Storage, files: Sequence[str], schema: TableSchema, af
         schema: the table's.
         after: leave out what is of this LSN or before; copied rows are of none and always there.
         columns: only these; None: all of :attr:`TableSchema.landing`.
+        ranges: only changes of these keys, and TRUNCATE; empty: all. Not with ``columns``.
 
     Raises:
         TargetError: one cannot be read.
     """
     landing = schema.landing if columns is None else pa.schema([schema.landing.field(name) for name in columns])
-    parts = [conformed(_read(storage, file, landing.names), landing) for file in files]
-    table = pa.concat_tables(parts) if parts else landing.empty_table()
-    if "_lsn" in landing.names and "_op" in landing.names and after > 0:
-        table = table.filter(pc.or_(pc.greater(table["_lsn"], after), pc.equal(table["_op"], "c")))
-    return table
+    ranges = ranges if schema.keys else ()
+    parts = []
+    for file in files:
+        part = conformed(_read(storage, file, landing.names, schema if ranges else None, ranges), landing)
+        if "_lsn" in landing.names and "_op" in landing.names and after > 0:
+            part = part.filter(pc.or_(pc.greater(part["_lsn"], after), pc.equal(part["_op"], "c")))
+        if ranges:
+            wanted: Any = pc.equal(part["_op"], "t")
+            for range_ in ranges:
+                wanted = pc.or_(wanted, range_.mask(part[schema.keys[0]]))
+            part = part.filter(wanted)
+        parts.append(part)
+    return pa.concat_tables(parts) if parts else landing.empty_table()
 
 
 def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -184,22 +178,23 @@ def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted]))
 
 
-def _read(storage: Storage, path: str, names: Sequence[str]) -> pa.Table:
+def _read(
+    storage: Storage, path: str, names: Sequence[str], schema: TableSchema | None = None, ranges: Sequence[KeyRange] = ()
+) -> pa.Table:
     try:
         with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as file:
             there = [name for name in names if name in file.schema_arrow.names]
-            return file.read(columns=there, use_threads=False)
+            if schema is None:
+                return file.read(columns=there, use_threads=False)
+            field = schema.current.field(schema.keys[0])
+            return file.read_row_groups(row_groups(file.schema_arrow, file.metadata, field, ranges), columns=there, use_threads=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _damaged(storage, path) from error
+        raise damaged(storage.what(path)) from error
     except TargetUnavailable as error:
         # Arrow says so of a page whose checksum is wrong, without an errno
         if storage.root is not None and isinstance(error.__cause__, OSError) and error.__cause__.errno is None:
-            raise _damaged(storage, path) from error
+            raise damaged(storage.what(path)) from error
         raise
-
-
-def _damaged(storage: Storage, path: str) -> TargetError:
-    return TargetError(f"{storage.what(path)} is damaged", hint="restore it from a backup, or start over in a new directory")
 
 
 def _read_base(storage: Storage, unit: Unit) -> pa.Table:
@@ -281,7 +276,7 @@ def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> NewF
         column = rows[unit.schema.keys[0]]
         first = rank(None) if column.null_count else rank(pc.min(column).as_py())
         low, high = first, rank(pc.max(column).as_py())
-        schema = rows.schema.with_metadata({_RANGE: _packed(unit.schema.keys[0], column, low, high)})
+        schema = rows.schema.with_metadata({RANGE: packed_range(unit.schema.keys[0], column, low, high)})
     pending = storage.create(f"{unit.directory}/{path}")
     try:
         with storage.reading(path), pq.ParquetWriter(pending.stream, schema, compression="zstd", compression_level=1) as writer:
@@ -292,54 +287,3 @@ def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> NewF
         pending.discard()
         raise
     return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=low, high=high)
-
-
-def _packed(key: str, column: pa.ChunkedArray, low: Bound, high: Bound) -> bytes:
-    """A range in a file's metadata: exact for every type, as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    values = [bound[1] if len(bound) == 2 else None for bound in (low, high)]
-    batch = pa.record_batch([pa.array(values, column.type)], names=[key])
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return base64.b64encode(sink.getvalue().to_pybytes())
-
-
-def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bound] | None:
-    """The range of the first key column that a file has; None: unknown.
-
-    A file of ours says it. Of one that Spark wrote it is what Parquet's statistics say, of the types whose statistics are exact.
-    """
-    try:
-        with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
-            schema, metadata = file.schema_arrow, file.metadata
-    except pa.ArrowInvalid as error:
-        raise _damaged(storage, path) from error
-    packed = (schema.metadata or {}).get(_RANGE)
-    if packed is None:
-        return _stated_range(schema, metadata, key)
-    with pa.ipc.open_stream(base64.b64decode(packed)) as reader:
-        stated = reader.read_all()
-    if stated.column_names != [key]:
-        return None  # of another key, that the table had before
-    low, high = stated.column(0).to_pylist()
-    return rank(low), rank(high)
-
-
-def _stated_range(schema: pa.Schema, metadata: pq.FileMetaData, key: str | None) -> tuple[Bound, Bound] | None:
-    position = -1 if key is None else schema.get_field_index(key)
-    if position < 0 or not _is_stated(schema.field(position).type):
-        return None
-    lows, highs = [], []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        column = next(column for index in range(group.num_columns) if (column := group.column(index)).path_in_schema == key)
-        stated = column.statistics
-        if stated is None or not stated.has_min_max or not stated.has_null_count:
-            return None
-        lows.append(rank(None) if stated.null_count else rank(stated.min))
-        highs.append(rank(stated.max))
-    return (min(lows), max(highs)) if lows else None
-
-
-def _is_stated(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_date(type_) or pa.types.is_string(type_))

@@ -14,9 +14,10 @@ touched, not to the table: changes of recent keys touch the last files, whatever
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -25,7 +26,8 @@ import pyarrow.compute as pc
 from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.fold import since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
-from subscriber.sinks.spark.merge import KeyRange, Unit
+from subscriber.sinks.spark.merge import Unit
+from subscriber.sinks.spark.ranges import KeyRange
 from subscriber.sinks.spark.schema import TableSchema
 
 __all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
@@ -163,11 +165,15 @@ def _place(lows: Sequence[Bound], key: Bound) -> int:
 
 
 def _count(clusters: Sequence[_Cluster], keys: pa.ChunkedArray) -> None:
+    known = pc.drop_null(keys)
+    known = known.take(pc.sort_indices(known))
     lows = [cluster.low for cluster in clusters]
-    counted = pc.value_counts(keys)
-    values, counts = counted.field("values").to_pylist(), counted.field("counts").to_pylist()
-    for value, count in zip(values, counts, strict=True):
-        clusters[_place(lows, rank(value))].changes += count
+    # the first cluster takes what is below it, too
+    starts = [0, *(bisect_left(known, low, key=lambda value: rank(value.as_py())) for low in lows[1:]), len(known)]
+    for cluster, (start, end) in zip(clusters, pairwise(starts), strict=True):
+        cluster.changes = end - start
+    if keys.null_count:
+        clusters[_place(lows, rank(None))].changes += keys.null_count
 
 
 def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:
