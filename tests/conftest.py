@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 
 from subscriber.errors import ConfigurationError
@@ -18,6 +19,10 @@ from tests.database import Database, ServerAddress, fresh_database, given_publis
 from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 pytest_plugins = ["tests.versions"]
+
+# how long an example takes is the machine's business: other workers, and their servers, run beside it
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 
 class Servers:

@@ -166,7 +166,7 @@ async def test_truncate_beyond_the_end_and_to_nothing(tmp_path: Path) -> None:
         assert await read(spool.reader(1)) == [b"again"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("small_blocks")
 @given(st.lists(st.one_of(st.lists(st.binary(max_size=90), max_size=12), st.integers(0, 40)), max_size=25))
 def test_as_a_list(tmp_path: Path, steps: list[list[bytes] | int]) -> None:
@@ -218,7 +218,7 @@ class SpoolingSubscriber(Subscriber):
             await self.files.discard(order.spool_id)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("small_blocks")
 @given(st.binary(min_size=100, max_size=400))
 def test_histories_through_files(tmp_path: Path, history: bytes) -> None:

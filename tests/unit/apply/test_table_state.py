@@ -396,7 +396,7 @@ class Model:
                 assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
 
 
-@hypothesis_settings(max_examples=400, deadline=None)
+@hypothesis_settings(max_examples=400)
 @given(
     tables=st.integers(1, 3),
     last=st.integers(1, 12),

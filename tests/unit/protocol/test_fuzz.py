@@ -40,7 +40,6 @@ fuzzed = settings(
     max_examples=BATCHES,
     derandomize=os.environ.get("SUBSCRIBER_FUZZ") != "random",
     database=None,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 seeds = st.integers(0, 2**64 - 1)

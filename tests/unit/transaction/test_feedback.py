@@ -220,11 +220,11 @@ class Following(RuleBasedStateMachine):
         assert self.tracker.idle == (not self.pending and not self.applied)
 
 
-Following.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Following.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestFollowing = Following.TestCase
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(["receive", "pend", "applied_to", "flush", "status"]), st.integers(0, 40)), max_size=40))
 def test_invariants_whatever_is_called(calls: list[tuple[str, int]]) -> None:
     tracker = tracker_at(10)

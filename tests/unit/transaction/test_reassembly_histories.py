@@ -89,7 +89,7 @@ def play(history: bytes) -> Subscriber:
     return subscriber
 
 
-@settings(max_examples=HISTORIES, deadline=None)
+@settings(max_examples=HISTORIES)
 @given(st.binary(min_size=40, max_size=160))
 def test_surviving_rows(history: bytes) -> None:
     subscriber = play(history)
@@ -97,7 +97,7 @@ def test_surviving_rows(history: bytes) -> None:
     assert set(subscriber.spool) <= {order.spool_id for order in subscriber.reassembly.reset()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(min_size=400, max_size=900))
 def test_surviving_rows_of_long_histories(history: bytes) -> None:
     play(history)
