@@ -1,6 +1,6 @@
 """A disk that is full, for real: ENOSPC of a small file system, under the target or the spool. Only root may mount one.
 
-Not MariaDB's: a server of 10.11 whose data meet ENOSPC, or a tablespace that may not grow, ends itself mostly, and is away then.
+A MariaDB of 10.11 whose tables meet ENOSPC mostly ends itself; it may refuse the row instead. Either is one line, and the end is the same.
 
 One line with the remedy, nothing of the transaction, the position where it was; once there is room it goes on.
 """
@@ -16,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from subscriber.testing.mariadb import EmbeddedMariaDB
+from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
 from tests.database import Database
 from tests.integration.program import running, subscriber
-from tests.integration.sqlalchemy_targets import replica_of, sqlite_target
+from tests.integration.sqlalchemy_targets import OtherTarget, replica_of, sqlite_target
 from tests.integration.test_sqlalchemy_bad_input import SECRET, told
+from tests.mariadb_database import fresh_mariadb_database
 
 MANY = f"INSERT INTO t SELECT i, repeat('{SECRET}', 20) FROM generate_series(10000, 16000) AS i"
 """Some four megabytes."""
@@ -120,3 +123,26 @@ def test_the_disk_of_the_spool(publisher18_db: Database, scratch: Path, make_dis
     assert [path.name for path in disk.path.iterdir() if list(path.glob("*"))] == []
     disk.make_room()
     pair.catches_up()
+
+
+def test_the_disk_of_a_mariadb(publisher18_db: Database, make_disk: Callable[[int], Disk]) -> None:
+    if is_done_without():
+        pytest.skip(f"{WITHOUT_VARIABLE} is set")
+    disk = make_disk(250)
+    disk.path.chmod(0o755)
+    with EmbeddedMariaDB.create(directory=disk.path) as server, fresh_mariadb_database(server) as database:
+        pair = replica_of(publisher18_db, OtherTarget("mariadb", database.url, database.fetch, database.execute))
+        with running(*pair.arguments()) as program:
+            pair.target.follows()
+            disk.fill(1_000_000)
+            pair.publisher.execute(MANY)
+            program.says("; next attempt in ")
+            disk.make_room()
+            server.restart()
+            pair.target.wait("SELECT count(*), max(id) FROM t", [(7001, 16_000)])
+            program.send(signal.SIGTERM)
+            done = program.ended()
+        assert done.status == 0
+        assert SECRET not in done.errors
+        assert "Traceback" not in done.errors
+        pair.same()

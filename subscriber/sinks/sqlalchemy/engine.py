@@ -272,7 +272,13 @@ def _engine(url: URL) -> AsyncEngine:
             # a parameter that the driver would not get
             warnings.filterwarnings("error", "Query string argument", SAWarning)
             engine = create_async_engine(
-                url, poolclass=NullPool, hide_parameters=True, connect_args=connect_arguments(kind, url.get_driver_name()), **arguments
+                url,
+                poolclass=NullPool,
+                # a session that is given back is closed, which rolls back; of one that was lost the pool would log a traceback
+                pool_reset_on_return=None,
+                hide_parameters=True,
+                connect_args=connect_arguments(kind, url.get_driver_name()),
+                **arguments,
             )
     except ModuleNotFoundError as error:
         raise ConfigurationError(
