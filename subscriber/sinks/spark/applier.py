@@ -219,7 +219,8 @@ class Applier:
             if not (table.generation and (applied is None or applied > cut.lsn)):
                 require_kept(delta, known, applied)
             if delta.is_there and not (table.generation and applied is None):
-                prefix = f"subscriber-{lake.target_identifier}-{table.id}-"
+                # whatever number the table of this name had then
+                prefix = f"subscriber-{lake.target_identifier}-"
                 require_ours(self._storage, delta, known.version, prefix, _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
@@ -382,8 +383,8 @@ def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
     found: list[tuple[TableName, LakeTable, Lsn]] = []
     for name, table in lake.state.removed.items():
         now = lake.state.tables.get(name)
-        # a copy that was begun will replace all of it
-        if table.until is not None and (now is None or now.generation == table.generation):
+        # a copy that is finished replaces all of it
+        if table.until is not None and (now is None or now.entry.state not in _SYNCHRONIZED):
             found.append((name, table, table.until))
     return found
 

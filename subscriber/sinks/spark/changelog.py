@@ -99,7 +99,7 @@ class ChangeLog:
         log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
         there = log.load()
         if there:
-            self._require_ours(log, table)
+            self._require_ours(log)
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
@@ -132,16 +132,16 @@ class ChangeLog:
             added += [self._rewritten(log, path, schema) for path in removed]
         elif present is not None:
             log.add_columns(schema.landing)
-            self._require_ours(log, table)
+            self._require_ours(log)
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
         log.commit(added, removed, application, end, overwrite=overwrite)
-        self._require_ours(log, table)
+        self._require_ours(log)
         self._merge_small(log, application, end)
 
-    def _require_ours(self, log: LakeDelta, table: LakeTable) -> None:
+    def _require_ours(self, log: LakeDelta) -> None:
         """After each time that it is loaded: from then on only a commit of ours can come next."""
-        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-{table.id}-")
+        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
         """Small files become one, if there are many: a log is read whole more often than not.
