@@ -34,6 +34,7 @@ from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
 from subscriber.sinks.spark.failures import reckoned
+from subscriber.sinks.spark.fields import RENAMED
 from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
@@ -54,7 +55,7 @@ __all__ = ["Applier", "ApplierSettings"]
 
 _log = logging.getLogger(__name__)
 
-_ROUND: Final = "round"
+_ROUND: Final = RENAMED
 """Files of the round that is under way."""
 _FEW_FILES: Final = 4
 _GATHERED_BYTES: Final = 64 * 1024**2
@@ -275,6 +276,7 @@ class Applier:
         if not source.schemas:
             return None
         present = delta.schema if delta.is_there else None
+        source.rename(self._storage, present.names if present is not None and not replaced else ())
         schema = evolved(None if replaced else present, source.schemas)
         if table.until is None and (changed := keys_changed(schema, None if replaced else present, source.schemas)):
             raise TargetError(

@@ -10,6 +10,7 @@ The last manifest always stays: it is where the chain goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.evolve import evolved, needs_rewrite
+from subscriber.sinks.spark.fields import RENAMED, new_names, renamed_file, resolved
 from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import batch_end
@@ -118,8 +120,11 @@ class ChangeLog:
         ]
         if not files and copied is None:
             return
-        described = [copied.schema] if copied is not None else []
-        schema = evolved(_own_columns(log) if there else None, [*described, *(file.schema for file, _ in files)])
+        own = _own_columns(log) if there else None
+        described = [*([copied.schema] if copied is not None else []), *(file.schema for file, _ in files)]
+        found = dict(zip(described, resolved(own.names if own is not None else (), described), strict=True))
+        files = [(self._renamed(file, found[file.schema]), lsn) for file, lsn in files]
+        schema = evolved(own, [found[one] for one in described])
         present = log.schema if there else None
         if not there:
             log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
@@ -135,9 +140,15 @@ class ChangeLog:
             self._require_ours(log)
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
+        if any(file.path.startswith(RENAMED) for file, _ in files):
+            self._storage.remove_directory(RENAMED)
         log.commit(added, removed, application, end, overwrite=overwrite)
         self._require_ours(log)
         self._merge_small(log, application, end)
+
+    def _renamed(self, file: LandedFile, schema: TableSchema) -> LandedFile:
+        names = new_names(file.schema, schema)
+        return replace(file, path=renamed_file(self._storage, file.path, names), schema=schema) if names else file
 
     def _require_ours(self, log: LakeDelta) -> None:
         """After each time that it is loaded: from then on only a commit of ours can come next."""
