@@ -199,7 +199,7 @@ class Applier:
         lake, cut = Lake.find(self._storage), read_cut(self._storage)
         if lake is None or cut is None:
             return
-        log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
+        log = ChangeLog(self._storage, lake, self._logs, read=self._read, target_rows=self._settings.target_rows)
         with reckoned(self._storage.what("log")):
             log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:

@@ -26,7 +26,7 @@ from subscriber.sinks.spark.fields import RENAMED, new_names, renamed_file, reso
 from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import batch_end
-from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
+from subscriber.sinks.spark.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.schema import META_NAMES, TableSchema
@@ -49,13 +49,15 @@ class ChangeLog:
         storage: the lake's.
         lake: its documents.
         logs: Delta tables that are open already, by directory; kept by the caller.
+        read: manifests that were read already; kept by the caller.
         target_rows: of a file.
     """
 
-    def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, target_rows: int) -> None:
+    def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, read: ManifestsRead, target_rows: int) -> None:
         self._storage = storage
         self._lake = lake
         self._logs = logs
+        self._manifests = read
         self._target_rows = target_rows
 
     def compact(self, cut: Cut, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> None:
@@ -69,7 +71,7 @@ class ChangeLog:
         Raises:
             TargetError: the log cannot be written; nothing is removed.
         """
-        manifests = [manifest for manifest in read_manifests(self._storage, LANDING) if manifest.end <= cut.landed]
+        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=cut.landed)
         waiting = sum(len(manifest.files) for manifest in manifests)
         state = self._lake.state
         tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}

@@ -295,8 +295,9 @@ async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monk
         assert await sink._now.applied() == 100
     assert names in ([], [f"landing/{200:020d}.json"])  # its own watch may have looked before
     names.clear()
-    work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1)), 0
+    work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1, log_files=15)), 0
     while work.run_round() is not None:
+        work.tidy()
         rounds += 1
     assert rounds == 40
     assert len(names) == len(set(names)) == 40
