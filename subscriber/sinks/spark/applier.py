@@ -35,7 +35,7 @@ from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
 from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.fields import RENAMED
-from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
+from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
@@ -108,6 +108,7 @@ class Applier:
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
         self._read = ManifestsRead()
+        self._copied: dict[str, int] = {}  # tables that executors copied, and the version that has the copy, until a cut has it
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
@@ -214,15 +215,20 @@ class Applier:
             known = cut.tables.get(name) if cut is not None else None
             delta = self._delta(name, table)
             if cut is None or known is None or known.path != delta.directory:
+                if delta.directory in self._copied:
+                    self._require_ours_since(lake, table, delta, self._copied[delta.directory])
                 continue
+            self._copied.pop(delta.directory, None)
             applied = delta.applied(_application(lake, table))
             # a copy that was made since replaces what was there, and what became of it
             if not (table.generation and (applied is None or applied > cut.lsn)):
                 require_kept(delta, known, applied)
             if delta.is_there and not (table.generation and applied is None):
-                # whatever number the table of this name had then
-                prefix = f"subscriber-{lake.target_identifier}-"
-                require_ours(self._storage, delta, known.version, prefix, _application(lake, table))
+                self._require_ours_since(lake, table, delta, known.version)
+
+    def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
+        # whatever number the table of this name had then
+        require_ours(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has what this copy of it had, or was never copied and has something."""
@@ -318,11 +324,14 @@ class Applier:
         copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
         if copied is None or copied.base is None:
             return False
-        application = f"{_application(lake, table)}-copied"
-        if delta.applied(application) is None:
+        application = _application(lake, table)
+        if delta.applied(of_copy(application)) is None:
             if not delta.is_there:
                 delta.create(copied.schema.current)
-            delta.commit(copied.base, (), application, copied.lsn, overwrite=copied.schema.current)
+            delta.commit(copied.base, (), of_copy(application), copied.lsn, overwrite=copied.schema.current)
+        # no cut has it yet, from which on its commits would be looked at
+        self._copied[delta.directory] = copied_version(self._storage, delta, application)
+        self._require_ours_since(lake, table, delta, self._copied[delta.directory])
         return True
 
     def _gathered(self, changes: pa.Table) -> str:
