@@ -110,6 +110,27 @@ async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: p
         work.run_round()
 
 
+async def test_a_copy_that_is_begun_anew_leaves_the_files_of_the_former_one(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copied(sink, tmp_path, 150, {1: "a", 2: "b"})
+    await land(sink, 200, KEYED)
+    all_rounds(work)
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    copying = sink.open_table(TABLE)
+    directory = tmp_path / "tables/public/t"
+    for _ in range(2):
+        await copying.begin()
+        await copying.start_copy()
+        (directory / base_file_name(copying.relation_id, sink._known.table(TABLE).generation)).write_bytes(b"")
+    await copying.begin()
+    await copying.close()
+    await sink.close()
+    assert [str(file) for file in directory.glob("*.parquet")] == DeltaTable(str(directory)).file_uris()
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
 async def test_a_copy_that_nobody_disturbs_is_published(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     for number in range(2):
