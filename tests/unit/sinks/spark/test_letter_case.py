@@ -20,7 +20,8 @@ from subscriber.sinks.spark.fields import resolved
 from subscriber.sinks.spark.schema import TableSchema, altered_name
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_rounds import land, relation, start
+from tests.unit.sinks.spark.test_foreign_copy import copied
+from tests.unit.sinks.spark.test_rounds import KEYED, land, relation, start
 
 HISTORIES: list[list[tuple[str, ...]]] = [
     [("A", "a"), ("A",)],
@@ -147,3 +148,23 @@ async def test_a_table_that_stopped_at_such_a_column_can_leave(tmp_path: Path) -
     all_rounds(applier(tmp_path))
     found = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
     assert sorted((item["id"], item[altered_name("a")]) for item in found) == [(1, None), (2, "small")]
+
+
+async def test_what_executors_copied_is_in_the_log_under_its_names(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, relation("d", ("id", 23, True), ("Note", 25, False)), Insert(5, row("1", "former")))
+    work.tidy(now=True)
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copied(sink, tmp_path, 250, {1: "a"})
+    await land(sink, 300, KEYED, Insert(5, row("2", "b")))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    found = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    assert sorted((item["id"], item["note"]) for item in found) == [(1, "a"), (2, "b")]
+    logged = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table().to_pylist()
+    assert sorted(((item["_op"], item["id"], item["Note"], item[altered_name("note")]) for item in logged), key=repr) == [
+        ("c", 1, None, "a"),
+        ("i", 1, "former", None),
+        ("i", 2, None, "b"),
+    ]
