@@ -16,10 +16,11 @@ from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.engines import Engine
+from subscriber.sinks.spark.fields import resolved
 from subscriber.sinks.spark.lake import Lake
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.schema import lake_names
+from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
 from subscriber.testing.compliance import Row, Table
 
@@ -62,7 +63,8 @@ class LakeTarget:
             opened = DeltaTable(str(directory))
         else:
             return []
-        fields = dict(zip([column.name for column in table.sent], lake_names(column.name for column in table.sent), strict=True))
+        [known] = resolved([field.name for field in opened.schema().fields], [TableSchema.of_published(table.published)])
+        fields = {column.name: column.field for column in known.columns}
         names = [fields.get(column.name, column.name) for column in table.columns]
         return [_row(item, names) for item in opened.to_pyarrow_table().to_pylist()]
 

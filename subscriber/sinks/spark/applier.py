@@ -34,7 +34,8 @@ from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
 from subscriber.sinks.spark.failures import reckoned
-from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
+from subscriber.sinks.spark.fields import RENAMED
+from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
@@ -54,7 +55,7 @@ __all__ = ["Applier", "ApplierSettings"]
 
 _log = logging.getLogger(__name__)
 
-_ROUND: Final = "round"
+_ROUND: Final = RENAMED
 """Files of the round that is under way."""
 _FEW_FILES: Final = 4
 _GATHERED_BYTES: Final = 64 * 1024**2
@@ -107,6 +108,7 @@ class Applier:
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
         self._read = ManifestsRead()
+        self._copied: dict[str, int] = {}  # tables that executors copied, and the version that has the copy, until a cut has it
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
@@ -198,7 +200,7 @@ class Applier:
         lake, cut = Lake.find(self._storage), read_cut(self._storage)
         if lake is None or cut is None:
             return
-        log = ChangeLog(self._storage, lake, self._logs, target_rows=self._settings.target_rows)
+        log = ChangeLog(self._storage, lake, self._logs, read=self._read, target_rows=self._settings.target_rows)
         with reckoned(self._storage.what("log")):
             log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
@@ -213,14 +215,20 @@ class Applier:
             known = cut.tables.get(name) if cut is not None else None
             delta = self._delta(name, table)
             if cut is None or known is None or known.path != delta.directory:
+                if delta.directory in self._copied:
+                    self._require_ours_since(lake, table, delta, self._copied[delta.directory])
                 continue
+            self._copied.pop(delta.directory, None)
             applied = delta.applied(_application(lake, table))
             # a copy that was made since replaces what was there, and what became of it
             if not (table.generation and (applied is None or applied > cut.lsn)):
                 require_kept(delta, known, applied)
             if delta.is_there and not (table.generation and applied is None):
-                prefix = f"subscriber-{lake.target_identifier}-{table.id}-"
-                require_ours(self._storage, delta, known.version, prefix, _application(lake, table))
+                self._require_ours_since(lake, table, delta, known.version)
+
+    def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
+        # whatever number the table of this name had then
+        require_ours(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has what this copy of it had, or was never copied and has something."""
@@ -274,6 +282,7 @@ class Applier:
         if not source.schemas:
             return None
         present = delta.schema if delta.is_there else None
+        source.rename(self._storage, present.names if present is not None and not replaced else ())
         schema = evolved(None if replaced else present, source.schemas)
         if table.until is None and (changed := keys_changed(schema, None if replaced else present, source.schemas)):
             raise TargetError(
@@ -315,11 +324,14 @@ class Applier:
         copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
         if copied is None or copied.base is None:
             return False
-        application = f"{_application(lake, table)}-copied"
-        if delta.applied(application) is None:
+        application = _application(lake, table)
+        if delta.applied(of_copy(application)) is None:
             if not delta.is_there:
                 delta.create(copied.schema.current)
-            delta.commit(copied.base, (), application, copied.lsn, overwrite=copied.schema.current)
+            delta.commit(copied.base, (), of_copy(application), copied.lsn, overwrite=copied.schema.current)
+        # no cut has it yet, from which on its commits would be looked at
+        self._copied[delta.directory] = copied_version(self._storage, delta, application)
+        self._require_ours_since(lake, table, delta, self._copied[delta.directory])
         return True
 
     def _gathered(self, changes: pa.Table) -> str:
@@ -382,8 +394,8 @@ def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
     found: list[tuple[TableName, LakeTable, Lsn]] = []
     for name, table in lake.state.removed.items():
         now = lake.state.tables.get(name)
-        # a copy that was begun will replace all of it
-        if table.until is not None and (now is None or now.generation == table.generation):
+        # a copy that is finished replaces all of it
+        if table.until is not None and (now is None or now.entry.state not in _SYNCHRONIZED):
             found.append((name, table, table.until))
     return found
 

@@ -10,6 +10,7 @@ The last manifest always stays: it is where the chain goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
@@ -21,10 +22,11 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.evolve import evolved, needs_rewrite
+from subscriber.sinks.spark.fields import RENAMED, new_names, renamed_file, resolved
 from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import batch_end
-from subscriber.sinks.spark.manifest import LandedFile, Manifest, manifest_name, read_manifests
+from subscriber.sinks.spark.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.schema import META_NAMES, TableSchema
@@ -47,13 +49,15 @@ class ChangeLog:
         storage: the lake's.
         lake: its documents.
         logs: Delta tables that are open already, by directory; kept by the caller.
+        read: manifests that were read already; kept by the caller.
         target_rows: of a file.
     """
 
-    def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, target_rows: int) -> None:
+    def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, read: ManifestsRead, target_rows: int) -> None:
         self._storage = storage
         self._lake = lake
         self._logs = logs
+        self._manifests = read
         self._target_rows = target_rows
 
     def compact(self, cut: Cut, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> None:
@@ -67,7 +71,7 @@ class ChangeLog:
         Raises:
             TargetError: the log cannot be written; nothing is removed.
         """
-        manifests = [manifest for manifest in read_manifests(self._storage, LANDING) if manifest.end <= cut.landed]
+        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=cut.landed)
         waiting = sum(len(manifest.files) for manifest in manifests)
         state = self._lake.state
         tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}
@@ -99,7 +103,7 @@ class ChangeLog:
         log = self._logs.setdefault(directory, LakeDelta(self._storage, directory))
         there = log.load()
         if there:
-            self._require_ours(log, table)
+            self._require_ours(log)
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
@@ -118,8 +122,11 @@ class ChangeLog:
         ]
         if not files and copied is None:
             return
-        described = [copied.schema] if copied is not None else []
-        schema = evolved(_own_columns(log) if there else None, [*described, *(file.schema for file, _ in files)])
+        own = _own_columns(log) if there else None
+        described = [*([copied.schema] if copied is not None else []), *(file.schema for file, _ in files)]
+        found = dict(zip(described, resolved(own.names if own is not None else (), described), strict=True))
+        files = [(self._renamed(file, found[file.schema]), lsn) for file, lsn in files]
+        schema = evolved(own, [found[one] for one in described])
         present = log.schema if there else None
         if not there:
             log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
@@ -132,16 +139,22 @@ class ChangeLog:
             added += [self._rewritten(log, path, schema) for path in removed]
         elif present is not None:
             log.add_columns(schema.landing)
-            self._require_ours(log, table)
+            self._require_ours(log)
         after = 0 if done is None else int(done)
         added += self._written(log, files, schema, after)
+        if any(file.path.startswith(RENAMED) for file, _ in files):
+            self._storage.remove_directory(RENAMED)
         log.commit(added, removed, application, end, overwrite=overwrite)
-        self._require_ours(log, table)
+        self._require_ours(log)
         self._merge_small(log, application, end)
 
-    def _require_ours(self, log: LakeDelta, table: LakeTable) -> None:
+    def _renamed(self, file: LandedFile, schema: TableSchema) -> LandedFile:
+        names = new_names(file.schema, schema)
+        return replace(file, path=renamed_file(self._storage, file.path, names), schema=schema) if names else file
+
+    def _require_ours(self, log: LakeDelta) -> None:
         """After each time that it is loaded: from then on only a commit of ours can come next."""
-        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-{table.id}-")
+        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
         """Small files become one, if there are many: a log is read whole more often than not.

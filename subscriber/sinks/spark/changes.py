@@ -7,7 +7,7 @@ A table that is being copied has no changes to give: its log begins with the cop
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.fields import new_names, renamed_rows, resolved
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
@@ -104,7 +105,7 @@ class Changes:
         ]
         if not described:
             raise TargetError(f'table "{self._name}" has no change log yet', hint="start the applier: subscriber spark-apply")
-        return pa.schema([field.with_nullable(True) for field in _landing(described)])
+        return pa.schema([field.with_nullable(True) for field in _landing(resolved((), described))])
 
     def latest(self) -> Lsn:
         """Up to where changes can be read now. Never goes back.
@@ -143,7 +144,7 @@ class Changes:
             TargetError: a file cannot be read.
         """
         if piece.file is not None:
-            yield from self._rows(piece.file, piece.start, piece.end, schema)
+            yield from self._rows(piece.file, piece.start, piece.end, schema, {})
             return
         start, attempts = piece.start, 0
         while start < piece.end:
@@ -152,7 +153,7 @@ class Changes:
             known = self._look()
             reached = min(int(known.reached), piece.end)
             for file in self._log_files(known, Lsn(start), Lsn(reached)):
-                yield from self._rows(file, start, reached, schema)
+                yield from self._rows(file, start, reached, schema, {})
             start = max(start, reached)
             try:
                 for manifest, rows in self._landed(manifests, known, start, piece.end, schema):
@@ -173,14 +174,16 @@ class Changes:
             if manifest.end <= max(start, int(known.reached)) or manifest.begin >= end:
                 continue
             files = [file for file in manifest.files if file.table_id == known.table.id]
+            names = [new_names(file.schema, *resolved(schema.names, [file.schema])) for file in files]
             # read whole, before any of it is given away: it may be gone in the midst of it
-            yield manifest, [batch for file in files for batch in self._rows(file.path, start, end, schema)]
+            yield manifest, [row for file, new in zip(files, names, strict=True) for row in self._rows(file.path, start, end, schema, new)]
 
-    def _rows(self, path: str, start: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _rows(self, path: str, start: int, end: int, schema: pa.Schema, names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
-            there = [name for name in {*schema.names, "_lsn"} if name in file.schema_arrow.names]
+            asked = {*schema.names, "_lsn"}
+            there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
             for batch in file.iter_batches(columns=there):
-                table: Any = pa.Table.from_batches([batch])
+                table: Any = pa.Table.from_batches([renamed_rows(batch, names) if names else batch])
                 wanted = pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end))
                 yield from conformed(table.filter(wanted), schema).combine_chunks().to_batches()
 

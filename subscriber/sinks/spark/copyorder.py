@@ -191,14 +191,20 @@ def base_file_name(table_id: int, generation: int) -> str:
     return f"copy-{table_id}-{generation}-{uuid4().hex}.parquet"
 
 
-def remove_base_files(storage: Storage, base: str, table_id: int, generation: int) -> None:
-    """Remove what copies of a table that never counted left in its directory: all of this generation and those before.
+def remove_base_files(storage: Storage, base: str, table_id: int, generations: range) -> None:
+    """Remove what copies of a table that never counted left in its directory.
+
+    Args:
+        storage: the lake's.
+        base: the table's directory.
+        table_id: the lake's number of the table.
+        generations: of these copies.
 
     Raises:
         TargetError: they cannot be removed.
     """
     found = [(file.name, _BASE.fullmatch(file.name)) for file in storage.files(base)]
-    storage.delete(f"{base}/{name}" for name, match in found if match and int(match[1]) == table_id and int(match[2]) <= generation)
+    storage.delete(f"{base}/{name}" for name, match in found if match and int(match[1]) == table_id and int(match[2]) in generations)
 
 
 def file_to_json(file: NewFile) -> dict[str, Any]:

@@ -30,8 +30,11 @@ from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["FileRanges", "LakeDelta", "with_added"]
 
+_CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(_CHECKPOINT_VERSIONS),
+    # whoever writes a checkpoint would remove what it stands for, before the checkpoint is on disk
+    "delta.enableExpiredLogCleanup": "false",
     # versions are read as of a cut, and cuts are remembered by the hundreds; a long log makes each commit slower
     "delta.logRetentionDuration": "interval 3 hours",
     # of removed files in the log: longer than the grace time, after which sweep.py deletes them
@@ -261,7 +264,7 @@ class LakeDelta:
                 "append" if overwrite is None else "overwrite",
                 schema,
                 commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction(application, int(lsn))]),
-                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False),
             )
         self.load()
         self._sync_log(self.version)
@@ -293,7 +296,8 @@ class LakeDelta:
 
     def _sync_log(self, version: int, since: int | None = None) -> None:
         log = f"{self.directory}/{_LOG}"
-        for number in range((self._durable if since is None else since) + 1, version + 1):
+        since = self._durable if since is None else since
+        for number in range(since + 1, version + 1):
             for ending in ("json", "crc", "checkpoint.parquet"):
                 name = f"{number:020d}.{ending}"
                 # Spark writes a checksum beside each file, and believes it
@@ -301,6 +305,9 @@ class LakeDelta:
         self._storage.sync_files([f"{log}/_last_checkpoint", f"{log}/._last_checkpoint.crc"])
         self._storage.sync([log])
         self._durable = version
+        if version // _CHECKPOINT_VERSIONS > max(since, 0) // _CHECKPOINT_VERSIONS:
+            with self._translated():
+                self._there.cleanup_metadata()
 
     def unneeded(self, grace_hours: int) -> list[str]:
         """Files in its directory that no version younger than the grace time has, and that are themselves older."""

@@ -8,7 +8,7 @@ Delta's ``txn``. What was changed by another one is no error any more once the t
 from __future__ import annotations
 
 import json
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
@@ -16,10 +16,15 @@ from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["COPY_ANEW", "require_kept", "require_ours"]
+__all__ = ["COPY_ANEW", "copied_version", "of_copy", "require_kept", "require_ours"]
 
 COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
 """A remedy."""
+
+
+def of_copy(application: str) -> str:
+    """In whose name the files of a copy by executors become a table's, before anything else of this copy."""
+    return f"{application}-copied"
 
 
 def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
@@ -63,7 +68,7 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
     ours: list[int] = []
     runs: list[list[int]] = []  # of others' commits, with none of ours between them
     for version in range(since + 1, delta.version + 1):
-        changes = _changes(storage, f"{delta.directory}/_delta_log/{version:020d}.json", prefix)
+        changes = _changes(storage, _entry(delta, version), prefix)
         if changes == "ours":
             ours.append(version)
         elif changes == "foreign":
@@ -71,8 +76,12 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
                 runs[-1].append(version)
             else:
                 runs.append([version])
-    if runs and ours and delta.applied_at(since, application) is None and delta.applied(application) is not None:
-        copied = next(version for version in ours if delta.applied_at(version, application) is not None)
+
+    def is_begun(version: int) -> bool:
+        return any(delta.applied_at(version, name) is not None for name in (application, of_copy(application)))
+
+    if runs and ours and not is_begun(since) and is_begun(delta.version):
+        copied = next(version for version in ours if is_begun(version))
         runs = [run for run in runs if run[-1] > copied]
     for run in runs:
         if set(delta.files_at(run[-1])) == set(delta.files_at(run[0] - 1)):
@@ -85,12 +94,29 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
         raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_ANEW)
 
 
+def copied_version(storage: Storage, delta: LakeDelta, application: str) -> int:
+    """In which version the files of a copy by executors became the table's; where that is of long ago, the last one of long ago."""
+    for version in range(delta.version, -1, -1):
+        actions = _actions(storage, _entry(delta, version))
+        if actions is None or any(action.get("txn", {}).get("appId") == of_copy(application) for action in actions):
+            return version
+    return -1
+
+
+def _entry(delta: LakeDelta, version: int) -> str:
+    return f"{delta.directory}/_delta_log/{version:020d}.json"
+
+
+def _actions(storage: Storage, path: str) -> list[dict[str, Any]] | None:
+    content = storage.read(path)
+    return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+
+
 def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:
     """Whose files a commit adds or removes; None: it is of long ago."""
-    content = storage.read(path)
-    if content is None:
+    actions = _actions(storage, path)
+    if actions is None:
         return None
-    actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     if not any("add" in action or "remove" in action for action in actions):
         return "nothing"
     return "ours" if any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions) else "foreign"

@@ -47,6 +47,7 @@ class LakeTable:
         added: the subscription's position when it was added: a table that is not copied begins there.
         position: its own, while it is synchronized.
         until: of one that was removed: what was landed for it before still is its.
+        begun: of one that was removed, and added to be copied anew: the generation of the last copy that was begun, and did not finish.
     """
 
     id: int
@@ -55,6 +56,7 @@ class LakeTable:
     added: Lsn
     position: Position | None = None
     until: Lsn | None = None
+    begun: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,7 @@ def _table_json(name: TableName, table: LakeTable) -> dict[str, Any]:
         "added": str(table.added),
         "position": None if table.position is None else _position_json(table.position),
         "until": None if table.until is None else str(table.until),
+        "begun": table.begun,
     }
 
 
@@ -247,6 +250,7 @@ def _table(item: Mapping[str, Any]) -> LakeTable:
         added=Lsn.parse(item["added"]),
         position=None if item["position"] is None else _position(item["position"]),
         until=None if item["until"] is None else Lsn.parse(item["until"]),
+        begun=item.get("begun", 0),
     )
 
 

@@ -209,7 +209,13 @@ class LandingStream:
             done = cut.lsn if cut is not None else INVALID_LSN
             # as long as nothing is published, what waits longest is the same: a backlog is long
             if self._waiting is None or self._waiting[0] != done:
-                first = first_manifest(lake.storage, LANDING, done)
+                try:
+                    first = first_manifest(lake.storage, LANDING, done)
+                except DataLossError:
+                    # a further cut may have been published since, and what it has been removed
+                    if read_cut(lake.storage) == cut:
+                        raise
+                    return look()
                 if first is None:
                     return landed
                 self._waiting = (done, first.begin)

@@ -31,9 +31,11 @@ Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "rewrite", "merge"]
 Copy = Literal["subscriber", "executors"]
 _ENGINES: Final = ("none", "local", "rewrite", "merge")
-_PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
+_PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
 """One of libpq's keywords with its value."""
 _SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
+_INNER: Final = re.compile(r"'?\s*postgres(?:ql)?\\?:|.*=", re.DOTALL)
+"""A value of dbname that is a connection string of its own, in which a password may be."""
 _WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
 _MISTAKEN: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
 """In a path: what delta-rs decodes once too often, however it is written."""
@@ -162,6 +164,11 @@ def _require_no_secret(connection: str) -> None:
             raise ConfigurationError(
                 "copy_connection is not keywords and values of libpq",
                 hint="as in host=db1 passfile=/path, URL-encoded",
+            )
+        if match[1] == "dbname" and _INNER.match(match[2]):
+            raise ConfigurationError(
+                "copy_connection has a connection string as dbname, and it would be stored in the lake",
+                hint="give its parts as keywords, as in host=db1 dbname=app passfile=/path, URL-encoded",
             )
         found.add(match[1])
         position = match.end()

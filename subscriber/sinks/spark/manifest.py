@@ -109,7 +109,7 @@ class ManifestsRead:
     """What was read of one directory, for who reads it again and again: a manifest never changes, and most have the same schemas.
 
     Attributes:
-        manifests: by their ends.
+        manifests: by their ends; those that were there when it was last read.
         schemas: by their text.
     """
 
@@ -166,7 +166,13 @@ def _damaged(storage: Storage, name: str) -> TargetError:
 
 
 def read_manifests(
-    storage: Storage, directory: str, after: Lsn = INVALID_LSN, anchor: Lsn | None = None, read: ManifestsRead | None = None
+    storage: Storage,
+    directory: str,
+    after: Lsn = INVALID_LSN,
+    anchor: Lsn | None = None,
+    *,
+    read: ManifestsRead | None = None,
+    until: Lsn | None = None,
 ) -> list[Manifest]:
     """The manifests of a directory that end past an LSN, in order, their chain checked.
 
@@ -176,6 +182,7 @@ def read_manifests(
         after: the LSN.
         anchor: the end of the one before the first; None: unknown.
         read: what was read before, and is not read again.
+        until: only those that end there or before; None: all.
 
     Raises:
         TargetError: one is damaged, or overlaps another one.
@@ -184,7 +191,7 @@ def read_manifests(
     read = read if read is not None else ManifestsRead()
     suspected: set[Lsn] = set()
     while True:
-        found = _read_all(storage, directory, after, read)
+        found = _read_all(storage, directory, after, until, read)
         if found is None:
             continue  # the applier removed some meanwhile; it never removes the last
         gap = _gap(found, anchor)
@@ -206,15 +213,17 @@ def _gap(manifests: Sequence[Manifest], anchor: Lsn | None) -> Lsn | None:
     return None
 
 
-def _read_all(storage: Storage, directory: str, after: Lsn, read: ManifestsRead) -> list[Manifest] | None:
+def _read_all(storage: Storage, directory: str, after: Lsn, until: Lsn | None, read: ManifestsRead) -> list[Manifest] | None:
     found: dict[int, Manifest] = {}
-    for end in manifest_ends(storage, directory):
-        if end > after:
+    ends = manifest_ends(storage, directory)
+    for end in ends:
+        if end > after and (until is None or end <= until):
             manifest = read.manifests.get(end) or _read(storage, manifest_name(directory, Lsn(end)), end, read.schemas)
             if manifest is None:
                 return None
             found[end] = manifest
-    read.manifests = found
+    there = {*ends}
+    read.manifests = {end: manifest for end, manifest in (read.manifests | found).items() if end in there}
     return list(found.values())
 
 

@@ -31,7 +31,7 @@ from subscriber.abc import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.types import arrow_type, parse_type, type_name
 
-__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "lake_names"]
+__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "lake_names"]
 
 SPECIAL: Final = "_special"
 
@@ -59,7 +59,7 @@ class LakeColumn:
 
     Attributes:
         name: PostgreSQL's.
-        field: the lake's: another one only where Delta would not have PostgreSQL's.
+        field: the lake's: another one only where Delta would not have PostgreSQL's, or had it for another column.
         type: Arrow's.
         key: of the replica identity.
     """
@@ -153,7 +153,8 @@ def lake_names(names: Iterable[str]) -> tuple[str, ...]:
     """Names that Delta takes, none of ours, and none twice even where letter case does not count (as in Spark).
 
     A name that has to be altered gets a number that is made of it alone: whatever columns come and go beside it, it is the same field, and
-    no other column's. Of names that differ in letter case only, those with capitals are altered, as long as there is the other.
+    no other column's. Of names that differ in letter case only, those with capitals are altered, as long as there is the other; a table
+    that has some of them already has them under the names that it has (``fields.py``).
     """
     listed = tuple(names)
     folded = Counter(name.lower() for name in listed)
@@ -163,4 +164,9 @@ def lake_names(names: Iterable[str]) -> tuple[str, ...]:
         lower = name.lower()
         return _FORBIDDEN.search(name) is None and lower not in ours and (folded[lower] == 1 or name == lower)
 
-    return tuple(name if stays(name) else f"{_FORBIDDEN.sub('_', name)}_{zlib.crc32(name.encode()):08x}" for name in listed)
+    return tuple(name if stays(name) else altered_name(name) for name in listed)
+
+
+def altered_name(name: str) -> str:
+    """The other name of a column: of it alone."""
+    return f"{_FORBIDDEN.sub('_', name)}_{zlib.crc32(name.encode()):08x}"

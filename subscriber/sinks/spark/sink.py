@@ -294,11 +294,11 @@ class SparkSink:
             if was is not None and entry.state is TableState.INIT:
                 # until it is copied, what was landed before is the former one's
                 removed[table] = was
-                added = LakeTable(id=was.id, entry=entry, generation=was.generation, added=position)
+                added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
             elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
                 added = replace(was, entry=entry, until=None)
             else:
-                # never there, or its copy was begun and did not finish
+                # never there, or no copy of it ever finished
                 added = LakeTable(id=next_id, entry=entry, added=position)
                 next_id += 1
             await unhurried(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
@@ -315,8 +315,11 @@ class SparkSink:
             was = state.removed.get(table)
             if known.entry.state not in _UNFINISHED:
                 was = replace(known, position=None, until=max(opened.lander.position, known.entry.lsn or INVALID_LSN))
-            elif was is None or was.generation != known.generation:
+            elif was is None or was.entry.state in _UNFINISHED:
                 was = replace(known, position=None)
+            else:
+                # the copy that did not finish has replaced nothing
+                was = replace(was, begun=known.generation)
             removed = {**state.removed, table: was}
             rest = {name: other for name, other in state.tables.items() if name != table}
             await unhurried(lambda: self._known.change(tables=rest, removed=removed))

@@ -111,7 +111,10 @@ class SparkTableSink:
         table = lake.table(self._table)
         if table.entry.state is TableState.DATASYNC:
             await unhurried(lambda: lake.storage.remove_directory(copy_directory(table)))
-            await unhurried(lambda: remove_base_files(lake.storage, self._base, table.id, table.generation))
+            # those of the copy that the table still has until this one takes its place stay
+            was = lake.state.removed.get(self._table)
+            never = range(was.generation + 1 if was is not None and was.until is not None else 0, table.generation + 1)
+            await unhurried(lambda: remove_base_files(lake.storage, self._base, table.id, never))
             await self._change(entry=TableEntry(TableState.INIT))
         return lake.table(self._table).entry
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.copyorder import file_from_json
+from subscriber.sinks.spark.fields import new_names, renamed_file, resolved
 from subscriber.sinks.spark.lake import LakeTable
 from subscriber.sinks.spark.manifest import LandedFile, check_files, check_paths, read_document, read_manifests
 from subscriber.sinks.spark.merge import NewFile
@@ -48,6 +49,16 @@ class Source:
         """The table is so from here on."""
         if not self.schemas or self.schemas[-1] != schema:
             self.schemas.append(schema)
+
+    def rename(self, storage: Storage, present: Iterable[str]) -> None:
+        """Let columns be the fields that they are in a table that has these; files with others are written again."""
+        found = dict(zip(self.schemas, resolved(present, self.schemas), strict=True))
+        names = {landed: new_names(landed, table) for landed, table in found.items()}
+        if any(names.values()):
+            pairs = zip(self.files, self.described, strict=True)
+            self.files = [renamed_file(storage, file, names[one]) if names[one] else file for file, one in pairs]
+            self.described = [found[one] for one in self.described]
+            self.schemas = [found[one] for one in self.schemas]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
 from subscriber.sinks.spark import applier as applier_module
+from subscriber.sinks.spark import landing_stream as landing_stream_module
 from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
@@ -294,8 +295,9 @@ async def test_of_a_long_backlog_each_manifest_is_read_once(tmp_path: Path, monk
         assert await sink._now.applied() == 100
     assert names in ([], [f"landing/{200:020d}.json"])  # its own watch may have looked before
     names.clear()
-    work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1)), 0
+    work, rounds = applier(tmp_path, ApplierSettings(round_bytes=1, log_files=15)), 0
     while work.run_round() is not None:
+        work.tidy()
         rounds += 1
     assert rounds == 40
     assert len(names) == len(set(names)) == 40
@@ -367,3 +369,35 @@ async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path
     cut = all_rounds(applier(tmp_path))
     assert cut.lsn == 300
     assert current(tmp_path) == [(1, None), (2, None)]
+
+
+async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
+    work = applier(tmp_path)
+
+    async def landed(*ends: int) -> None:
+        for end in ends:
+            await sink.apply(batch(transaction(end, RELATION, Insert(5, row(str(end), None, None)))))
+            await sink._now.land()
+
+    await landed(200)
+    all_rounds(work)
+    await landed(300, 400, 500)
+
+    def overtaken(place: Storage) -> Cut | None:
+        monkeypatch.setattr(landing_stream_module, "read_cut", read_cut)
+        found = read_cut(place)
+        all_rounds(work)
+        work.tidy(now=True)
+        return found
+
+    monkeypatch.setattr(landing_stream_module, "read_cut", overtaken)
+    assert await sink._now.applied() == 500
+    # a manifest that is missing is a loss all the same
+    await landed(600, 700)
+    for end in (500, 600):
+        (tmp_path / f"landing/{end:020d}.json").unlink()
+    sink._now._waiting = None
+    with pytest.raises(DataLossError, match="has a gap"):
+        await sink._now.applied()
+    await sink.close()

@@ -436,6 +436,10 @@ def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
         ("spark:///lake?copy_connection=host%3D'a%20b'password%3Dhush", "keywords and values"),
         ("spark:///lake?copy_connection=host%3D'a%20b'%20sslpassword%3Dhush", "holds a password"),
         ("spark:///lake?copy_connection=user%3Du&hush@h/db", "unrecognized parameter"),
+        ("spark:///lake?copy_connection=dbname%3Dpostgresql://u:hush@h/db", "a connection string as dbname"),
+        ("spark:///lake?copy_connection=dbname=postgres://u:hush@h/db", "a connection string as dbname"),
+        ("spark:///lake?copy_connection=host=db1%20dbname%3D'postgresql%5C://u:hush@h/db'", "a connection string as dbname"),
+        ("spark:///lake?copy_connection=dbname%3D'user=u%20password=hush'", "a connection string as dbname"),
         ("spark+s3://KEY:hush@bucket/prefix", "secret key"),
         ("spark+s3://KEY:0/hush@bucket/prefix", "secret key"),
         ("spark+abfs://container:hush@account.dfs.core.windows.net/prefix", "secret key"),
@@ -451,7 +455,15 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, words: str) -> Non
 
 @pytest.mark.parametrize(
     "connection",
-    ["", "host=db1 passfile=/a\\ b", "service = 'password = none'", r" host='it\'s' ", "host= user=u", "application_name=o'k"],
+    [
+        "",
+        "host=db1 passfile=/a\\ b",
+        "service = 'password = none'",
+        r" host='it\'s' ",
+        "host= user=u",
+        "application_name=o'k",
+        "dbname=postgres",
+    ],
 )
 def test_keywords_and_values_for_executors_are_taken_as_they_are(connection: str) -> None:
     assert Location.parse(f"spark:///lake?copy_connection={quote(connection)}").copy_connection == connection

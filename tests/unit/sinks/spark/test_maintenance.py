@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -89,6 +90,34 @@ async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatc
     table = DeltaTable(str(tmp_path / "tables/public/t"), version=cut.tables[TABLE].version).to_pyarrow_table()
     assert dict(zip(table["id"].to_pylist(), table["note"].to_pylist(), strict=True)) == rows
     assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 330
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_log_is_removed_after_the_checkpoint_that_stands_for_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    properties = {**_retention(0), "delta.checkpointInterval": "5"}
+    monkeypatch.setattr(delta_module, "_PROPERTIES", properties)
+    monkeypatch.setattr(delta_module, "_CHECKPOINT_VERSIONS", 5)
+    real, there = os.fsync, list[bool]()
+    log = tmp_path / "t/_delta_log"
+
+    def recorded(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("checkpoint.parquet"):
+            there.append((log / f"{0:020d}.json").exists())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    delta = LakeDelta(storage(tmp_path), "t")
+    delta.create(pa.schema([("id", pa.int32())]))
+    for number in range(7):
+        if ours:
+            delta.commit([], [], "subscriber", Lsn(number))
+        else:
+            delta.add_columns(pa.schema([("id", pa.int32()), (f"c{number}", pa.int32())]))
+    assert there[0]
+    assert not (log / f"{0:020d}.json").exists()
+    assert LakeDelta(storage(tmp_path), "t").load()
 
 
 async def test_within_the_grace_time_every_cut_is_read_and_files_of_dead_rounds_go_after_it(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Which field of a table a column is, whatever columns come and go beside it.
+
+Landed files name fields by what is beside them in one description (``lake_names``). A table has fields of columns that went, too, and no
+reader of Delta tells two apart by letter case. So a column that the table has stays the field that it is, and one that comes, and would be
+told from a field by letter case only, gets the altered name. The table says what it has: nothing else need be remembered, and rounds that
+are cut in another way after a crash find the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from subscriber.sinks.spark.failures import damaged
+from subscriber.sinks.spark.landing import ParquetFile
+from subscriber.sinks.spark.schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["RENAMED", "new_names", "renamed_file", "renamed_rows", "resolved"]
+
+RENAMED: Final = "round"
+"""Where landed files lie that were written again under the table's names."""
+
+
+def resolved(present: Iterable[str], described: Sequence[TableSchema]) -> list[TableSchema]:
+    """Descriptions with the fields that their columns are in a table.
+
+    Args:
+        present: fields of the table.
+        described: as they were landed, in order.
+    """
+    there = {*present} - META_NAMES
+    taken = {field.lower() for field in there}
+    fields: dict[str, str] = {}
+
+    def field(column: LakeColumn) -> str:
+        altered = altered_name(column.name)
+        if column.name not in fields:
+            if altered in there:
+                found = altered
+            elif column.name in there:
+                found = column.name
+            else:
+                found = altered if column.field.lower() in taken else column.field
+            taken.add(found.lower())
+            fields[column.name] = found
+        return fields[column.name]
+
+    return [replace(one, columns=tuple(replace(column, field=field(column)) for column in one.columns)) for one in described]
+
+
+def new_names(landed: TableSchema, table: TableSchema) -> dict[str, str]:
+    """By what field of the file, what field of the table, where they differ."""
+    pairs = zip(landed.columns, table.columns, strict=True)
+    return {before.field: now.field for before, now in pairs if before.field != now.field}
+
+
+def renamed_rows(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
+    """Landed rows under other names, those within ``_un`` and ``_special``, too."""
+    arrays: list[Any] = []
+    for name, array in zip(rows.schema.names, rows.columns, strict=True):
+        if name == "_un":
+            lists = [None if one is None else [names.get(field, field) for field in one] for one in array.to_pylist()]
+            arrays.append(pa.array(lists, array.type))
+        elif name == SPECIAL and array.null_count < len(array):
+            arrays.append(pa.array([None if text is None else _renamed_text(text, names) for text in array.to_pylist()], array.type))
+        else:
+            arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=_renamed_schema(rows.schema, names))
+
+
+def _renamed_text(text: str, names: Mapping[str, str]) -> str:
+    return json.dumps({names.get(field, field): value for field, value in json.loads(text).items()}, sort_keys=True)
+
+
+def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
+    return pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])
+
+
+def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
+    """A landed file, or a base file of a copy, under other names: the path of one in :data:`RENAMED`.
+
+    Raises:
+        TargetError: it cannot be read, or the other not be written.
+    """
+    storage.make_directory(RENAMED)
+    with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:
+        file = ParquetFile(storage, f"{RENAMED}/{uuid4().hex}.parquet", _renamed_schema(source.schema_arrow, names))
+        try:
+            try:
+                for rows in source.iter_batches():
+                    file.write(renamed_rows(rows, names))
+            except pa.ArrowInvalid as error:
+                raise damaged(storage.what(path)) from error
+            file.commit()
+        except BaseException:
+            file.discard()
+            raise
+    return file.pending.name

@@ -1,0 +1,64 @@
+"""Tables that are taken out of the subscription and come back, with a copy or without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import TableEntry, TableState
+from subscriber.protocol.messages import Delete, Insert
+from tests.unit.sinks.spark.stream import TABLE, begun, make, row
+from tests.unit.sinks.spark.test_applier import all_rounds, applier
+from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, rows
+
+
+@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("copied", [True, False])
+async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_finish_goes_on(
+    tmp_path: Path, between: bool, copied: bool
+) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+
+    def apply() -> None:
+        if between:
+            all_rounds(work)
+            work.tidy(now=True)
+
+    if copied:
+        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        await copy(sink, TABLE, b"1\ta\n", 150)
+    else:
+        await sink.add_table(TABLE, TableEntry(TableState.READY))
+        await land(sink, 150, KEYED, Insert(5, row("1", "a")))
+    all_rounds(work)
+    work.tidy(now=True)
+    await land(sink, 200, KEYED, Insert(5, row("2", "b")))
+    for _ in range(2):
+        await sink.remove_table(TABLE)
+        apply()
+        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        copying = sink.open_table(TABLE)
+        await copying.begin()
+        await copying.start_copy()
+        await copying.close()
+        apply()
+    await sink.remove_table(TABLE)
+    apply()
+    await sink.add_table(TABLE, TableEntry(TableState.READY))
+    await land(sink, 300, KEYED, Insert(5, row("3", "c")), Delete(5, row("1", None), None))
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path) == [(2, "b"), (3, "c")]
+    logged = DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table().to_pylist()
+    assert {(item["_op"], item["id"]) for item in logged} == {("c" if copied else "i", 1), ("d", 1), ("i", 2), ("i", 3)}
+    assert len(logged) == 4
+    # a copy is none of those that were begun
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"9\tz\n", 400)
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path) == [(9, "z")]

@@ -1,0 +1,149 @@
+"""Somebody writes into a table between the commit of what executors copied, and the first one behind that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from subscriber.abc import Position, PublishedTable, TableEntry, TableState
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Insert
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.copyorder import base_file_name
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.merge import Unit, write_rows
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.sink import SparkSink
+from tests.unit.sinks.spark.stream import TABLE, begun, make, row
+from tests.unit.sinks.spark.test_applier import Killed, all_rounds, applier, storage
+from tests.unit.sinks.spark.test_rounds import KEYED, _foreign, land, rows
+
+PUBLISHED = PublishedTable(
+    name=TABLE,
+    relation_id=5,
+    kind="r",
+    columns=("id", "note"),
+    key_columns=("id",),
+    replica_identity="d",
+    column_types=(23, 25),
+    column_modifiers=(-1, -1),
+)
+
+
+async def copied(sink: SparkSink, path: Path, lsn: int, notes: dict[int, str]) -> None:
+    """As executors copy a table: its files lie in its directory."""
+    copying = sink.open_table(TABLE)
+    await copying.begin()
+    await copying.start_copy()
+    await copying.describe(PUBLISHED)
+    schema = TableSchema.of_published(PUBLISHED)
+    directory = "tables/public/t"
+    storage(path).make_directory(directory)
+    unit = Unit(directory=directory, schema=schema, base=(), stretches=(), after=0, target_rows=100)
+    values = [pa.array(notes.keys(), pa.int32()), pa.array(notes.values(), pa.string()), pa.nulls(len(notes), pa.string())]
+    made = pa.Table.from_arrays(values, schema=schema.current)
+    generation = sink._known.table(TABLE).generation
+    copying._done = tuple(write_rows(storage(path), unit, made, lambda: base_file_name(copying.relation_id, generation)))
+    await copying.finish_copy(Position("sync", "7", 1, Lsn(lsn)))
+    await copying.finish_sync(Lsn(lsn))
+    await copying.close()
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
+async def test_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool, killed: bool) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    if again:
+        await sink.add_table(TABLE, TableEntry(TableState.READY))
+        await land(sink, 120, KEYED, Insert(5, row("1", "former")))
+        all_rounds(work)
+        await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copied(sink, tmp_path, 150, {1: "a", 2: "b"})
+    await land(sink, 200, KEYED, Insert(5, row("3", "c")))
+    real = LakeDelta.commit
+
+    def between(self: LakeDelta, added: Any, removed: Any, application: str, *rest: Any, **named: Any) -> None:
+        real(self, added, removed, application, *rest, **named)
+        if application.endswith("-copied"):
+            _foreign(tmp_path)
+            if killed:
+                raise Killed
+            self.load()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeDelta, "commit", between)
+        with pytest.raises(Killed if killed else TargetError):
+            work.run_round()
+    version = DeltaTable(str(tmp_path / "tables/public/t")).version()
+    work = applier(tmp_path)
+    with pytest.raises(TargetError, match=f"was changed by somebody else, in version {version}$") as told:
+        work.run_round()
+    assert f"TO VERSION AS OF {version - 1};" in (told.value.hint or "")
+    DeltaTable(str(tmp_path / "tables/public/t")).restore(version - 1)
+    await sink.close()
+    all_rounds(work)
+    assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
+
+
+async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copied(sink, tmp_path, 150, {1: "a"})
+    await land(sink, 200, KEYED, Insert(5, row("3", "c")))
+    await sink.close()
+    real = Applier._apply
+
+    def between(self: Applier, works: Any) -> None:
+        _foreign(tmp_path)
+        for one in works:
+            one.delta.load()
+        real(self, works)
+
+    monkeypatch.setattr(Applier, "_apply", between)
+    with pytest.raises(TargetError, match=r"somebody else, in version 2, and by the applier behind that, in version 3"):
+        work.run_round()
+
+
+async def test_a_copy_that_is_begun_anew_leaves_the_files_of_the_former_one(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copied(sink, tmp_path, 150, {1: "a", 2: "b"})
+    await land(sink, 200, KEYED)
+    all_rounds(work)
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    copying = sink.open_table(TABLE)
+    directory = tmp_path / "tables/public/t"
+    for _ in range(2):
+        await copying.begin()
+        await copying.start_copy()
+        (directory / base_file_name(copying.relation_id, sink._known.table(TABLE).generation)).write_bytes(b"")
+    await copying.begin()
+    await copying.close()
+    await sink.close()
+    assert [str(file) for file in directory.glob("*.parquet")] == DeltaTable(str(directory)).file_uris()
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+
+
+async def test_a_copy_that_nobody_disturbs_is_published(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    for number in range(2):
+        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        if number:
+            # into what the copy replaces
+            _foreign(tmp_path)
+        await copied(sink, tmp_path, 150 + 100 * number, {1: "a", 2: "b"})
+        await land(sink, 200 + 100 * number, KEYED, Insert(5, row("3", "c")))
+        all_rounds(work)
+        assert rows(tmp_path) == [(1, "a"), (2, "b"), (3, "c")]
+        if not number:
+            await sink.remove_table(TABLE)
+    await sink.close()
+    work.tidy(now=True)
+    assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 6
