@@ -34,6 +34,7 @@ from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
 from subscriber.sinks.spark.failures import reckoned
+from subscriber.sinks.spark.findable import Before, Findable
 from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
@@ -101,6 +102,7 @@ class Applier:
         self._storage = storage
         self._engine = engine
         self._settings = settings or ApplierSettings()
+        self._findable = Findable(storage)
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self.missing = Missing()
         self._status = ApplierStatus(storage, engine.name)
@@ -283,11 +285,19 @@ class Applier:
         dropped = dropped_columns(schema, source.schemas[-1])
         added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
+        before = Before(delta.directory)
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
             rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in added if field in present.names)
             added |= delta.added | (set(schema.arrow.names) - set(present.names))
+            before = Before(delta.directory, tuple(file.path for file in base if file.rows), frozenset(present.names), delta.added)
+        described = list(zip(source.files, source.described, strict=True))
+        if table.until is None and (lost := self._findable.lost(before, schema, described, 0 if applied is None else int(applied))):
+            raise TargetError(
+                f'column "{lost}" of table "{name}", by which its rows are known, came later: rows from before have no value in it',
+                hint=COPY_ANEW,
+            )
         overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
         if overwrite is not None:
             overwrite = with_added(overwrite, added)
@@ -295,7 +305,7 @@ class Applier:
             directory=delta.directory,
             schema=schema,
             base=base,
-            stretches=stretches(schema, None if replaced else present, list(zip(source.files, source.described, strict=True))),
+            stretches=stretches(schema, None if replaced else present, described),
             after=0 if applied is None else int(applied),
             rewrite=rewrite,
             dropped=dropped,
