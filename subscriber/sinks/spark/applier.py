@@ -23,6 +23,7 @@ from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, TargetError
@@ -30,11 +31,12 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
 from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
+from subscriber.sinks.spark.declared import Declarations, Declared
 from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
+from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, needs_rewrite, stretches
 from subscriber.sinks.spark.failures import reckoned
-from subscriber.sinks.spark.findable import Before, Findable
+from subscriber.sinks.spark.findable import Before, Findable, columns_before
 from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
@@ -103,6 +105,7 @@ class Applier:
         self._engine = engine
         self._settings = settings or ApplierSettings()
         self._findable = Findable(storage)
+        self._declarations = Declarations(storage)
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self.missing = Missing()
         self._status = ApplierStatus(storage, engine.name)
@@ -277,27 +280,15 @@ class Applier:
             return None
         present = delta.schema if delta.is_there else None
         schema = evolved(None if replaced else present, source.schemas)
-        if table.until is None and (changed := keys_changed(schema, None if replaced else present, source.schemas)):
-            raise TargetError(
-                f'column "{changed[0]}" of table "{name}", by which its rows are known, has another type: old values are not known in it',
-                hint=COPY_ANEW,
-            )
         dropped = dropped_columns(schema, source.schemas[-1])
         added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
-        before = Before(delta.directory)
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
             rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in added if field in present.names)
             added |= delta.added | (set(schema.arrow.names) - set(present.names))
-            before = Before(delta.directory, tuple(file.path for file in base if file.rows), frozenset(present.names), delta.added)
         described = list(zip(source.files, source.described, strict=True))
-        if table.until is None and (lost := self._findable.lost(before, schema, described, 0 if applied is None else int(applied))):
-            raise TargetError(
-                f'column "{lost}" of table "{name}", by which its rows are known, came later: rows from before have no value in it',
-                hint=COPY_ANEW,
-            )
         overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
         if overwrite is not None:
             overwrite = with_added(overwrite, added)
@@ -317,8 +308,23 @@ class Applier:
             work = replace(work, stretches=(replace(work.stretches[0], files=(self._gathered(changes),)),))
         else:
             changes = read_changes(self._storage, source.files, schema, work.after, plan_columns(schema))
+        known = self._declarations.find(delta.directory, application, applied)
+        before = Before(directory=delta.directory)
+        if present is not None and not replaced:
+            copied = source.schemas[0] if applied is None and table.generation else None
+            before = Before(
+                directory=delta.directory,
+                files=tuple(file.path for file in base if file.rows),
+                columns=columns_before(known.schema if known is not None else copied, present),
+                late=delta.added,
+                doubtful=known.doubtful if known is not None else frozenset(),
+            )
+        found = self._findable.look(before, schema, described, work.after, truncated=pc.any(pc.equal(changes["_op"], "t")).as_py() or False)
+        if found.lost is not None and table.until is None:
+            raise TargetError(found.lost, hint=COPY_ANEW)
+        declared = known, Declared(source.reached, source.schemas[-1], found.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
-        return Work(name, application, delta, source, work, plan, overwrite)
+        return Work(name, application, delta, source, work, plan, overwrite, declared)
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
         """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""
@@ -364,6 +370,7 @@ class Applier:
                 work.delta.add_columns(work.task.schema.current)
             if work.overwrite is None:
                 work.delta.mark_added(work.task.added)
+            self._declarations.keep(work.delta.directory, work.application, *work.declared)
         for work, done in zip(works, self._engine.apply(works), strict=True):
             known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
             for file in done.files:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from subscriber.sinks.spark.schema import SPECIAL, LakeColumn, TableSchema
-from subscriber.sinks.spark.types import type_name, widened
+from subscriber.sinks.spark.types import widened
 
-__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved", "keys_changed", "needs_rewrite", "stretches"]
+__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved", "needs_rewrite", "stretches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,6 @@ def dropped_columns(schema: TableSchema, described: TableSchema) -> tuple[str, .
     """Fields of the table that the publisher has no more."""
     there = {column.field for column in described.columns}
     return tuple(column.field for column in schema.columns if column.field not in there)
-
-
-def keys_changed(schema: TableSchema, present: pa.Schema | None, described: Sequence[TableSchema]) -> list[str]:
-    """Fields of the replica identity by whose values old rows are not found any more: text for want of a type that has both.
-
-    What ALTER TABLE made of them at the publisher, as of a timestamp in the time zone of some session, nobody has told.
-    """
-    found: list[str] = []
-    for field in schema.keys:
-        types = [present.field(field).type] if present is not None and field in present.names else []
-        types += [column.type for one in described for column in one.columns if column.field == field]
-        apart = {type_name(type_) for type_ in types if not pa.types.is_string(type_)}
-        if len(apart) > 1 and pa.types.is_string(schema.current.field(field).type):
-            found.append(field)
-    return found
 
 
 def absent_columns(schema: TableSchema, described: Sequence[TableSchema]) -> tuple[str, ...]:
