@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.conversion import converted
+from subscriber.sinks.spark.conversion import converted, with_specials_converted
 from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.failures import damaged, reckoned
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.ranges import RANGE, KeyRange, packed_range, row_groups
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
@@ -155,9 +155,10 @@ def read_changes(
     """
     landing = schema.landing if columns is None else pa.schema([schema.landing.field(name) for name in columns])
     ranges = ranges if schema.keys else ()
+    names = [*dict.fromkeys([*landing.names, SPECIAL])]  # a value beside its column may move into it
     parts = []
     for file in files:
-        part = conformed(_read(storage, file, landing.names, schema if ranges else None, ranges), landing)
+        part = conformed(_read(storage, file, names, schema if ranges else None, ranges), landing)
         if "_lsn" in landing.names and "_op" in landing.names and after > 0:
             part = part.filter(pc.or_(pc.greater(part["_lsn"], after), pc.equal(part["_op"], "c")))
         if ranges:
@@ -175,7 +176,7 @@ def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
         converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
         for field in wanted
     ]
-    return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted]))
+    return with_specials_converted(pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted])), table)
 
 
 def _read(

@@ -135,6 +135,14 @@ KEPT = [
     ((700, -1), (701, -1), "0.1", "0.10000000149011612"),
     ((2950, -1), (25, -1), "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000001"),
     ((1007, -1), (1016, -1), "{1,2}", "{1,2}"),
+    # what the narrower type could not hold
+    (number(10, 2), (1700, -1), "NaN", "NaN"),
+    (number(10, 2), (25, -1), "NaN", "NaN"),
+    (number(10, 2), number(12, 3), "NaN", "NaN"),
+    ((1231, number(10, 2)[1]), (1231, -1), "{NaN,1.50}", "{NaN,1.50}"),
+    ((1114, -1), (25, -1), "infinity", "infinity"),
+    ((1082, -1), (1114, -1), "infinity", "infinity"),
+    ((1082, -1), (1114, -1), "0044-03-15 BC", "0044-03-15 00:00:00 BC"),
 ]
 
 
@@ -164,10 +172,15 @@ async def test_values_that_a_new_type_may_have_changed_are_told(
 
 @pytest.mark.parametrize(("before", "after", "old", "new"), KEPT)
 @pytest.mark.parametrize("identity", ["d", "f"])
+@pytest.mark.parametrize("rounds", [1, 2])
 async def test_values_that_a_new_type_keeps_are_found(
-    tmp_path: Path, before: Declaration, after: Declaration, old: str, new: str, identity: Literal["d", "f"]
+    tmp_path: Path, before: Declaration, after: Declaration, old: str, new: str, identity: Literal["d", "f"], rounds: int
 ) -> None:
-    sink, work = await start(tmp_path, typed(identity, before), Insert(5, row("1", old)))
+    sink, work = await start(
+        tmp_path, typed(identity, before), Insert(5, row("1", old)) if rounds == 2 else Truncate(TruncateOption(0), (5,))
+    )
+    if rounds == 1:
+        await land(sink, 250, Insert(5, row("1", old)))
     await land(sink, 300, typed(identity, after), _changed(identity, new))
     await sink.close()
     all_rounds(work)
