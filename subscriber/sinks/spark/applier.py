@@ -34,7 +34,7 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.declared import Declarations, Declared
 from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, needs_rewrite, stretches
+from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, retyped_columns, stretches
 from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.findable import Before, Findable, columns_before
 from subscriber.sinks.spark.foreign import COPY_ANEW, require_kept, require_ours
@@ -283,31 +283,34 @@ class Applier:
         dropped = dropped_columns(schema, source.schemas[-1])
         added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
+        retyped: tuple[str, ...] = ()
+        valued: set[str] = set()
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
-            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in added if field in present.names)
+            retyped = retyped_columns(present, schema)
+            # a round that was killed may have left a column that nothing has a value in yet
+            empty = {field for field in added if field in present.names and not delta.has_values(field)}
+            valued = set(present.names) - empty
+            rewrite = bool(retyped) or bool(added & valued)
             added |= delta.added | (set(schema.arrow.names) - set(present.names))
         described = list(zip(source.files, source.described, strict=True))
-        overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
+        overwrite = schema.current if replaced or retyped else None
         if overwrite is not None:
             overwrite = with_added(overwrite, added)
         work = TableWork(
             directory=delta.directory,
             schema=schema,
             base=base,
-            stretches=stretches(schema, None if replaced else present, described),
+            stretches=stretches(schema, valued, described),
             after=0 if applied is None else int(applied),
             rewrite=rewrite,
+            retyped=retyped,
             dropped=dropped,
             added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
         )
-        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
-            changes = read_changes(self._storage, source.files, schema, work.after)
-            work = replace(work, stretches=(replace(work.stretches[0], files=(self._gathered(changes),)),))
-        else:
-            changes = read_changes(self._storage, source.files, schema, work.after, plan_columns(schema))
+        work, changes = self._read_work(work, source)
         known = self._declarations.find(delta.directory, application, applied)
         before = Before(directory=delta.directory)
         if present is not None and not replaced:
@@ -325,6 +328,17 @@ class Applier:
         declared = known, Declared(source.reached, source.schemas[-1], found.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         return Work(name, application, delta, source, work, plan, overwrite, declared)
+
+    def _read_work(self, work: TableWork, source: Source) -> tuple[TableWork, pa.Table]:
+        """Read what a plan looks at; what is left to do is without stretches that are in the table already."""
+        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+            changes = read_changes(self._storage, source.files, work.schema, work.after)
+            stretch = replace(work.stretches[0], files=(self._gathered(changes),))
+            return replace(work, stretches=(stretch,) if changes.num_rows else ()), changes
+        columns = plan_columns(work.schema)
+        parts = [read_changes(self._storage, stretch.files, work.schema, work.after, columns) for stretch in work.stretches]
+        left = tuple(stretch for stretch, part in zip(work.stretches, parts, strict=True) if part.num_rows)
+        return replace(work, stretches=left), pa.concat_tables(parts or [read_changes(self._storage, (), work.schema, work.after, columns)])
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
         """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""

@@ -39,7 +39,7 @@ class Unit:
         directory: of the table, relative to the lake.
         schema: the table's now.
         base: files of the table, relative to its directory.
-        stretches: of its changes, one after the other.
+        stretches: of its changes, one after the other; each has some that are not in the table already.
         after: changes up to this LSN are in the table already.
         ranges: of the keys it is about, disjoint; empty: all.
         cleared: the table's former rows are gone, whatever the changes say.
@@ -103,12 +103,13 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
     for stretch in unit.stretches:
         schema = stretch.schema
         changes = read_changes(storage, stretch.files, schema, unit.after, ranges=unit.ranges)
-        if not changes.num_rows:
-            continue  # none is of these keys, or all of it is in the table already: it may have columns that these had not
         changes, cleared = since_truncate(changes)
         if cleared:
             rows, missing = rows.slice(0, 0), Missing()
-        rows, found = _changed(_without(rows, stretch.absent), changes, schema, unit.added)
+        rows = _without(rows, stretch.absent)  # even if none of these keys was changed meanwhile
+        if not changes.num_rows:
+            continue
+        rows, found = _changed(rows, changes, schema, unit.added)
         missing.add(found)
     return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
 
