@@ -64,8 +64,21 @@ class _Walk:
     lacking: set[str]
     doubtful: set[str]
     lost: str | None = None
+    described: TableSchema | None = None
 
     def take(self, schema: TableSchema, operations: Sequence[str]) -> None:
+        if schema is not self.described:
+            self._describe(schema)
+        lost = self._lost(schema)
+        for operation in operations:
+            if operation == "t":
+                self.rows, self.lacking, self.doubtful, self.lost = False, set(), set(), None
+                lost = None
+            elif operation in {"u", "d"}:
+                self.lost = self.lost or lost
+            self.rows = self.rows or operation in {"c", "i", "u"}
+
+    def _describe(self, schema: TableSchema) -> None:
         columns = {column.field: column for column in schema.columns}
         for name, column in columns.items() if self.rows else ():
             before = self.columns.get(name)
@@ -73,14 +86,8 @@ class _Walk:
                 self.lacking.add(name)
             elif not keeps_values(before, column, self.types.field(name).type):
                 self.doubtful.add(name)
-        self.columns = columns
+        self.described, self.columns = schema, columns
         self.doubtful &= set(columns)  # what went is NULL everywhere
-        for operation in operations:
-            if operation == "t":
-                self.rows, self.lacking, self.doubtful, self.lost = False, set(), set(), None
-            elif operation in {"u", "d"}:
-                self.lost = self.lost or self._lost(schema)
-            self.rows = self.rows or operation in {"c", "i", "u"}
 
     def _lost(self, schema: TableSchema) -> str | None:
         for key in schema.keys:
