@@ -23,6 +23,7 @@ from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, TargetError
@@ -30,11 +31,13 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, write_cut
 from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.changelog import ChangeLog
+from subscriber.sinks.spark.declared import Declarations, Declared
 from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, keys_changed, needs_rewrite, stretches
+from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, retyped_columns, stretches
 from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.fields import RENAMED
+from subscriber.sinks.spark.findable import Before, Findable, columns_before
 from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import ParquetFile
@@ -102,6 +105,8 @@ class Applier:
         self._storage = storage
         self._engine = engine
         self._settings = settings or ApplierSettings()
+        self._findable = Findable(storage)
+        self._declarations = Declarations(storage)
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self.missing = Missing()
         self._status = ApplierStatus(storage, engine.name)
@@ -284,40 +289,65 @@ class Applier:
         present = delta.schema if delta.is_there else None
         source.rename(self._storage, present.names if present is not None and not replaced else ())
         schema = evolved(None if replaced else present, source.schemas)
-        if table.until is None and (changed := keys_changed(schema, None if replaced else present, source.schemas)):
-            raise TargetError(
-                f'column "{changed[0]}" of table "{name}", by which its rows are known, has another type: old values are not known in it',
-                hint=COPY_ANEW,
-            )
         dropped = dropped_columns(schema, source.schemas[-1])
         added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
+        retyped: tuple[str, ...] = ()
+        valued: set[str] = set()
         rewrite = False
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
-            rewrite = needs_rewrite(present, schema) or any(delta.has_values(field) for field in added if field in present.names)
+            retyped = retyped_columns(present, schema)
+            # a round that was killed may have left a column that nothing has a value in yet
+            empty = {field for field in added if field in present.names and not delta.has_values(field)}
+            valued = set(present.names) - empty
+            rewrite = bool(retyped) or bool(added & valued)
             added |= delta.added | (set(schema.arrow.names) - set(present.names))
-        overwrite = schema.current if replaced or (present is not None and needs_rewrite(present, schema)) else None
+        described = list(zip(source.files, source.described, strict=True))
+        overwrite = schema.current if replaced or retyped else None
         if overwrite is not None:
             overwrite = with_added(overwrite, added)
         work = TableWork(
             directory=delta.directory,
             schema=schema,
             base=base,
-            stretches=stretches(schema, None if replaced else present, list(zip(source.files, source.described, strict=True))),
+            stretches=stretches(schema, valued, described),
             after=0 if applied is None else int(applied),
             rewrite=rewrite,
+            retyped=retyped,
             dropped=dropped,
             added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
         )
-        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
-            changes = read_changes(self._storage, source.files, schema, work.after)
-            work = replace(work, stretches=(replace(work.stretches[0], files=(self._gathered(changes),)),))
-        else:
-            changes = read_changes(self._storage, source.files, schema, work.after, plan_columns(schema))
+        work, changes = self._read_work(work, source)
+        known = self._declarations.find(delta.directory, application, applied)
+        before = Before(directory=delta.directory)
+        if present is not None and not replaced:
+            copied = source.schemas[0] if applied is None and table.generation else None
+            before = Before(
+                directory=delta.directory,
+                files=tuple(file.path for file in base if file.rows),
+                columns=columns_before(known.schema if known is not None else copied, present),
+                late=delta.added,
+                doubtful=known.doubtful if known is not None else frozenset(),
+            )
+        found = self._findable.look(before, schema, described, work.after, truncated=pc.any(pc.equal(changes["_op"], "t")).as_py() or False)
+        if found.lost is not None and table.until is None:
+            raise TargetError(found.lost, hint=COPY_ANEW)
+        declared = known, Declared(source.reached, source.schemas[-1], found.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
-        return Work(name, application, delta, source, work, plan, overwrite)
+        return Work(name, application, delta, source, work, plan, overwrite, declared)
+
+    def _read_work(self, work: TableWork, source: Source) -> tuple[TableWork, pa.Table]:
+        """Read what a plan looks at; what is left to do is without stretches that are in the table already."""
+        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+            changes = read_changes(self._storage, source.files, work.schema, work.after)
+            stretch = replace(work.stretches[0], files=(self._gathered(changes),))
+            return replace(work, stretches=(stretch,) if changes.num_rows else ()), changes
+        columns = plan_columns(work.schema)
+        parts = [read_changes(self._storage, stretch.files, work.schema, work.after, columns) for stretch in work.stretches]
+        left = tuple(stretch for stretch, part in zip(work.stretches, parts, strict=True) if part.num_rows)
+        return replace(work, stretches=left), pa.concat_tables(parts or [read_changes(self._storage, (), work.schema, work.after, columns)])
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
         """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""
@@ -366,6 +396,7 @@ class Applier:
                 work.delta.add_columns(work.task.schema.current)
             if work.overwrite is None:
                 work.delta.mark_added(work.task.added)
+            self._declarations.keep(work.delta.directory, work.application, *work.declared)
         for work, done in zip(works, self._engine.apply(works), strict=True):
             known = self._files.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
             for file in done.files:

@@ -2,10 +2,14 @@
 
 What becomes text is PostgreSQL's text of it, as in a session of ours (see ``values.py``), and in UTC: casts of Arrow write some of it in
 another way, or not at all.
+
+A value that its column could not hold lies as text in ``_special``. What the new type can hold moves into the column, so that it is equal
+to one that comes later.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
@@ -17,7 +21,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["converted"]
+from subscriber.sinks.spark.schema import SPECIAL
+from subscriber.sinks.spark.values import cast_text
+
+__all__ = ["converted", "with_specials_converted"]
 
 _PLAIN_ELEMENT: Final = re.compile(r'[^{}",\\\s]+')
 
@@ -35,6 +42,47 @@ def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     if column.type == type_:
         return column
     return pa.chunked_array([_array(chunk, type_) for chunk in column.chunks], type_)
+
+
+def with_specials_converted(after: pa.Table, before: pa.Table) -> pa.Table:
+    """Rows whose columns were converted, with what lay in ``_special`` in the columns that can hold it now.
+
+    Args:
+        after: the rows; may lack ``_special``.
+        before: the same as they were.
+    """
+    special = before[SPECIAL] if SPECIAL in before.schema.names else None
+    if special is None or special.null_count == len(special):
+        return after
+    retyped = [field for field in after.schema if field.name in before.schema.names and before.schema.field(field.name).type != field.type]
+    if not retyped:
+        return after
+    held: list[dict[str, str]] = [{} if text is None else json.loads(text) for text in special.to_pylist()]
+    for field in retyped:
+        rows = [row for row, values in enumerate(held) if field.name in values]
+        if not rows:
+            continue
+        is_date = pa.types.is_date(before.schema.field(field.name).type) and pa.types.is_timestamp(field.type)
+        texts = [held[row].pop(field.name) for row in rows]
+        found, refused = cast_text(pa.array(map(_at_midnight, texts) if is_date else texts, pa.string()), field.type)
+        for place, text in refused.items():
+            held[rows[place]][field.name] = text
+        indices = list(range(after.num_rows))
+        for place, row in enumerate(rows):
+            indices[row] = after.num_rows + place
+        column = pa.chunked_array([*after[field.name].chunks, found], field.type).take(pa.array(indices, pa.int64()))
+        after = after.set_column(after.schema.get_field_index(field.name), field, column)
+    position = after.schema.get_field_index(SPECIAL)
+    if position < 0:
+        return after
+    left = pa.array([json.dumps(values, sort_keys=True) if values else None for values in held], pa.string())
+    return after.set_column(position, after.schema.field(position), left)
+
+
+def _at_midnight(text: str) -> str:
+    """A date that Arrow has not, as PostgreSQL's timestamp."""
+    date, *era = text.split(" ")
+    return text if "infinity" in text else " ".join([date, "00:00:00", *era])
 
 
 def _array(array: pa.Array, type_: pa.DataType) -> pa.Array:

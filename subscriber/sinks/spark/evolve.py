@@ -10,15 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from subscriber.sinks.spark.schema import SPECIAL, LakeColumn, TableSchema
-from subscriber.sinks.spark.types import type_name, widened
+from subscriber.sinks.spark.types import widened
 
-__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved", "keys_changed", "needs_rewrite", "stretches"]
+__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved", "needs_rewrite", "retyped_columns", "stretches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,13 @@ def evolved(present: pa.Schema | None, described: Sequence[TableSchema]) -> Tabl
 
 def needs_rewrite(present: pa.Schema, schema: TableSchema) -> bool:
     """Whether a column's type is another than in the files there are."""
-    return any(schema.current.field(field.name).type != field.type for field in present if schema.current.get_field_index(field.name) >= 0)
+    return bool(retyped_columns(present, schema))
+
+
+def retyped_columns(present: pa.Schema, schema: TableSchema) -> tuple[str, ...]:
+    """Columns of another type than in the files there are."""
+    there = set(schema.current.names)
+    return tuple(field.name for field in present if field.name in there and schema.current.field(field.name).type != field.type)
 
 
 def dropped_columns(schema: TableSchema, described: TableSchema) -> tuple[str, ...]:
@@ -67,36 +73,21 @@ def dropped_columns(schema: TableSchema, described: TableSchema) -> tuple[str, .
     return tuple(column.field for column in schema.columns if column.field not in there)
 
 
-def keys_changed(schema: TableSchema, present: pa.Schema | None, described: Sequence[TableSchema]) -> list[str]:
-    """Fields of the replica identity by whose values old rows are not found any more: text for want of a type that has both.
-
-    What ALTER TABLE made of them at the publisher, as of a timestamp in the time zone of some session, nobody has told.
-    """
-    found: list[str] = []
-    for field in schema.keys:
-        types = [present.field(field).type] if present is not None and field in present.names else []
-        types += [column.type for one in described for column in one.columns if column.field == field]
-        apart = {type_name(type_) for type_ in types if not pa.types.is_string(type_)}
-        if len(apart) > 1 and pa.types.is_string(schema.current.field(field).type):
-            found.append(field)
-    return found
-
-
 def absent_columns(schema: TableSchema, described: Sequence[TableSchema]) -> tuple[str, ...]:
     """Fields of the table that the publisher had not at some time, even if it has them again."""
     return tuple(column.field for column in schema.columns if not all(column.field in one.arrow.names for one in described))
 
 
-def stretches(schema: TableSchema, present: pa.Schema | None, files: Sequence[tuple[str, TableSchema]]) -> tuple[Stretch, ...]:
+def stretches(schema: TableSchema, valued: Collection[str], files: Sequence[tuple[str, TableSchema]]) -> tuple[Stretch, ...]:
     """Divide changes where what was before cannot be folded with what comes then.
 
     Args:
         schema: the table's columns from now on.
-        present: of its Delta table; None if there is none.
+        valued: columns of its Delta table, if there is one, in which rows may have values.
         files: with what each was described with, in order.
     """
     found: list[tuple[list[str], list[TableSchema]]] = []
-    known = set(present.names if present is not None else ())
+    known = set(valued)
     before: set[str] = set()
     for file, described in files:
         fields = set(described.arrow.names)

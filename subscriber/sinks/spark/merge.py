@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.conversion import converted
+from subscriber.sinks.spark.conversion import converted, with_specials_converted
 from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.failures import damaged, reckoned
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.ranges import RANGE, KeyRange, packed_range, row_groups
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
 from subscriber.sinks.spark.storage import Storage
@@ -39,7 +39,7 @@ class Unit:
         directory: of the table, relative to the lake.
         schema: the table's now.
         base: files of the table, relative to its directory.
-        stretches: of its changes, one after the other.
+        stretches: of its changes, one after the other; each has some that are not in the table already.
         after: changes up to this LSN are in the table already.
         ranges: of the keys it is about, disjoint; empty: all.
         cleared: the table's former rows are gone, whatever the changes say.
@@ -103,12 +103,13 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
     for stretch in unit.stretches:
         schema = stretch.schema
         changes = read_changes(storage, stretch.files, schema, unit.after, ranges=unit.ranges)
-        if not changes.num_rows:
-            continue  # none is of these keys, or all of it is in the table already: it may have columns that these had not
         changes, cleared = since_truncate(changes)
         if cleared:
             rows, missing = rows.slice(0, 0), Missing()
-        rows, found = _changed(_without(rows, stretch.absent), changes, schema, unit.added)
+        rows = _without(rows, stretch.absent)  # even if none of these keys was changed meanwhile
+        if not changes.num_rows:
+            continue
+        rows, found = _changed(rows, changes, schema, unit.added)
         missing.add(found)
     return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
 
@@ -155,9 +156,10 @@ def read_changes(
     """
     landing = schema.landing if columns is None else pa.schema([schema.landing.field(name) for name in columns])
     ranges = ranges if schema.keys else ()
+    names = [*dict.fromkeys([*landing.names, SPECIAL])]  # a value beside its column may move into it
     parts = []
     for file in files:
-        part = conformed(_read(storage, file, landing.names, schema if ranges else None, ranges), landing)
+        part = conformed(_read(storage, file, names, schema if ranges else None, ranges), landing)
         if "_lsn" in landing.names and "_op" in landing.names and after > 0:
             part = part.filter(pc.or_(pc.greater(part["_lsn"], after), pc.equal(part["_op"], "c")))
         if ranges:
@@ -175,7 +177,7 @@ def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
         converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
         for field in wanted
     ]
-    return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted]))
+    return with_specials_converted(pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in wanted])), table)
 
 
 def _read(

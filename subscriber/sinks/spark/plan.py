@@ -8,8 +8,9 @@ touched, not to the table: changes of recent keys touch the last files, whatever
 * A cluster that has become small is merged with its neighbour when it is touched.
 * A row that moved from another key without bringing its TOASTed values needs the row it was: the clusters of both keys are one unit. So
   are they, within reason, for other rows that moved: an UPDATE whose old row is not there is passed over.
-* Where changes have several stretches (see ``evolve.py``), the key has no order, or files of somebody else's have no range, the whole
-  table is one unit.
+* Where all files are made anew, as after ALTER TABLE, that is one unit a cluster, too.
+* Where the stretches of changes (see ``evolve.py``) do not all know rows by the same first key column, or its type is another now, the key
+  has no order, or files of somebody else's have no range, the whole table is one unit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ class BaseFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """What is to be done to one table; see :class:`subscriber.sinks.spark.merge.Unit` for the names."""
+    """What is to be done to one table; see :class:`subscriber.sinks.spark.merge.Unit` for the other names.
+
+    Attributes:
+        rewrite: whether all its files are made anew.
+        retyped: columns that are of another type in these files.
+    """
 
     directory: str
     schema: TableSchema
@@ -59,6 +65,7 @@ class TableWork:
     stretches: tuple[Stretch, ...]
     after: int
     rewrite: bool = False
+    retyped: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     target_rows: int = 250_000
@@ -95,23 +102,20 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
 
     Args:
         work: what there is.
-        changes: all changes, in order, with the columns of :func:`plan_columns`.
+        changes: those of all stretches, in order, with the columns of :func:`plan_columns`.
     """
     changes, cleared = since_truncate(changes)
     base = () if cleared else work.base
     gone = tuple(file.path for file in work.base)
     schema = work.schema
-    if len(work.stretches) > 1:
-        return Plan((_unit(work, base, (), cleared=cleared),), gone, cleared)
-    if not schema.keys:
+    if not schema.keys and len(work.stretches) <= 1:
         return _without_key(work, base, cleared=cleared)
-    key_type = schema.current.field(schema.keys[0]).type
-    if not is_orderable(key_type) or any(file.range is None for file in base) or work.rewrite:
+    if not _is_divisible(work) or any(file.range is None for file in base):
         return Plan((_unit(work, base, (), cleared=cleared),), gone, cleared)
     keys = changes[schema.keys[0]]
     clusters = _clusters(base) if base else _quantiles(keys, work.target_rows)
     _count(clusters, keys)
-    groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows)
+    groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows, everything=work.rewrite)
     lows = [cluster.low for cluster in clusters]
     units: list[Unit] = []
     removed: list[str] = []
@@ -123,6 +127,14 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         units.append(_unit(work, files, ranges, cleared=cleared))
         removed += [file.path for file in files]
     return Plan(tuple(units), tuple(removed) if base else gone, cleared)
+
+
+def _is_divisible(work: TableWork) -> bool:
+    """Whether ranges of the first key column divide the table and all its changes."""
+    firsts = {work.schema.keys[:1], *(stretch.schema.keys[:1] for stretch in work.stretches)}
+    if len(firsts) > 1 or not work.schema.keys or work.schema.keys[0] in work.retyped:
+        return False
+    return is_orderable(work.schema.current.field(work.schema.keys[0]).type)
 
 
 def _unit(work: TableWork, base: Sequence[BaseFile], ranges: Sequence[KeyRange], *, cleared: bool) -> Unit:
@@ -188,8 +200,10 @@ def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArra
     return sorted(found)
 
 
-def _grouped(clusters: Sequence[_Cluster], links: Sequence[tuple[int, int, bool]], target: int) -> list[list[int]]:
-    """Numbers of the clusters that are touched, in groups that are one unit each."""
+def _grouped(
+    clusters: Sequence[_Cluster], links: Sequence[tuple[int, int, bool]], target: int, *, everything: bool = False
+) -> list[list[int]]:
+    """Numbers of the clusters that are touched, or all, in groups that are one unit each."""
     owner = list(range(len(clusters)))
     sizes = [cluster.rows + cluster.changes for cluster in clusters]
     together = list(sizes)
@@ -212,7 +226,7 @@ def _grouped(clusters: Sequence[_Cluster], links: Sequence[tuple[int, int, bool]
     for one, other, _ in links:
         join(one, other, target * _FAR)
     for number, cluster in enumerate(clusters):
-        if not cluster.changes or sizes[number] >= target // _SMALL:
+        if not (cluster.changes or everything) or sizes[number] >= target // _SMALL:
             continue
         near = [neighbour for neighbour in (number - 1, number + 1) if 0 <= neighbour < len(clusters)]
         fitting = [neighbour for neighbour in near if sizes[neighbour] + sizes[number] <= target]
@@ -221,7 +235,7 @@ def _grouped(clusters: Sequence[_Cluster], links: Sequence[tuple[int, int, bool]
     groups: dict[int, list[int]] = {}
     for number in range(len(clusters)):
         groups.setdefault(root(number), []).append(number)
-    return [group for group in groups.values() if any(clusters[number].changes for number in group)]
+    return [group for group in groups.values() if everything or any(clusters[number].changes for number in group)]
 
 
 def _quantiles(keys: pa.ChunkedArray, target: int) -> list[_Cluster]:

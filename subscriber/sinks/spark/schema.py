@@ -62,12 +62,14 @@ class LakeColumn:
         field: the lake's: another one only where Delta would not have PostgreSQL's, or had it for another column.
         type: Arrow's.
         key: of the replica identity.
+        declared: PostgreSQL's type, its oid and modifier; None: not known, as in manifests of before it was kept.
     """
 
     name: str
     field: str
     type: pa.DataType
     key: bool
+    declared: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,13 @@ class TableSchema:
         """As the stream describes it."""
         fields = lake_names(column.name for column in relation.columns)
         columns = tuple(
-            LakeColumn(column.name, field, arrow_type(column.type_oid, column.type_modifier), column.key)
+            LakeColumn(
+                column.name,
+                field,
+                arrow_type(column.type_oid, column.type_modifier),
+                column.key,
+                (column.type_oid, column.type_modifier),
+            )
             for column, field in zip(relation.columns, fields, strict=True)
         )
         return cls(TableName(relation.namespace, relation.name), relation.replica_identity, columns)
@@ -100,7 +108,7 @@ class TableSchema:
         modifiers = table.column_modifiers or (-1,) * len(table.columns)
         fields = lake_names(table.columns)
         columns = tuple(
-            LakeColumn(name, field, arrow_type(oid, modifier), name in table.key_columns)
+            LakeColumn(name, field, arrow_type(oid, modifier), name in table.key_columns, (oid, modifier))
             for name, field, oid, modifier in zip(table.columns, fields, table.column_types, modifiers, strict=True)
         )
         return cls(table.name, table.replica_identity, columns)
@@ -135,7 +143,7 @@ class TableSchema:
         return {
             "table": [self.table.namespace, self.table.name],
             "identity": self.identity,
-            "columns": [[column.name, column.field, type_name(column.type), column.key] for column in self.columns],
+            "columns": [[column.name, column.field, type_name(column.type), column.key, column.declared] for column in self.columns],
         }
 
     @classmethod
@@ -145,7 +153,10 @@ class TableSchema:
         Raises:
             ValueError, KeyError, TypeError: it is no schema.
         """
-        columns = tuple(LakeColumn(name, field, parse_type(type_), bool(key)) for name, field, type_, key in data["columns"])
+        columns = tuple(
+            LakeColumn(name, field, parse_type(type_), bool(key), tuple(declared[0]) if declared and declared[0] else None)
+            for name, field, type_, key, *declared in data["columns"]
+        )
         return cls(TableName(*data["table"]), data["identity"], columns)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from subscriber.abc import TableName
+from subscriber.sinks.spark.declared import Declared
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.missing import Missing
@@ -29,6 +30,7 @@ class Work:
         task: what is to be done.
         plan: the same, in units.
         overwrite: its columns from now on, if all its files are replaced.
+        declared: how the publisher has declared them, before the commit and after it.
     """
 
     name: TableName
@@ -38,6 +40,7 @@ class Work:
     task: TableWork
     plan: Plan
     overwrite: pa.Schema | None
+    declared: tuple[Declared | None, Declared]
 
     def commit(self, files: Sequence[NewFile]) -> None:
         """Let the units' files be the table's.

@@ -31,6 +31,7 @@ class _Table:
         self.rows: list[Values] = []
         self.unknown: list[set[str]] = []
         self.numbers = 0
+        self.types = {"code": 25}
 
     def alter(self) -> Relation:
         r = self.random
@@ -48,6 +49,10 @@ class _Table:
                 unknown.discard(name)
                 if default is not None:
                     unknown.add(name)
+        elif kind < 0.8:
+            # of these casts values stay what they are
+            name = r.choice(self.columns)
+            self.types[name] = {23: 20, 20: 25, 25: 1043}.get(self.types.get(name, 23), 25)
         elif present:
             name = r.choice(present)
             self.columns.remove(name)
@@ -56,9 +61,8 @@ class _Table:
         return self.relation()
 
     def relation(self) -> Relation:
-        types = {"id": 23, "code": 25}
         return Relation(
-            5, "public", "t", self.identity, tuple(Column(name, types.get(name, 23), -1, self._is_key(name)) for name in self.columns)
+            5, "public", "t", self.identity, tuple(Column(name, self.types.get(name, 23), -1, self._is_key(name)) for name in self.columns)
         )
 
     def _is_key(self, name: str) -> bool:

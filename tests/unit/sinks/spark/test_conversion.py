@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from subscriber.sinks.spark.conversion import converted
+from subscriber.sinks.spark.merge import conformed
 from subscriber.sinks.spark.types import widened
 
 _TEXT = pa.string()
@@ -93,3 +94,24 @@ def test_every_type_becomes_what_holds_it_and_another(one: pa.DataType, other: p
     wide = widened(one, other)
     assert widened(other, one) == wide
     assert converted(column, wide).type == wide
+
+
+def test_what_lay_beside_a_column_moves_into_it_where_its_new_type_holds_it() -> None:
+    before = pa.table(
+        {
+            "n": pa.array([None, Decimal("1.50"), None, None], pa.decimal128(5, 2)),
+            "day": pa.array([None, date(2024, 1, 2), None, None], pa.date32()),
+            "other": pa.array([None, None, None, None], pa.date32()),
+            "_special": pa.array(
+                ['{"day": "infinity", "n": "NaN"}', None, '{"n": "Infinity", "other": "infinity"}', '{"day": "0044-03-15 BC"}']
+            ),
+        }
+    )
+    wanted = pa.schema([("n", _TEXT), ("day", pa.timestamp("us")), ("other", pa.date32()), ("_special", _TEXT)])
+    after = conformed(before, wanted)
+    assert after.schema.types == wanted.types
+    assert after["n"].to_pylist() == ["NaN", "1.50", "Infinity", None]
+    assert after["day"].cast(_TEXT).to_pylist() == [None, "2024-01-02 00:00:00.000000", None, None]
+    assert after["_special"].to_pylist() == ['{"day": "infinity"}', None, '{"other": "infinity"}', '{"day": "0044-03-15 00:00:00 BC"}']
+    # and where nobody asks what lies beside
+    assert conformed(before, pa.schema([("n", _TEXT)])).to_pydict() == {"n": ["NaN", "1.50", "Infinity", None]}

@@ -1,0 +1,94 @@
+"""How the columns of a table were declared at the publisher, by the last of the changes that the table has: kept beside its files.
+
+ALTER TABLE casts values at the publisher, and only what a column was before says whether those in the lake are still the same (see
+``retyped.py``). Where that is not known, the column is in doubt from then on: it may become a replica identity much later.
+
+The document is written before the commit that makes it true, with what was true before that: which of the two holds is the table's to say,
+by the LSN that it is at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.storage import Storage
+
+__all__ = ["Declarations", "Declared"]
+
+_NAME: Final = "_declared.json"
+"""Readers, and those who clean up behind Delta, pass over names that begin so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A table's columns once it is at an LSN; ``doubtful``: those in which rows may have other values than the publisher's."""
+
+    lsn: Lsn
+    schema: TableSchema
+    doubtful: frozenset[str] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        """For the document."""
+        return {"lsn": str(self.lsn), "schema": self.schema.to_json(), "doubtful": sorted(self.doubtful)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Declared:
+        """Read it back."""
+        return cls(Lsn.parse(data["lsn"]), TableSchema.from_json(data["schema"]), frozenset(data["doubtful"]))
+
+
+@dataclass(slots=True)
+class Declarations:
+    """Those of a lake's tables, for their one applier.
+
+    Attributes:
+        storage: the lake's.
+        known: by a table's directory: in whose name it is committed, and what its document holds.
+    """
+
+    storage: Storage
+    known: dict[str, tuple[str, tuple[Declared, ...]]] = field(default_factory=dict)
+
+    def find(self, directory: str, application: str, applied: Lsn | None) -> Declared | None:
+        """What holds for a table that is at an LSN; None: it is not known.
+
+        Raises:
+            TargetError: the document is damaged.
+        """
+        if directory not in self.known:
+            self.known[directory] = self._read(f"{directory}/{_NAME}")
+        owner, documents = self.known[directory]
+        if owner != application or applied is None:
+            return None
+        return next((one for one in reversed(documents) if one.lsn <= applied), None)
+
+    def _read(self, name: str) -> tuple[str, tuple[Declared, ...]]:
+        document = read_document(self.storage, name)
+        if document is None:
+            return "", ()
+        try:
+            return document["application"], tuple(map(Declared.from_json, document["declared"]))
+        except (ValueError, KeyError, TypeError):
+            raise TargetError(
+                f"{self.storage.what(name)} is damaged", hint="remove it: types that change in the next round are not noticed then"
+            ) from None
+
+    def keep(self, directory: str, application: str, before: Declared | None, now: Declared) -> None:
+        """Note what holds once the table is at an LSN, before it is; ``before``: what :meth:`find` gave.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        same = before is not None and (before.schema, before.doubtful) == (now.schema, now.doubtful)
+        documents = tuple(one for one in (before, None if same else now) if one is not None)
+        if self.known.get(directory) == (application, documents):
+            return
+        self.known.pop(directory, None)
+        document = {"application": application, "declared": [one.to_json() for one in documents]}
+        write_document(self.storage, f"{directory}/{_NAME}", document)
+        self.known[directory] = application, documents

@@ -1,0 +1,140 @@
+"""How much of a table one unit of work has in memory, where ALTER TABLE comes amid its changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.merge import Unit, UnitResult
+from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.sink import SparkSink
+from tests.unit.sinks.spark.stream import begun, make, row
+from tests.unit.sinks.spark.test_applier import all_rounds, storage
+from tests.unit.sinks.spark.test_rounds import Identity, land, relation, rows
+
+FILES = 10
+ROWS = 100
+
+
+class Recording(LocalEngine):
+    """Remembers the units of the last round."""
+
+    units: Sequence[Unit] = ()
+
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        self.units = units
+        return super().run(units)
+
+
+def columns(identity: Identity, *extra: tuple[str, int], note: int = 23) -> Relation:
+    full = identity == "f"
+    return relation(identity, ("id", 23, True), ("note", note, full), *((name, oid, full) for name, oid in extra))
+
+
+def applying(path: Path) -> tuple[Applier, Recording]:
+    engine = Recording(storage(path))
+    return Applier(storage(path), engine, ApplierSettings(target_rows=ROWS // FILES)), engine
+
+
+async def filled(path: Path, described: Relation, *values: str) -> SparkSink:
+    sink = await begun(make(path))
+    await land(sink, 200, described, *(Insert(5, row(str(number), "7", *values)) for number in range(ROWS)))
+    work, engine = applying(path)
+    all_rounds(work)
+    assert len(engine.units) == FILES
+    return sink
+
+
+PLAIN = columns("d")
+EXTRA = columns("d", ("extra", 23))
+MARKED = Update(5, None, None, row("55", "8"))
+
+
+@pytest.mark.parametrize(
+    ("before", "values", "messages"),
+    [
+        (PLAIN, (), [columns("d", note=25), MARKED]),
+        (EXTRA, ("1",), [PLAIN, MARKED]),
+        (EXTRA, ("1",), [PLAIN, MARKED, EXTRA, Insert(5, row("1000", "7", "2"))]),
+        (columns("f", ("extra", 23)), ("1",), [columns("f"), Update(5, None, row("55", "7"), row("55", "8"))]),
+        (
+            PLAIN,
+            (),
+            [columns("d", note=20), MARKED, columns("f", note=20), Delete(5, None, row("5", "7")), Delete(5, None, row("55", "8"))],
+        ),
+    ],
+    ids=["type", "drop", "drop and add", "full", "type and identity"],
+)
+async def test_where_all_files_are_made_anew_a_unit_has_one_of_them(
+    tmp_path: Path, before: Relation, values: tuple[str, ...], messages: list[Message]
+) -> None:
+    sink = await filled(tmp_path, before, *values)
+    await land(sink, 300, *messages)
+    await sink.close()
+    work, engine = applying(tmp_path)
+    all_rounds(work)
+    assert len(engine.units) == FILES
+    assert {len(unit.base) for unit in engine.units} == {1}
+    found = {one[0]: one[1:] for one in rows(tmp_path, ("id", "note", *(column.name for column in before.columns[2:])))}
+    gone = {5, 55} if any(isinstance(message, Delete) for message in messages) else set()
+    assert set(found) - {1000} == set(range(ROWS)) - gone
+    extra = (None,) if values else ()
+    kind = str if any(isinstance(message, Relation) and message.columns[1].type_oid == 25 for message in messages) else int
+    assert {found[number] for number in range(ROWS) if number not in {5, 55}} == {(kind(7), *extra)}
+    if not gone:
+        assert found[55] == (kind(8), *extra)
+    assert work.missing == Missing()
+
+
+async def test_where_the_identity_changes_only_files_that_are_touched_are_read(tmp_path: Path) -> None:
+    sink = await filled(tmp_path, PLAIN)
+    await land(sink, 300, PLAIN, MARKED, columns("f"), Delete(5, None, row("55", "8")), Delete(5, None, row("95", "7")))
+    await sink.close()
+    work, engine = applying(tmp_path)
+    all_rounds(work)
+    assert [len(unit.base) for unit in engine.units] == [1, 1]
+    assert {one[0] for one in rows(tmp_path)} == set(range(ROWS)) - {55, 95}
+    assert work.missing == Missing()
+
+
+async def test_a_new_column_that_a_killed_round_left_divides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = await filled(tmp_path, PLAIN)
+    await land(sink, 300, PLAIN, MARKED, EXTRA, Update(5, None, None, row("56", "8", "9")))
+    await sink.close()
+    work, _ = applying(tmp_path)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeDelta, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work.run_round()
+    work, engine = applying(tmp_path)
+    all_rounds(work)
+    assert [(len(unit.base), len(unit.stretches)) for unit in engine.units] == [(1, 1)]
+    assert set(rows(tmp_path, ("id", "note", "extra"))) >= {(54, 7, None), (55, 8, None), (56, 8, 9)}
+
+
+WIDER = relation("d", ("id", 20, True), ("note", 23, False))
+ANOTHER = relation("i", ("id", 23, False), ("note", 23, True))
+
+
+@pytest.mark.parametrize(
+    "messages", [[WIDER, MARKED], [PLAIN, Insert(5, row("1000", "1000")), ANOTHER, Delete(5, row(None, "1000"), None)]]
+)
+async def test_a_table_that_the_first_key_column_cannot_divide_is_one_unit(tmp_path: Path, messages: list[Message]) -> None:
+    sink = await filled(tmp_path, PLAIN)
+    await land(sink, 300, *messages)
+    await sink.close()
+    work, engine = applying(tmp_path)
+    all_rounds(work)
+    assert [len(unit.base) for unit in engine.units] == [FILES]
+    assert {one[0] for one in rows(tmp_path)} == set(range(ROWS))
+    assert work.missing == Missing()
