@@ -18,11 +18,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-from uuid import uuid4
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.abc import TableName, TableState
@@ -39,14 +37,13 @@ from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.fields import RENAMED
 from subscriber.sinks.spark.findable import Before, Findable, columns_before
 from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
+from subscriber.sinks.spark.gathered import read_work
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.landing import ParquetFile
 from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import Manifest, ManifestsRead, check_files, read_manifests
-from subscriber.sinks.spark.merge import read_changes
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_columns, plan_table
+from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_table
 from subscriber.sinks.spark.ranges import read_range
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import Storage
@@ -60,8 +57,6 @@ _log = logging.getLogger(__name__)
 
 _ROUND: Final = RENAMED
 """Files of the round that is under way."""
-_FEW_FILES: Final = 4
-_GATHERED_BYTES: Final = 64 * 1024**2
 _FORGET_EVERY: Final = 100
 _FIRST_SWEEP_SECONDS: Final = 60.0
 """After its beginning: programs that are started again and again sweep, too."""
@@ -319,7 +314,7 @@ class Applier:
             added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
         )
-        work, changes = self._read_work(work, source)
+        work, changes = read_work(self._storage, work, source, _ROUND)
         known = self._declarations.find(delta.directory, application, applied)
         before = Before(directory=delta.directory)
         if present is not None and not replaced:
@@ -338,17 +333,6 @@ class Applier:
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         return Work(name, application, delta, source, work, plan, overwrite, declared)
 
-    def _read_work(self, work: TableWork, source: Source) -> tuple[TableWork, pa.Table]:
-        """Read what a plan looks at; what is left to do is without stretches that are in the table already."""
-        if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
-            changes = read_changes(self._storage, source.files, work.schema, work.after)
-            stretch = replace(work.stretches[0], files=(self._gathered(changes),))
-            return replace(work, stretches=(stretch,) if changes.num_rows else ()), changes
-        columns = plan_columns(work.schema)
-        parts = [read_changes(self._storage, stretch.files, work.schema, work.after, columns) for stretch in work.stretches]
-        left = tuple(stretch for stretch, part in zip(work.stretches, parts, strict=True) if part.num_rows)
-        return replace(work, stretches=left), pa.concat_tables(parts or [read_changes(self._storage, (), work.schema, work.after, columns)])
-
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
         """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""
         copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
@@ -363,19 +347,6 @@ class Applier:
         self._copied[delta.directory] = copied_version(self._storage, delta, application)
         self._require_ours_since(lake, table, delta, self._copied[delta.directory])
         return True
-
-    def _gathered(self, changes: pa.Table) -> str:
-        """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
-        self._storage.make_directory(_ROUND)
-        file = ParquetFile(self._storage, f"{_ROUND}/{uuid4().hex}.parquet", changes.schema)
-        try:
-            for batch in changes.to_batches():
-                file.write(batch)
-            file.commit()
-        except BaseException:
-            file.discard()
-            raise
-        return file.pending.name
 
     def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
         known = self._files.get((delta.directory, key), {})
