@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import subscriber
 from subscriber.cli import alter, check, create, decode, demo, drop, run, spark_apply, status, tail
+from subscriber.cli.collector import settle_collector
 from subscriber.errors import SubscriberError
 
 __all__ = ["main"]
@@ -31,6 +32,9 @@ async def _execute(args: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the entry point of ``subscriber``.
 
+    Args:
+        arguments: those of the process if None, which then is ours.
+
     Returns:
         The exit status.
     """
@@ -48,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     # ours alone: what drivers say of their calls shows the parameters (rows, a connection string with its password)
     logging.getLogger(subscriber.__name__).setLevel(level)
+    if arguments is None:
+        settle_collector()
     try:
         ended: int = asyncio.run(_execute(args))
     except asyncio.CancelledError:

@@ -26,7 +26,7 @@ __all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "attempt", "worst"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.1
 _FIRST_RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
 

@@ -53,7 +53,7 @@ COPY_DOCUMENT: Final = "copy.json"
 
 _ROWS: Final = 50_000
 """Rows of a row group."""
-_LOOK_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.1
 """How often it is looked which parts are done."""
 _PATIENCE_SECONDS: Final = 30.0
 """After so long without a part somebody should be told."""
