@@ -220,7 +220,7 @@ def test_terminated_while_a_lock_in_the_target_holds_up_the_apply(pair: Pair) ->
         pair.publisher.execute("INSERT INTO t VALUES (2000, 'applied')")
         pair.target.wait("SELECT v FROM t WHERE id = 2000", "applied")
         with locked(pair.target, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"):
-            pair.publisher.execute("UPDATE t SET v = 'held up'")
+            pair.publisher.execute("UPDATE t SET v = 'held up' WHERE id = 1")  # small, so that its COMMIT has come once it is at work
             pair.blocked()
             program.send(signal.SIGTERM)
             done = program.ended()
@@ -239,7 +239,7 @@ def test_a_second_signal_ends_it_at_once(pair: Pair) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         with locked(pair.target, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"):
-            pair.publisher.execute("UPDATE t SET v = 'held up'")
+            pair.publisher.execute("UPDATE t SET v = 'held up' WHERE id = 1")  # small, so that its COMMIT has come once it is at work
             pair.blocked()
             program.send(signal.SIGTERM)
             # the first one was taken: its handler is gone

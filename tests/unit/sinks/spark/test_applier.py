@@ -372,6 +372,10 @@ async def test_confirm_applied_reports_what_the_applier_published(tmp_path: Path
 
 
 async def test_what_the_applier_publishes_and_removes_meanwhile_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(_: object) -> None:
+        """Who looks five times a second would look in between."""
+
+    monkeypatch.setattr(landing_stream_module.LandingStream, "_watch_applied", nobody)
     sink = await begun(make(tmp_path, "?batch_delay=1h&confirm=applied"))
     work = applier(tmp_path)
 
