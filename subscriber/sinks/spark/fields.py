@@ -12,13 +12,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.failures import damaged
-from subscriber.sinks.spark.landing import ParquetFile
+from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name
 from subscriber.sinks.spark.storage import Storage
 
@@ -91,15 +90,8 @@ def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
     """
     storage.make_directory(RENAMED)
     with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:
-        file = ParquetFile(storage, f"{RENAMED}/{uuid4().hex}.parquet", _renamed_schema(source.schema_arrow, names))
+        batches = (renamed_rows(rows, names) for rows in source.iter_batches())
         try:
-            try:
-                for rows in source.iter_batches():
-                    file.write(renamed_rows(rows, names))
-            except pa.ArrowInvalid as error:
-                raise damaged(storage.what(path)) from error
-            file.commit()
-        except BaseException:
-            file.discard()
-            raise
-    return file.pending.name
+            return write_file(storage, RENAMED, _renamed_schema(source.schema_arrow, names), batches)
+        except pa.ArrowInvalid as error:
+            raise damaged(storage.what(path)) from error

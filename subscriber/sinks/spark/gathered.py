@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa
 
-from subscriber.sinks.spark.landing import ParquetFile
+from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.merge import read_changes
 from subscriber.sinks.spark.plan import TableWork, plan_columns
 from subscriber.sinks.spark.storage import Storage
@@ -48,12 +47,4 @@ def read_work(storage: Storage, work: TableWork, source: Source, directory: str)
 def _gathered(storage: Storage, changes: pa.Table, directory: str) -> str:
     """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
     storage.make_directory(directory)
-    file = ParquetFile(storage, f"{directory}/{uuid4().hex}.parquet", changes.schema)
-    try:
-        for batch in changes.to_batches():
-            file.write(batch)
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
-    return file.pending.name
+    return write_file(storage, directory, changes.schema, changes.to_batches())

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +28,7 @@ from subscriber.sinks.spark.rows import RowBuffer
 from subscriber.sinks.spark.schema import TableSchema
 from subscriber.sinks.spark.storage import TEMPORARY, PendingFile, Storage
 
-__all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end"]
+__all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
 """Names of a batch's files. A table's copy lies in the same directory, and is none of this."""
@@ -66,6 +68,23 @@ class ParquetFile:
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()  # left open, it would write its end into a closed file when it is collected
         self.pending.discard()
+
+
+def write_file(storage: Storage, directory: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+    """Write rows as a file of a directory that is there; return its path, which is new.
+
+    Raises:
+        TargetError: no room.
+    """
+    file = ParquetFile(storage, f"{directory}/{uuid4().hex}.parquet", schema)
+    try:
+        for batch in batches:
+            file.write(batch)
+        file.commit()
+    except BaseException:
+        file.discard()
+        raise
+    return file.pending.name
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +22,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.keys import is_orderable
-from subscriber.sinks.spark.landing import ParquetFile
+from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
@@ -162,16 +161,9 @@ class MergeEngine:
         return (self._frame(session, rows), flag) if rows.num_rows else None
 
     def _frame(self, session: SparkSession, rows: pa.Table) -> DataFrame:
-        file = ParquetFile(self._storage, f"{self._directory}/{uuid4().hex}.parquet", rows.schema)
-        try:
-            for batch in rows.to_batches():
-                file.write(batch)
-            file.commit()
-        except BaseException:
-            file.discard()
-            raise
+        path = write_file(self._storage, self._directory, rows.schema, rows.to_batches())
         root = str(self._storage.root) if self._storage.root is not None else self._storage.place.rstrip("/")
-        return session.read.parquet(f"{root}/{file.pending.name}")
+        return session.read.parquet(f"{root}/{path}")
 
 
 def _is_merged(work: Work) -> bool:
