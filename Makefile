@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TARGET ?=
-TEST_ARGS ?= -n 3
+TEST_ARGS ?= -n 4
 SECONDS ?= 600
 KILLS   ?= 40
 comma := ,
@@ -19,12 +19,13 @@ SINK ?= sqlite
 ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
 SIZE ?= 0
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak benchmark-parallel bench test test-matrix lint format clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak benchmark-parallel bench test test-crash test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
 	@echo '                        TARGET may be sqlite, mariadb or spark (a lake; pyspark is half a gigabyte), too'
-	@echo 'make test               all tests, on real servers that it brings itself'
+	@echo 'make test               the tests, on real servers that it brings itself'
+	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
 	@echo 'make test-spark         the tests that need Spark itself (pyspark is half a gigabyte; Java 17 or later)'
 	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster'
@@ -68,7 +69,10 @@ demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spar
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
 
 test: $(VENV)/.dev mariadb
-	$(BIN)/python -m pytest $(TEST_ARGS) --ignore tests/spark --ignore tests/delta
+	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance' --ignore tests/spark --ignore tests/delta
+
+test-crash: $(VENV)/.dev mariadb
+	$(BIN)/python -m pytest $(TEST_ARGS) -m endurance --ignore tests/spark --ignore tests/delta
 
 # where there is no Java, a package brings one
 $(VENV)/.spark: $(VENV)/.demo

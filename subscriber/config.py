@@ -261,7 +261,7 @@ class Settings:
     """Bytes of received changes kept in memory before transactions spill."""
     spool_directory: str | None = None
     """Where they spill; None: a private directory below the system's temporary one."""
-    batch_rows: int = 20_000
+    batch_rows: int = 50_000
     batch_size: int = 8 * 1024**2
     batch_delay: float = 0.0
     """How long a batch that is not full waits for more committed transactions. Waiting ones are always taken along."""

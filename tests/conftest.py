@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -18,11 +19,17 @@ from subscriber.testing.server import EmbeddedServer
 from tests.database import Database, ServerAddress, fresh_database, given_publisher_version
 from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
 
-pytest_plugins = ["tests.versions"]
+pytest_plugins = ["tests.versions", "tests.scratch", "tests.order"]
 
 # how long an example takes is the machine's business: other workers, and their servers, run beside it
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    # five thousand tests stay to the end: the garbage collector need not look through them again and again
+    gc.collect()
+    gc.freeze()
 
 
 class Servers:

@@ -20,12 +20,12 @@ from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, poli
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.errors import DataLossError, PublisherError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession
 from subscriber.subscription.setup import Prepared
-from subscriber.walreceiver.failures import comes_of_streaming
+from subscriber.walreceiver.failures import is_undecodable
 
 __all__ = ["Following"]
 
@@ -75,6 +75,7 @@ class Following:
         self._began = asyncio.get_running_loop().time()
         self._was_streaming = self._is_streaming = False
         self._undecodable_at: Lsn | None = None
+        self._without_streaming = False
 
     async def run(self) -> None:
         """Follow until the run is finished.
@@ -89,10 +90,9 @@ class Following:
                 if not self._sink_is_open:
                     await self._running.unless_stopped(self._open_sink())
                 await self._attempt()
-            except SubscriberError as error:
+            except SubscriberError as met:
+                error = self._undecodable(met) if is_undecodable(met) else met
                 self._running.last_error = error
-                if comes_of_streaming(error):
-                    self._undecodable_at = self._position.lsn
                 pause = self._judge(error)
                 _log.log(
                     self._level(error),
@@ -108,10 +108,21 @@ class Following:
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))
 
+    def _undecodable(self, error: SubscriberError) -> SubscriberError:
+        """Mostly it is a transaction that was rolled back: the publisher has to decode it only where it streams."""
+        self._undecodable_at = self._position.lsn
+        if not self._without_streaming:
+            return error
+        return PublisherError(
+            f"the publisher cannot decode what follows {self._position.lsn}, nor can it without streaming: {error}",
+            hint="its slot cannot go on: drop the subscription, and make it anew with a copy of the tables",
+            sqlstate=error.sqlstate,
+        )
+
     def _judge(self, error: SubscriberError) -> float:
         """Seconds until the next attempt; raises the error if there shall be none."""
         answer = policy(error)
-        if self._slot.options.disable_on_error and self._is_streaming and disables(error) and not comes_of_streaming(error):
+        if self._slot.options.disable_on_error and self._is_streaming and disables(error) and not is_undecodable(error):
             self._running.disabled_by = error
             raise error
         if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient):
@@ -152,8 +163,9 @@ class Following:
         # not before every table is ready: a table's synchronization knows nothing of prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
         options = replace(self._slot.options, two_phase=enabled or enabling)
-        if self._position.lsn == self._undecodable_at:
-            _log.warning("the publisher cannot decode a transaction that was rolled back: it is asked to send none before its end")
+        self._without_streaming = self._position.lsn == self._undecodable_at
+        if self._without_streaming:
+            _log.warning("the publisher is asked to send no transaction before its end: those that are rolled back it need not decode then")
             options = replace(options, streaming="off")
         slot = replace(self._slot, options=options)
         session = await self._running.unless_stopped(StreamSession.open(slot, self._position))

@@ -24,6 +24,7 @@ from psycopg import sql
 from subscriber.testing.binaries import ServerUser, reachable_binaries, server_user
 from subscriber.testing.embedded import Embedded
 from subscriber.testing.ports import EmbeddedServerError
+from subscriber.testing.shared_memory import release
 
 __all__ = ["EmbeddedServer", "EmbeddedServerError"]
 
@@ -42,7 +43,10 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "max_connections": "200",
     "logical_decoding_work_mem": "64kB",
     "fsync": "off",
+    # the others leave what a killed server had for as long as the system runs; this is below the data directory
+    "dynamic_shared_memory_type": "mmap",
 }
+_SETS_AT_INITDB: Final = 16
 # the next postmaster refuses to start while a child of the last one still holds the shared memory
 _CHILDREN_SECONDS: Final = 60.0
 
@@ -113,6 +117,8 @@ class EmbeddedServer(Embedded):
         password_file = self.base / "password"
         password_file.touch(mode=0o600)
         password_file.write_text(self.password)
+        # which makes a password that may be guessed costly to try: this one is 18 random bytes, and every session would pay for it
+        iterations = ["--set=scram_iterations=1"] if self.version >= _SETS_AT_INITDB else []
         self.log_file.touch(mode=0o600)
         for path in (self.base, self.socket_directory, password_file):
             self._run_as.own(path)
@@ -126,6 +132,7 @@ class EmbeddedServer(Embedded):
             "--encoding=UTF8",
             "--locale=C",
             "--no-sync",
+            *iterations,
             *initdb_args,
             cwd=self.base,
         )
@@ -194,6 +201,12 @@ class EmbeddedServer(Embedded):
         while any(map(_lives, children)) and time.monotonic() < deadline:
             time.sleep(0.01)
         self._reap()
+
+    def remove(self) -> None:
+        """Stop it at once and remove its directory, and what it has in shared memory. Idempotent."""
+        self.kill()
+        release(self._pid_file, self._run_as)
+        super().remove()
 
     def restart(self, mode: StopMode = "fast", *, timeout: float = 60.0) -> None:
         """Stop and start it."""

@@ -24,7 +24,7 @@ from subscriber.errors import (
     SubscriberError,
 )
 
-__all__ = ["comes_of_streaming", "connect_error", "connection_lost", "conninfo_error", "result_error"]
+__all__ = ["connect_error", "connection_lost", "conninfo_error", "is_undecodable", "result_error"]
 
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
     ("password authentication failed", "28P01", "check user and password (a passfile counts too)"),
@@ -56,6 +56,8 @@ _LOST: Final = re.compile(
 )
 # decoding a streamed transaction whose ALTER TABLE was rolled back; without streaming it is not decoded at all
 _RACES: Final = re.compile(r"could not map filen(umber|ode) .* to relation OID")
+# of the snapshot that a new slot starts with: not while so many subtransactions run, or as one ends just then
+_SNAPSHOT: Final = re.compile(r"initial slot snapshot")
 _ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
 _HINTS: Final = {
     "53300": "raise max_wal_senders (or max_connections) on the publisher",
@@ -64,8 +66,8 @@ _HINTS: Final = {
 }
 
 
-def comes_of_streaming(error: SubscriberError) -> bool:
-    """Whether the publisher failed to decode a transaction that it would not have decoded without ``streaming``."""
+def is_undecodable(error: SubscriberError) -> bool:
+    """Whether the publisher failed to decode a transaction that, if it was rolled back, it would not have decoded without ``streaming``."""
     return isinstance(error, PublisherUnavailable) and _RACES.search(str(error)) is not None
 
 
@@ -120,7 +122,7 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
         )
     if sqlstate == "55006" and "is active" in text:
         return SlotInUse(text, sqlstate=sqlstate, hint="another subscriber uses this slot; stop it, or wait for its end to be noticed")
-    if sqlstate in _UNAVAILABLE or _RACES.search(text) or sqlstate.startswith("08"):
+    if sqlstate in _UNAVAILABLE or _RACES.search(text) or _SNAPSHOT.search(text) or sqlstate.startswith("08"):
         return PublisherUnavailable(text, sqlstate=sqlstate, hint=hint)
     return PublisherError(text, sqlstate=sqlstate, hint=_one_line(hint) if hint else None)
 

@@ -46,22 +46,6 @@ def make_load(publisher: Database, seed: int, *, reconnect: bool = False, rate: 
     return MixedLoad(publisher.dsn, seed=seed, rate=rate, sessions=3, huge_rows=HUGE_ROWS, weights=_WEIGHTS, reconnect=reconnect)
 
 
-def let_slots_be_created(publisher: Database) -> None:
-    """Until :func:`let_small_transactions_stream`.
-
-    A walsender of PostgreSQL 18.4 that creates a logical slot dies, and the server with it, of a transaction that is larger than
-    logical_decoding_work_mem, has subtransactions and was rolled back: the stray STREAM ABORT (SEMANTICS, fact 2) finds pgoutput without
-    its relation cache.
-    """
-    if publisher.version >= 18:
-        publisher.execute(f"ALTER DATABASE {publisher.name} SET logical_decoding_work_mem = '64MB'")
-
-
-def let_small_transactions_stream(publisher: Database) -> None:
-    """With the server's own logical_decoding_work_mem, 64 kB."""
-    publisher.execute(f"ALTER DATABASE {publisher.name} RESET logical_decoding_work_mem")
-
-
 async def eventually(condition: Callable[[], bool], timeout: float, process: RunProcess) -> bool:
     """Poll until it is true; False after so many seconds. Fails if the process ends meanwhile."""
     deadline = asyncio.get_running_loop().time() + timeout

@@ -25,9 +25,8 @@ from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.process import QUICK
-from tests.crash.scenario import let_slots_be_created, let_small_transactions_stream
-from tests.database import Database
-from tests.integration.lakes import apply_all, assert_same, storage
+from tests.database import Database, let_slots_be_created, let_small_transactions_stream
+from tests.integration.lakes import Place, apply_all, assert_same, storage
 
 KILLS = int(os.environ.get("SUBSCRIBER_LAKE_KILLS", "10"))
 LEFT, RIGHT = TableName("public", "left_side"), TableName("public", "right_side")
@@ -98,14 +97,14 @@ class Transfers:
                 self.count += 1
 
 
-def check_cut(lake: Path, cut: Cut) -> bool:
+def check_cut(lake: Place, cut: Cut) -> bool:
     """The money is all there, with its notes; False if the tables are not both in the cut yet, or vacuumed away."""
     if not {LEFT, RIGHT} <= cut.tables.keys():
         return False
     total = 0
     for name in (LEFT, RIGHT):
         where = cut.tables[name]
-        rows = DeltaTable(str(lake / where.path), version=where.version).to_pyarrow_table(columns=["id", "amount", "note"]).to_pylist()
+        rows = DeltaTable(f"{lake}/{where.path}", version=where.version).to_pyarrow_table(columns=["id", "amount", "note"]).to_pylist()
         assert sorted(row["id"] % 1000 for row in rows) == list(range(1, 41))
         assert all(row["note"] == f"n{row['id'] % 1000}" * 2000 for row in rows)
         total += sum(row["amount"] for row in rows)
@@ -113,11 +112,11 @@ def check_cut(lake: Path, cut: Cut) -> bool:
     return True
 
 
-def check_logs(lake: Path, cut: Cut) -> None:
+def check_logs(lake: Place, cut: Cut) -> None:
     """No change is in a change log twice, and none is missing: replayed, it has as many rows as the table."""
     for name, where in cut.tables.items():
         columns = ["_op", "_lsn", "_seq", "_moved"]
-        rows = DeltaTable(str(lake / "log" / name.namespace / name.name)).to_pyarrow_table(columns=columns).to_pylist()
+        rows = DeltaTable(f"{lake}/log/{name.namespace}/{name.name}").to_pyarrow_table(columns=columns).to_pylist()
         changes = [(row["_lsn"], row["_seq"]) for row in rows if row["_op"] != "c"]
         assert len(changes) == len(set(changes)), name
         count = 0
@@ -131,7 +130,7 @@ def check_logs(lake: Path, cut: Cut) -> None:
                     count += row["_moved"]
                 case _:
                     count += 1
-        table = DeltaTable(str(lake / where.path), version=where.version)
+        table = DeltaTable(f"{lake}/{where.path}", version=where.version)
         assert count == table.to_pyarrow_dataset().count_rows(), name
 
 
@@ -144,6 +143,7 @@ def check_files(lake: Path) -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(240 + 20 * KILLS)
 async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)
@@ -170,9 +170,9 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
         with transfers:
             running = asyncio.create_task(load.run(enough))
             subscriber.start()
-            await _there((lake / "subscriber.json").exists, subscriber)
+            await there((lake / "subscriber.json").exists, subscriber)
             applier.start()
-            await _there(partial(_publishes, lake), subscriber, applier)
+            await there(partial(publishes, lake), subscriber, applier)
             for number in range(KILLS):
                 victim = (subscriber, applier)[number % 2]
                 before = read_cut(storage(lake))
@@ -187,7 +187,7 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
                 met["checked"] += await asyncio.to_thread(check_cut, lake, cut)
                 met["moved"] += before is None or cut.lsn > before.lsn
                 victim.start()
-                await _there(partial(_beyond, lake, cut), subscriber, applier)
+                await there(partial(is_beyond, lake, cut), subscriber, applier)
             enough.set()
             await running
         await load.finish()
@@ -209,7 +209,7 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
     assert met["checked"] >= KILLS // 2
 
 
-def tidy(lake: Path) -> None:
+def tidy(lake: Place) -> None:
     """All that is applied becomes change log."""
     from subscriber.sinks.spark.applier import Applier
     from subscriber.sinks.spark.engines import LocalEngine
@@ -217,17 +217,17 @@ def tidy(lake: Path) -> None:
     Applier(storage(lake), LocalEngine(storage(lake))).tidy(now=True)
 
 
-def _publishes(lake: Path) -> bool:
+def publishes(lake: Place) -> bool:
     cut = read_cut(storage(lake))
     return cut is not None and {LEFT, RIGHT} <= cut.tables.keys()
 
 
-def _beyond(lake: Path, before: Cut) -> bool:
+def is_beyond(lake: Place, before: Cut) -> bool:
     cut = read_cut(storage(lake))
     return cut is not None and cut.lsn > before.lsn
 
 
-async def _there(condition: Callable[[], bool], *programs: Program, patience: float = 90.0) -> None:
+async def there(condition: Callable[[], bool], *programs: Program, patience: float = 90.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "\n".join(program.log() for program in programs)

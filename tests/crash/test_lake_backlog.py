@@ -52,6 +52,7 @@ def write(dsn: str, until: float) -> int:
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(180 + 3 * SECONDS)
 async def test_memory_is_flat_while_nobody_applies_and_the_backlog_goes(publisher_db: Database, tmp_path: Path) -> None:
     publisher, lake = publisher_db, tmp_path / "lake"

@@ -186,6 +186,7 @@ class Scene:
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(900)
 async def test_everybody_is_killed(tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)

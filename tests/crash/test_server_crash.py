@@ -21,14 +21,12 @@ from tests.crash.scenario import (
     assert_same,
     eventually,
     is_ready,
-    let_slots_be_created,
-    let_small_transactions_stream,
     make_load,
     make_tables,
     prepare_one,
     under_load,
 )
-from tests.database import Database, ServerAddress
+from tests.database import Database, ServerAddress, let_slots_be_created, let_small_transactions_stream
 
 
 @contextlib.contextmanager

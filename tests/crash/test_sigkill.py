@@ -17,14 +17,12 @@ from tests.crash.scenario import (
     assert_all_arrives,
     eventually,
     is_ready,
-    let_slots_be_created,
-    let_small_transactions_stream,
     make_load,
     make_tables,
     prepare_one,
     under_load,
 )
-from tests.database import Database
+from tests.database import Database, let_slots_be_created, let_small_transactions_stream
 
 _FIXED_SEED = 20
 

@@ -60,6 +60,7 @@ def used(program: Program) -> tuple[int, int]:
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(max(300, SECONDS * 4))
 async def test_a_day_in_short(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     publisher, target = publisher18_db, target_db

@@ -24,13 +24,11 @@ from tests.crash.other_targets import (
 )
 from tests.crash.scenario import (
     eventually,
-    let_slots_be_created,
-    let_small_transactions_stream,
     make_load,
     prepare_one,
     under_load,
 )
-from tests.database import Database
+from tests.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 Moment = Callable[[OtherProcess], bool]
@@ -149,6 +147,7 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(600)
 async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: MariaDatabase, tmp_path: Path) -> None:
     await make_specimens_of_text(mariadb_db.url)
@@ -156,12 +155,14 @@ async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: M
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(600)
 async def test_twenty_kills_with_sqlite(publisher18_db: Database, tmp_path: Path) -> None:
     await _survives(publisher18_db, SqliteLook(tmp_path / "replica.db"), tmp_path, 20)
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(600)
 async def test_mariadb_is_killed_twenty_times(
     publisher18_db: Database, make_mariadb: Callable[[], EmbeddedMariaDB], tmp_path: Path

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Column, Insert, Relation, Update
+from subscriber.protocol.messages import Column, Insert, Message, Relation, Update
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.engines import Engine, LocalEngine
@@ -179,3 +179,64 @@ async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: 
         (1, '{"d": "infinity"}', None, "None"),
         (2, '{"d": "0044-03-15 BC"}', None, "1000-01-01 00:00:00+00:00"),
     ]
+
+
+def overlapping(path: Path) -> list[int]:
+    """How many rows each group of files has whose ranges of keys overlap."""
+    actions = DeltaTable(str(path / "tables/public/t")).get_add_actions(flatten=True)
+    files = sorted(zip(*(actions.column(name).to_pylist() for name in ("min.id", "max.id", "num_records")), strict=True))
+    found: list[int] = []
+    last: int | None = None
+    for least, greatest, count in files:
+        if last is not None and least <= last:
+            found[-1] += count
+            last = max(last, greatest)
+        else:
+            found.append(count)
+            last = greatest
+    return found
+
+
+async def test_what_recent_keys_are_merged_into_does_not_grow_for_ever(tmp_path: Path, delta: SparkSession) -> None:
+    target = 40
+    sink = await begun(make(tmp_path))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
+    values = dict.fromkeys(range(target), "a")
+    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in values))))
+    end, cut = 300, None
+    for number in range(13):
+        # the last transaction brings more than a file should have
+        new = range(len(values), len(values) + (5 * target if number == 12 else 8))
+        changed = range(new.start - 4, new.start)
+        values |= dict.fromkeys(changed, "b") | dict.fromkeys(new, "a")
+        changes: list[Message] = [Update(5, None, None, row(str(n), "b", None)) for n in changed]
+        changes += (Insert(5, row(str(n), "a", None)) for n in new)
+        await sink.apply(batch(transaction(end, *changes)))
+        await sink.advance(Lsn(end))
+        cut = all_rounds(work)
+        assert max(overlapping(tmp_path)) <= target * 1.5
+        end += 100
+    await sink.close()
+    assert cut is not None
+    found = operations(tmp_path, cut, "t")
+    assert 8 <= found["MERGE"] < 12, found
+    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table(columns=["id", RELATION.columns[1].name]).to_pydict()
+    assert sorted(zip(*rows.values(), strict=True)) == sorted(values.items())
+    assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)
+
+
+async def test_where_the_first_column_of_the_key_divides_nothing_it_is_merged_all_the_same(tmp_path: Path, delta: SparkSession) -> None:
+    target = 20
+    tenants = Relation(5, "public", "t", "d", (Column("tenant", 23, -1, True), Column("id", 23, -1, True)))
+    sink = await begun(make(tmp_path))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
+    cut = None
+    for number in range(5):
+        new = range(number * 40, number * 40 + 40)
+        await sink.apply(batch(transaction(200 + 100 * number, tenants, *(Insert(5, row("1", str(n))) for n in new))))
+        await sink.advance(Lsn(200 + 100 * number))
+        cut = all_rounds(work)
+    await sink.close()
+    assert cut is not None
+    assert operations(tmp_path, cut, "t")["MERGE"] == 4
+    assert sorted(DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table()["id"].to_pylist()) == list(range(200))

@@ -22,12 +22,15 @@ from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.storage import Storage
 from tests.database import Database
 
+Place = Path | str
+"""A lake: a directory, or the URI of a place in an object store."""
 
-def storage(path: Path) -> Storage:
-    return Storage.open(Location(path=str(path)))
+
+def storage(place: Place) -> Storage:
+    return Storage.open(Location(path=str(place)) if isinstance(place, Path) else Location.parse(f"spark+{place}"))
 
 
-def apply_all(path: Path, settings: ApplierSettings | None = None) -> Cut:
+def apply_all(path: Place, settings: ApplierSettings | None = None) -> Cut:
     """Apply what was landed, in this thread."""
     work = Applier(storage(path), LocalEngine(storage(path)), settings)
     work.open()
@@ -41,22 +44,22 @@ def apply_all(path: Path, settings: ApplierSettings | None = None) -> Cut:
     return cut
 
 
-def published(path: Path) -> Cut:
+def published(path: Place) -> Cut:
     """The cut that is published now."""
     found = read_cut(storage(path))
     assert found is not None
     return found
 
 
-async def applied(path: Path, settings: ApplierSettings | None = None) -> Cut:
+async def applied(path: Place, settings: ApplierSettings | None = None) -> Cut:
     return await asyncio.to_thread(apply_all, path, settings)
 
 
-def lake_rows(path: Path, cut: Cut, name: TableName, columns: list[str]) -> Counter[tuple[str | None, ...]]:
+def lake_rows(path: Place, cut: Cut, name: TableName, columns: list[str]) -> Counter[tuple[str | None, ...]]:
     """A table's rows at a cut, each value as PostgreSQL's text of it."""
     table = cut.tables[name]
     found: Counter[tuple[str | None, ...]] = Counter()
-    for item in DeltaTable(str(path / table.path), version=table.version).to_pyarrow_table().to_pylist():
+    for item in DeltaTable(f"{path}/{table.path}", version=table.version).to_pyarrow_table().to_pylist():
         special = json.loads(item["_special"] or "{}")
         found[tuple(special.get(column, _text(item[column])) for column in columns)] += 1
     return found
@@ -118,7 +121,7 @@ def _text(value: Any) -> str | None:
             return str(value)
 
 
-def assert_same(path: Path, cut: Cut, database: Database, names: list[TableName]) -> None:
+def assert_same(path: Place, cut: Cut, database: Database, names: list[TableName]) -> None:
     """The lake at a cut has the publisher's rows of now."""
     for name in names:
         columns, expected = publisher_rows(database, name)

@@ -15,7 +15,7 @@ from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
-from tests.database import Database
+from tests.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.integration.lakes import applied, apply_all, assert_same, lake_rows, published, storage
 from tests.integration.replica import QUICK
 
@@ -96,16 +96,18 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_
     await create_tables(publisher_db.dsn, rows=300)
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     names = [TableName("load", name) for name in TABLES]
-    found = subscription(publisher_db, lake, parameters="?batch_delay=50ms", two_phase=True)
-    running = asyncio.create_task(found.run())
     load = MixedLoad(publisher_db.dsn, seed=5, sessions=2, huge_rows=2000)
+    let_slots_be_created(publisher_db)
     for _ in range(2):
+        found = subscription(publisher_db, lake, parameters="?batch_delay=50ms", two_phase=True)
+        running = asyncio.create_task(found.run())
         await load.run(transactions=40)
         await load.finish()
         await found.wait_for(publisher_db.current_lsn(), 60)
         await applied(lake)
-    found.stop()
-    await running
+        found.stop()
+        await running
+        let_small_transactions_stream(publisher_db)  # to the next one: all is copied
     cut = await applied(lake)
     assert_same(lake, cut, publisher_db, names)
 

@@ -29,7 +29,7 @@ from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.sweep import sweep
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
-from tests.database import Database
+from tests.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.integration import every_type
 from tests.integration.lakes import applied, assert_same, storage
 from tests.integration.replica import QUICK
@@ -145,6 +145,7 @@ async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, t
     await create_tables(publisher_db.dsn, rows=4000)
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     load = MixedLoad(publisher_db.dsn, seed=11, sessions=2, huge_rows=1000)
+    let_slots_be_created(publisher_db)
     found = by_executors(publisher_db, tmp_path)
     running = asyncio.create_task(found.run())
     async with copier(lake):
@@ -153,6 +154,11 @@ async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, t
         await found.wait_for(publisher_db.current_lsn(), 90)
     small = ApplierSettings(target_rows=500)
     await applied(lake, small)
+    found.stop()
+    await running
+    let_small_transactions_stream(publisher_db)
+    found = by_executors(publisher_db, tmp_path)
+    running = asyncio.create_task(found.run())
     await load.run(transactions=20)
     await load.finish()
     await found.wait_for(publisher_db.current_lsn(), 60)

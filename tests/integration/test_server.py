@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.testing import binaries
+from subscriber.testing import binaries, shared_memory
 from subscriber.testing.server import EmbeddedServer, EmbeddedServerError
 from tests.database import Database
 
@@ -90,6 +90,23 @@ def test_context_manager_removes_everything() -> None:
     with EmbeddedServer.create(18) as server:
         assert server.data_directory.is_dir()
     assert not server.base.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/sysvipc/shm").exists(), reason="no list of System V segments here")
+@pytest.mark.parametrize("end", ["stop", "kill", "remove"])
+def test_no_shared_memory_is_left(make_server: MakeServer, publisher_version: int, end: str) -> None:
+    def segments() -> set[tuple[int, int]]:
+        lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+        return {(int(line.split()[0]), int(line.split()[1])) for line in lines}
+
+    server = make_server(publisher_version)
+    mine = shared_memory.segment(server.data_directory / "postmaster.pid")
+    assert mine in segments()
+    with psycopg.connect(server.dsn()) as connection:
+        assert "/dev/shm/PostgreSQL." not in Path(f"/proc/{connection.info.backend_pid}/maps").read_text()
+    getattr(server, end)()
+    server.remove()
+    assert mine not in segments()
 
 
 def test_server_does_not_outlive_a_killed_owner() -> None:

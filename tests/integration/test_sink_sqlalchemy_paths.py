@@ -22,6 +22,7 @@ from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.values import UNSENT, Table
+from tests.database import Database
 from tests.mariadb_database import MariaDatabase
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 
@@ -133,6 +134,32 @@ async def test_long_runs_of_changes(target: ComplianceTarget) -> None:
     await feed.apply(*(T.update(key, value, UNSENT) for key in range(1001, 2003) for value in ("first", "last")))
     await feed.expect(T, *((key, "last", f"w{key}") for key in range(1001, 2003)))
     await feed.expect(U, *((key, "b", "c") for key in range(1, 2003)))
+    await feed.close()
+
+
+@pytest.mark.parametrize("key", [("*id int4", "b"), ("*id int4", "*b")])
+async def test_null_where_the_target_has_a_key(target: ComplianceTarget, key: tuple[str, str]) -> None:
+    """With REPLICA IDENTITY FULL the publisher may have rows that the target cannot: their changes find nothing, the others do."""
+    table = Table("f", *key, "v", full=True)
+    feed = Feed(target)
+    await feed.open()
+    await feed.create(table)
+    keys = [number * 7 % 41 for number in range(1, 41)]
+    await feed.apply(table.relation, *(table.insert(key, f"b{key}", "old") for key in keys))
+    await feed.apply(
+        *(table.update(key, f"b{key}", "new", old=(key, f"b{key}", "old")) for key in keys[:20]),
+        table.update(None, "b1", "new", old=(None, "b1", "old")),
+        *(table.update(key, f"b{key}", "new", old=(key, f"b{key}", "old")) for key in keys[20:]),
+    )
+    await feed.expect(table, *((key, f"b{key}", "new") for key in range(1, 41)))
+    await feed.apply(
+        *(table.delete(key, f"b{key}", "new") for key in keys[:20]),
+        table.delete(None, "b1", "new"),
+        *(table.delete(key, f"b{key}", "new") for key in keys[20:30]),
+    )
+    await feed.expect(table, *((key, f"b{key}", "new") for key in sorted(keys[30:])))
+    found = feed.sink.statistics
+    assert (found.confl_update_missing, found.confl_delete_missing) == (1, 1)
     await feed.close()
 
 
@@ -296,6 +323,29 @@ async def test_triggers_of_the_target_see_changes_in_order(tmp_path: Path) -> No
     connection = sqlite3.connect(tmp_path / "replica.db")
     assert [what for (what,) in connection.execute("SELECT what FROM log ORDER BY n")] == ["i1 0", "i2 1", "d1 1", "i3 1"]
     connection.close()
+
+
+async def test_triggers_of_postgresql_that_fire_for_replicated_changes_see_them_in_order(target_db: Database) -> None:
+    feed = Feed(AsyncpgTarget(target_db))
+    await feed.open()
+    await feed.create(T)
+    target_db.execute(
+        "CREATE TABLE log (n int GENERATED ALWAYS AS IDENTITY, what text);"
+        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.log (what) VALUES (TG_OP || ' ' || COALESCE(NEW.id, OLD.id)); RETURN NULL; END $$;"
+        "CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION noted();"
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER noted"
+    )
+    changes: list[Message] = [
+        *(T.insert(key, "a", "b") for key in (3, 10, 2)),
+        *(T.update(key, "c", "b") for key in (3, 10, 2)),
+        T.insert(1, "a", "b"),
+    ]
+    await feed.apply(T.relation, *changes, *(T.delete(key, None, None) for key in (10, 2)))
+    await feed.close()
+    expected = [("INSERT", 3), ("INSERT", 10), ("INSERT", 2), ("UPDATE", 3), ("UPDATE", 10), ("UPDATE", 2), ("INSERT", 1)]
+    expected += [("DELETE", 10), ("DELETE", 2)]
+    assert target_db.fetch("SELECT what FROM log ORDER BY n") == [(f"{kind} {key}",) for kind, key in expected]
 
 
 async def test_without_temporary_tables(mariadb_db: MariaDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

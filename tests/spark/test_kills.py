@@ -24,9 +24,8 @@ from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.lake import Lake
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
-from tests.crash.scenario import let_slots_be_created, let_small_transactions_stream
 from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs, tidy
-from tests.database import Database
+from tests.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.integration.lakes import apply_all, assert_same, storage
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster

@@ -5,7 +5,8 @@ takes one source row a key, knows nothing of unchanged TOASTed values, and of an
 each key what it is now. The LSN goes into MERGE's own commit, by the settings that Delta has for it.
 
 MERGE INTO is for tables with a key that have rows. First loads, TRUNCATE, new types of columns, tables without a key or with REPLICA
-IDENTITY FULL (equal rows are one to MERGE), and tables in too many small files are units, as with engine ``rewrite``.
+IDENTITY FULL (equal rows are one to MERGE), tables in too many small files, and rounds that would leave more rows in files whose keys
+overlap than a file should have, are units, as with engine ``rewrite``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.jobs import job_errors, job_failed
-from subscriber.sinks.spark.keys import is_orderable
+from subscriber.sinks.spark.keys import Bound, is_orderable
 from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
+from subscriber.sinks.spark.plan import BaseFile
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.schema import SPECIAL
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.settle import Settled, settle
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.work import Done, Work
@@ -44,6 +46,10 @@ _READ_HERE: Final = 2_000_000
 _FEW_FILES: Final = 16
 _LARGE_UNIT: Final = 8
 """Times the target. MERGE leaves files whose keys overlap: together they may be more than one task should hold."""
+_GROWN: Final = 1.5
+"""Times the target: from there on a unit makes several files of one."""
+_ROUNDED: Final = 10
+"""Bits that limits of keys are rounded by at least."""
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # others have no statistics, and less room
@@ -100,7 +106,7 @@ class MergeEngine:
             if source is not None:
                 frame, flag = source
                 frame.createOrReplaceTempView("changes")
-                session.sql(merge_statement(work.delta.uri, schema, "changes", flag, _range(work, settled.puts, settled.gone)))
+                session.sql(merge_statement(work.delta.uri, schema, "changes", flag, _range(schema, settled.puts, settled.gone)))
         except job_errors() as error:
             if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
                 raise TargetError(
@@ -148,7 +154,7 @@ class MergeEngine:
             return rows
         keys = changes.select([*schema.keys, SPECIAL])
         self._frame(session, keys).createOrReplaceTempView("keys")
-        found = session.sql(selected_rows(work.delta.uri, schema, names, "keys", _range(work, keys))).toArrow()
+        found = session.sql(selected_rows(work.delta.uri, schema, names, "keys", _range(schema, keys))).toArrow()
         return conformed(found, schema.current)
 
     def _source(self, session: SparkSession, settled: Settled) -> tuple[DataFrame, str] | None:
@@ -175,20 +181,55 @@ def _is_merged(work: Work) -> bool:
 
 
 def _is_scattered(work: Work) -> bool:
-    """Whether there are too many small files, and units that are small enough to mend that."""
+    """Whether there are too many small files, or MERGE would leave more rows in files whose keys overlap than belong together.
+
+    MERGE divides the rows of all files that it touches by a hash of their keys: every new file has keys of all of them, and is touched
+    again the next time. Units divide them by their keys.
+    """
     target = work.task.target_rows
-    rows = {file.path: file.rows for file in work.task.base}
-    small = [path for path, count in rows.items() if count < target // 4]
-    largest = max((sum(rows[path] for path in unit.base) for unit in work.plan.units), default=0)
-    return len(small) > _FEW_FILES and largest <= target * _LARGE_UNIT
+    files = {file.path: file for file in work.task.base}
+    small = [file for file in files.values() if file.rows < target // 4]
+    units = [([files[path] for path in unit.base], len(unit.ranges)) for unit in work.plan.units]
+    growth = work.plan.growth or (0,) * len(units)
+    sizes = [max(sum(file.rows for file in base) + more, 0) for (base, _), more in zip(units, growth, strict=True)]
+    if max(sizes, default=0) > target * _LARGE_UNIT:
+        return False
+    # there is a range for each cluster of files
+    mixing = sum(ranges for _, ranges in units) > 1 and sum(sizes) > target * _GROWN
+    grown = any(_divided(base, more, target * _GROWN) * 2 > size for (base, _), more, size in zip(units, growth, sizes, strict=True))
+    return len(small) > _FEW_FILES or mixing or grown
 
 
-def _range(work: Work, *tables: pa.Table) -> tuple[Any, Any] | None:
+def _divided(base: Sequence[BaseFile], growth: int, most: float) -> int:
+    """How many rows of these files a unit would divide by their keys, as they, with those that come to them, are too many to be together.
+
+    Files that share no more than a limit are divided already: one key has more rows than a file.
+    """
+    groups: list[tuple[Bound, Bound, int]] = []
+    for file in sorted(base, key=lambda file: file.range or ()):
+        if file.range is None:
+            return 0
+        low, high = file.range
+        if groups and low < groups[-1][1]:
+            least, greatest, rows = groups.pop()
+            groups.append((least, max(greatest, high), rows + file.rows))
+        else:
+            groups.append((low, high, file.rows))
+    if len(groups) == 1:
+        groups = [(low, high, rows + growth) for low, high, rows in groups]
+    return sum(rows for low, high, rows in groups if low < high and rows > most)
+
+
+def _range(schema: TableSchema, *tables: pa.Table) -> tuple[Any, Any] | None:
     """The least and the greatest value of the first key column, so that files which cannot have them are not read; None if unknown."""
-    key = work.task.schema.keys[0]
-    type_ = work.task.schema.current.field(key).type
+    key = schema.keys[0]
+    type_ = schema.current.field(key).type
     column = pa.chunked_array([chunk for table in tables for chunk in table[key].chunks], type_)
     if not (pa.types.is_integer(type_) or pa.types.is_date(type_)) or column.null_count or not len(column):
         return None
     found = pc.min_max(column).as_py()
-    return found["min"], found["max"]
+    if pa.types.is_date(type_):
+        return found["min"], found["max"]
+    # rounded, as Spark compiles the statement anew for other numbers, which takes longer than what a few more keys do
+    least, step = -(1 << (type_.bit_width - 1)), 1 << max((found["max"] - found["min"]).bit_length(), _ROUNDED)
+    return max(found["min"] // step * step, least), min((found["max"] // step + 1) * step - 1, -least - 1)

@@ -73,11 +73,19 @@ class TableWork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Units, the table's files that are gone after them, and whether there was a TRUNCATE among the changes."""
+    """What comes of it.
+
+    Attributes:
+        units: the work, in parts.
+        removed: the table's files that are gone after them.
+        cleared: whether there was a TRUNCATE among the changes.
+        growth: of each unit that is about ranges of keys, how many more rows changes insert there than they delete.
+    """
 
     units: tuple[Unit, ...]
     removed: tuple[str, ...]
     cleared: bool
+    growth: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -86,6 +94,7 @@ class _Cluster:
     high: Bound
     files: list[BaseFile] = field(default_factory=list)
     changes: int = 0
+    growth: int = 0
 
     @property
     def rows(self) -> int:
@@ -114,11 +123,12 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         return Plan((_unit(work, base, (), cleared=cleared),), gone, cleared)
     keys = changes[schema.keys[0]]
     clusters = _clusters(base) if base else _quantiles(keys, work.target_rows)
-    _count(clusters, keys)
+    _count(clusters, changes["_op"], keys)
     groups = _grouped(clusters, _links(clusters, changes, keys), work.target_rows, everything=work.rewrite)
     lows = [cluster.low for cluster in clusters]
     units: list[Unit] = []
     removed: list[str] = []
+    growth: list[int] = []
     for group in groups:
         ranges = tuple(
             KeyRange(None if number == 0 else lows[number], lows[number + 1] if number + 1 < len(lows) else None) for number in group
@@ -126,7 +136,8 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         files = [file for number in group for file in clusters[number].files]
         units.append(_unit(work, files, ranges, cleared=cleared))
         removed += [file.path for file in files]
-    return Plan(tuple(units), tuple(removed) if base else gone, cleared)
+        growth.append(sum(clusters[number].growth for number in group))
+    return Plan(tuple(units), tuple(removed) if base else gone, cleared, tuple(growth))
 
 
 def _is_divisible(work: TableWork) -> bool:
@@ -176,16 +187,23 @@ def _place(lows: Sequence[Bound], key: Bound) -> int:
     return max(bisect_right(lows, key) - 1, 0)
 
 
-def _count(clusters: Sequence[_Cluster], keys: pa.ChunkedArray) -> None:
+def _count(clusters: Sequence[_Cluster], ops: pa.ChunkedArray, keys: pa.ChunkedArray) -> None:
+    lows = [cluster.low for cluster in clusters]
+    counts = [_counted(lows, keys), *(_counted(lows, keys.filter(pc.equal(ops, op))) for op in ("i", "d"))]
+    for cluster, changes, inserts, deletes in zip(clusters, *counts, strict=True):
+        cluster.changes, cluster.growth = changes, inserts - deletes
+
+
+def _counted(lows: Sequence[Bound], keys: pa.ChunkedArray) -> list[int]:
+    """How many of the keys each cluster has."""
     known = pc.drop_null(keys)
     known = known.take(pc.sort_indices(known))
-    lows = [cluster.low for cluster in clusters]
     # the first cluster takes what is below it, too
     starts = [0, *(bisect_left(known, low, key=lambda value: rank(value.as_py())) for low in lows[1:]), len(known)]
-    for cluster, (start, end) in zip(clusters, pairwise(starts), strict=True):
-        cluster.changes = end - start
+    counts = [end - start for start, end in pairwise(starts)]
     if keys.null_count:
-        clusters[_place(lows, rank(None))].changes += keys.null_count
+        counts[_place(lows, rank(None))] += keys.null_count
+    return counts
 
 
 def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:

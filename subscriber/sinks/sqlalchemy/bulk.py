@@ -152,7 +152,7 @@ class BulkTables:
         Args:
             connection: the session's.
             how: their kind.
-            rows: as :attr:`Bulk.pick` gives them.
+            rows: as :attr:`Bulk.pick` gives them; by their keys, so that the table is gone through once.
             deletes: a row that was deleted is not found again.
 
         Returns:
@@ -167,8 +167,6 @@ class BulkTables:
             return None
         last = {row[: how.width]: row for row in rows}
         staged = list(last.values())
-        if how.listed:
-            staged.sort(key=itemgetter(0))
         await connection.exec_driver_sql(f"DELETE FROM {name}")  # noqa: S608 (ours)
         await connection.exec_driver_sql(how.fill.replace(_STAGE, name), staged)
         found = 0

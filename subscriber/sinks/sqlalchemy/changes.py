@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from struct import Struct
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ _SILENT: Final = frozenset({Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN})
 _RELATION_ID: Final = Struct(">I").unpack_from
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
-_FLUSH_CHANGES: Final = 20_000
+_FLUSH_CHANGES: Final = 50_000
 _FLUSH_BYTES: Final = 8 * 1024**2
 
 
@@ -180,6 +181,8 @@ class TransactionRunner:
     async def _execute_many(self, group: Group) -> int:
         """Execute a group; return how many of its changes found their row."""
         statement, vectors = group.statement, group.vectors
+        if group.bulky and statement.order is not None:
+            vectors = _by_key(vectors, statement.order)
         how = statement.bulk
         if how is not None and group.bulky and self._bulk_tables.takes(how, len(vectors)):
             found = await self._bulk_tables.execute(
@@ -227,6 +230,16 @@ class TransactionRunner:
 def _found(rowcount: int, sent: int = 1) -> int:
     """How many of ``sent`` changes found their row. A driver that cannot tell says a negative number: then they are taken to have."""
     return sent if rowcount < 0 else min(rowcount, sent)
+
+
+def _by_key(vectors: list[Sequence[object]], order: Callable[[Sequence[object]], Any]) -> list[Sequence[object]]:
+    """Changes in the order of their rows' keys, those of one row as they came: rows that are neighbours are found, and written, together.
+
+    A key with a NULL has no place in it, and no row.
+    """
+    keys = list(map(order, vectors))
+    parts: Iterable[object] = chain.from_iterable(keys) if isinstance(keys[0], tuple) else keys
+    return vectors if None in parts else sorted(vectors, key=order)
 
 
 def _operation(record: bytes, plan: RelationPlan, *, prefixed: bool) -> Operation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import PublishedTable, TableName
@@ -120,7 +120,7 @@ def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[
     unique: list[Any] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
     unique += [found["column_names"] for found in inspector.get_unique_constraints(table.name, schema=table.schema)]
     unique += [found["column_names"] for found in inspector.get_indexes(table.name, schema=table.schema) if found["unique"]]
-    return _has_triggers(connection, table.name, connection.dialect.name), [set(columns) for columns in unique if columns]
+    return _has_triggers(connection, table), [set(columns) for columns in unique if columns]
 
 
 def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) -> RelationError | None:
@@ -142,12 +142,21 @@ def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) ->
     )
 
 
-def _has_triggers(connection: Connection, name: str, dialect: str) -> bool:
-    # PostgreSQL's do not fire under session_replication_role = replica, but for those that ask for it: they fire in order anyway
-    if dialect == "sqlite":
+def _has_triggers(connection: Connection, table: Table) -> bool:
+    """Whether triggers see changes as they are applied, row by row or before and behind a statement."""
+    dialect = connection.dialect
+    names = {"name": table.name}
+    if dialect.name == "sqlite":
         query = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(:name) LIMIT 1"
-    elif dialect in _MYSQL:
+    elif dialect.name in _MYSQL:
         query = "SELECT 1 FROM information_schema.triggers WHERE event_object_schema = DATABASE() AND event_object_table = :name LIMIT 1"
+    elif dialect.name == "postgresql":
+        # under session_replication_role = replica only those fire that ask for it
+        query = (
+            "SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_catalog.to_regclass(:name) AND NOT tgisinternal "
+            "AND tgenabled IN ('A', 'R') LIMIT 1"
+        )
+        names = {"name": dialect.identifier_preparer.format_table(table)}
     else:
         return False
-    return connection.execute(text(query), {"name": name}).scalar() is not None
+    return connection.execute(text(query), names).scalar() is not None

@@ -7,7 +7,7 @@ row, or again of the new one). So a change is bound the same way whatever statem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final, Literal
 
@@ -44,6 +44,7 @@ class Statement:
         pick: from the vector to the parameters.
         bulk: how many UPDATEs or DELETEs are made at once, where that is another way than ``executemany``;
         many: how many INSERTs are.
+        order: from the vector of an UPDATE or DELETE to its row's key, which has an order in Python; None: it has none.
     """
 
     sql: str
@@ -53,11 +54,10 @@ class Statement:
     pick: Callable[[Sequence[object]], Any]
     bulk: Bulk | None = None
     many: MultiRow | None = None
+    order: Callable[[Sequence[object]], Any] | None = None
 
 
-def _compiled(
-    statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, *, identity: Sequence[str] = (), bulk: Bulk | None = None
-) -> Statement:
+def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect) -> Statement:
     compiled = statement.compile(dialect=dialect)
     width = len(target.columns)
     sql = str(compiled)
@@ -68,7 +68,20 @@ def _compiled(
     positions = [_position(name, width) for name in names]
     pick = _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
     many = multi_row(sql, len(positions), dialect) if kind == "INSERT" else None
-    return Statement(sql, kind, target.name, tuple(identity), pick, bulk, many)
+    return Statement(sql, kind, target.name, (), pick, many=many)
+
+
+def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Statement:
+    """Of one row, which is found by its key."""
+    width, key = len(target.columns), target.key or ()
+    # what is exact are integers or texts, and all values of a column the same of both; for PostgreSQL all are texts, in another order
+    ordered = dialect.name != "postgresql" and all(target.columns[number].exact for number in key)
+    return replace(
+        _compiled(statement.where(_key(target)), kind, target, dialect),
+        identity=tuple(target.columns[number].name for number in key),
+        bulk=bulk_of(target, dialect, changed),
+        order=itemgetter(*(width + number for number in key)) if ordered else None,
+    )
 
 
 def _position(name: str, width: int) -> int:
@@ -162,9 +175,7 @@ def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nu
         values = {target.table.c[column.name]: target.table.c[column.name]}
     statement = update(target.table).values(values)
     if target.key is not None:
-        return _compiled(
-            statement.where(_key(target)), "UPDATE", target, dialect, identity=_identity(target), bulk=bulk_of(target, dialect, changed)
-        )
+        return _keyed(statement, "UPDATE", target, dialect, changed)
     return _compiled(_one_row(statement, target, dialect, nulls), "UPDATE", target, dialect)
 
 
@@ -172,14 +183,8 @@ def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> 
     """DELETE of one row. The rest as :func:`update_row`."""
     statement = delete(target.table)
     if target.key is not None:
-        return _compiled(
-            statement.where(_key(target)), "DELETE", target, dialect, identity=_identity(target), bulk=bulk_of(target, dialect, None)
-        )
+        return _keyed(statement, "DELETE", target, dialect, None)
     return _compiled(_one_row(statement, target, dialect, nulls), "DELETE", target, dialect)
-
-
-def _identity(target: TargetTable) -> tuple[str, ...]:
-    return tuple(target.columns[number].name for number in target.key or ())
 
 
 def _key(target: TargetTable) -> ColumnElement[bool]:

@@ -14,6 +14,7 @@ from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.merge import Unit, UnitResult
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.work import Done, Work
 from tests.unit.sinks.spark.stream import begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.test_rounds import Identity, land, relation, rows
@@ -23,9 +24,14 @@ ROWS = 100
 
 
 class Recording(LocalEngine):
-    """Remembers the units of the last round."""
+    """Remembers what the last round was given."""
 
     units: Sequence[Unit] = ()
+    works: Sequence[Work] = ()
+
+    def apply(self, works: Sequence[Work]) -> list[Done]:
+        self.works = works
+        return super().apply(works)
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         self.units = units
@@ -138,3 +144,16 @@ async def test_a_table_that_the_first_key_column_cannot_divide_is_one_unit(tmp_p
     assert [len(unit.base) for unit in engine.units] == [FILES]
     assert {one[0] for one in rows(tmp_path)} == set(range(ROWS))
     assert work.missing == Missing()
+
+
+async def test_a_plan_knows_how_many_rows_come_to_each_unit(tmp_path: Path) -> None:
+    sink = await filled(tmp_path, PLAIN)
+    inserts = [Insert(5, row(str(number), "7")) for number in (-1, *range(1000, 1005))]
+    await land(sink, 300, PLAIN, *inserts, MARKED, Delete(5, row("95", None), None), Delete(5, row("41", None), None))
+    await sink.close()
+    work, engine = applying(tmp_path)
+    all_rounds(work)
+    (of_table,) = engine.works
+    assert len(of_table.plan.units) == 4
+    assert of_table.plan.growth == (1, -1, 0, 4)
+    assert {one[0] for one in rows(tmp_path)} == {*range(-1, ROWS), *range(1000, 1005)} - {41, 95}

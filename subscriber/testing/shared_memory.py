@@ -1,0 +1,48 @@
+"""The shared memory of a PostgreSQL server that was killed, which the system keeps for ever.
+
+A postmaster holds a System V segment of a few bytes, as a lock. One that ends by itself removes it; the segment of one that was
+killed is taken over by the next postmaster of the same data directory. Where that directory goes, nobody comes, and a system
+has room for few: 4096 on Linux, 32 on macOS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+from typing import Final
+
+from subscriber.testing.binaries import ServerUser
+
+__all__ = ["release", "segment"]
+
+_LINE: Final = 6  # of postmaster.pid: LOCK_FILE_LINE_SHMEM_KEY of PostgreSQL's pidfile.h, which counts from 1
+_IPC_RMID: Final = 0
+
+
+def segment(pid_file: Path) -> tuple[int, int] | None:
+    """Return key and identifier of a postmaster's segment, as its ``postmaster.pid`` names them; None without such a file."""
+    try:
+        line = pid_file.read_text().splitlines()[_LINE].split()
+    except (FileNotFoundError, IndexError):
+        return None
+    # a negative key is written as a number of 64 bits
+    return ctypes.c_int(int(line[0])).value, int(line[1])
+
+
+def release(pid_file: Path, run_as: ServerUser) -> None:
+    """Remove the segment of a postmaster that has ended without removing its ``postmaster.pid``. Nothing without such a file.
+
+    Processes that are still attached keep it until they end. ``run_as`` is the user that the server ran as.
+    """
+    named = segment(pid_file)
+    if named is None:
+        return
+    key, identifier = named
+    libc = ctypes.CDLL(None)
+    # after a restart of the system an identifier may be somebody else's: then the key does not lead to it
+    if libc.shmget(ctypes.c_int(key), ctypes.c_size_t(0), 0) != identifier:
+        return
+    if libc.shmctl(identifier, _IPC_RMID, None) != 0 and (ipcrm := shutil.which("ipcrm")):
+        # root without CAP_SYS_ADMIN, as in a container, may not remove what is another user's
+        run_as.run(ipcrm, "-m", str(identifier))

@@ -1,0 +1,93 @@
+"""Objects that are replaced, or go, while they are read: no store does that on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.spark.storage import Storage
+
+
+class Opened:
+    """As pyarrow reads an object of S3: its length is asked for first, and so much is read then, of whatever is there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        assert store.content is not None
+        self._size = len(store.content)
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, count: int, offset: int) -> bytes:
+        self._store.meanwhile(self._store)
+        if not self._store.content:
+            raise OSError("AWS Error")
+        return self._store.content[offset : offset + count].ljust(count, b"\0")
+
+
+class Store:
+    """One object; ``meanwhile`` is called between the two questions."""
+
+    def __init__(self, content: bytes, meanwhile: Callable[[Store], None]) -> None:
+        self.content: bytes | None = content
+        self.meanwhile = meanwhile
+
+    def open_input_file(self, _name: str) -> Opened:
+        if self.content is None:
+            raise FileNotFoundError
+        return Opened(self)
+
+    def get_file_info(self, name: str) -> fs.FileInfo:
+        if self.content is None:
+            return fs.FileInfo(name, fs.FileType.NotFound)
+        return fs.FileInfo(name, fs.FileType.File, size=len(self.content))
+
+
+def read(store: Any) -> bytes | None:
+    return Storage(store, None, "s3://bucket/lake").read("applied.json")
+
+
+@pytest.mark.parametrize("new", [b"a longer one", b"short", b"as long", b""])
+def test_what_replaces_it_is_read_whole(new: bytes) -> None:
+    def replace(store: Store) -> None:
+        store.content, store.meanwhile = new or None, lambda _: None
+
+    assert read(Store(b"content", replace)) == (new or None)
+
+
+def test_one_that_is_empty_for_a_moment() -> None:
+    def restore(store: Store) -> None:
+        store.content, store.meanwhile = b"there again", lambda _: None
+
+    def empty(store: Store) -> None:
+        store.content, store.meanwhile = b"", restore
+
+    assert read(Store(b"content", empty)) == b"there again"
+
+
+def test_one_that_never_rests_is_tried_again_later() -> None:
+    def grow(store: Store) -> None:
+        assert store.content is not None
+        store.content += b"x"
+
+    with pytest.raises(TargetUnavailable, match=r"cannot read or write s3://bucket/lake/applied\.json"):
+        read(Store(b"content", grow))
+
+
+def test_an_error_of_the_store_is_one() -> None:
+    def fail(_: Store) -> None:
+        raise OSError("AWS Error")
+
+    with pytest.raises(TargetUnavailable):
+        read(Store(b"content", fail))
