@@ -10,7 +10,7 @@ import pytest
 
 from subscriber import Settings, TableState
 from tests.database import Database
-from tests.integration.gates import wait_for_state
+from tests.integration.observed import until
 from tests.integration.replica import replica
 
 TABLES = range(8)
@@ -36,7 +36,8 @@ async def test_sessions_of_both_sides(publisher18_db: Database, target_db: Datab
     )
     terminated = 0
     async with replica(publisher, target, settings=SETTINGS) as found:
-        await asyncio.to_thread(wait_for_state, target, "t0", "idfsr")
+        # what fails before the setup has ended ends the run, as it should
+        await until(lambda: len(found.subscription.status.tables) == len(TABLES), "the setup has ended")
         for _ in range(25):
             # chance, not synchronisation
             await asyncio.sleep(rng.uniform(0, 0.3))
