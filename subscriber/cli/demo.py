@@ -187,9 +187,11 @@ def _bytes(number: float) -> str:
 
 
 def _print_report(report: LoadReport, streamed: int) -> None:
-    kinds = ", ".join(f"{number:,} {kind}" for kind, number in report.kinds.most_common())
+    # a number and its kind stay on one line
+    kinds = ", ".join(f"{number:,} {kind}".replace(" ", "\xa0") for kind, number in report.kinds.most_common())
     print(f"   In all {report.transactions:,} transactions changed {report.rows:,} rows; {streamed:,} of them were streamed.")
-    print(textwrap.fill(f"By kind: {kinds}.", width=_WIDTH, initial_indent="   ", subsequent_indent="   "))
+    said = textwrap.fill(f"By kind: {kinds}.", width=_WIDTH, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False)
+    print(said.replace("\xa0", " "))
     print(f"   Of those prepared, {report.committed_prepared:,} were committed, {report.rolled_back_prepared:,} rolled back.", flush=True)
 
 

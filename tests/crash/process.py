@@ -41,6 +41,14 @@ class RunProcess:
     def spool(self) -> Path:
         return self.directory / "spool"
 
+    def has_spilled(self) -> bool:
+        """Whether a file of a transaction is in the spool now."""
+        try:
+            return any(self.spool.glob("*/*.spool"))
+        except FileNotFoundError:
+            # a process that starts makes the directory anew, while we look into it
+            return False
+
     def arguments(self, *more: str) -> list[str]:
         found = ["--connection", self.publisher.conninfo(), "--publication", "pub", "--target", self.target_url, "--name", self.name]
         for option in self.options:

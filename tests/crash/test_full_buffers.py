@@ -66,12 +66,12 @@ async def test_the_next_process_goes_on(publisher18_db: Database, target_db: Dat
             process.kill()
             process.start()
             again = waiting.replace("count(*)::int", "pid") + f" AND pid <> {pid}"
-            await asyncio.to_thread(target.wait, f"SELECT count(*)::int FROM ({again}) AS a", 1)
+            await asyncio.to_thread(target.wait, f"SELECT count(*)::int FROM ({again}) AS a", 1, 90)
             process.assert_runs()
             if streaming != "off":
                 session.execute("COMMIT")
             other.execute("ROLLBACK")
-        await asyncio.to_thread(target.wait, "SELECT count(*)::int FROM t WHERE v <> 'a'", 19992)
+        await asyncio.to_thread(target.wait, "SELECT count(*)::int FROM t WHERE v <> 'a'", 19992, 90)
         process.assert_runs()
     finally:
         process.end()

@@ -85,10 +85,6 @@ def _parallel(process: SubscriberProcess) -> int:
     return process.log(10**6).count("was applied in parallel")
 
 
-def _spilled(process: SubscriberProcess) -> bool:
-    return any(process.spool.glob("*/*.spool"))
-
-
 def _early(rng: random.Random, kills: int) -> list[tuple[str, Moment]]:
     """Moments of the setup and of the copies."""
     known: list[tuple[str, Moment]] = [
@@ -108,7 +104,7 @@ def _late(rng: random.Random, kills: int) -> list[tuple[str, Moment]]:
     known: list[tuple[str, Callable[[], Moment]]] = [
         ("acknowledged", _acknowledged_more),
         ("prepared", lambda: _prepared),
-        ("spilled", lambda: _spilled),
+        ("spilled", lambda: SubscriberProcess.has_spilled),
         ("streaming", lambda: _streaming),
         ("at once", lambda: lambda _: True),
     ]
@@ -129,7 +125,7 @@ class _Killer:
         self._process = process
         self._rng = rng
 
-    async def kill(self, moments: list[tuple[str, Moment]], patience: float = 15.0) -> None:
+    async def kill(self, moments: list[tuple[str, Moment]], patience: float = 45.0) -> None:
         process, rng = self._process, self._rng
         for name, moment in moments:
             process.start()

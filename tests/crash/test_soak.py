@@ -80,7 +80,7 @@ async def test_a_day_in_short(publisher18_db: Database, target_db: Database, tmp
         try:
             await asyncio.to_thread(catch_up, publisher, target, name)
             until = loop.time() + SECONDS
-            while loop.time() < until:
+            while loop.time() < until or min(reconnects, refreshes) <= 2:
                 side = (publisher, target)[reconnects % 2]
                 reconnects += side.value(ENDS.format(name=name)) > 0
                 if reconnects % 3 == 0:
@@ -114,7 +114,6 @@ async def test_a_day_in_short(publisher18_db: Database, target_db: Database, tmp
     first, last = samples[:third], samples[-third:]
     print(f"{done} transactions, {reconnects} reconnects, {refreshes} refreshes; memory {samples[0][0]} to {samples[-1][0]} kB")
     assert done > 10 * SECONDS
-    assert min(reconnects, refreshes) > 2
     # what the allocator keeps for itself apart
     assert max(memory for memory, _ in last) < max(memory for memory, _ in first) * 1.1 + 8192
     assert max(descriptors for _, descriptors in last) <= max(descriptors for _, descriptors in first) + 4

@@ -66,10 +66,6 @@ def _prepared(process: OtherProcess) -> bool:
     return bool(process.look.value("SELECT count(*) FROM subscriber_prepared_transaction"))
 
 
-def _spilled(process: OtherProcess) -> bool:
-    return any(process.spool.glob("*/*.spool"))
-
-
 def _early(rng: random.Random, kills: int) -> list[tuple[str, Moment]]:
     """Moments of the setup and of the copies."""
     known: list[tuple[str, Moment]] = [
@@ -89,7 +85,7 @@ def _late(rng: random.Random, kills: int) -> list[tuple[str, Moment]]:
     known: list[tuple[str, Callable[[], Moment]]] = [
         ("acknowledged", _acknowledged_more),
         ("prepared", lambda: _prepared),
-        ("spilled", lambda: _spilled),
+        ("spilled", lambda: OtherProcess.has_spilled),
         ("at once", lambda: lambda _: True),
     ]
     chosen = [*known, *rng.choices(known[:3], k=kills)][:kills]
@@ -130,11 +126,11 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
     early = kills * 2 // 5
     try:
         async with under_load(load):
-            await _kill(process, _early(rng, early), met, rng, 20)
+            await _kill(process, _early(rng, early), met, rng, 60)
             await _kill(process, [("two-phase", lambda _: process.is_ready())], met, rng, 90)
             assert met["two-phase"] == 1, process.log()
             let_small_transactions_stream(publisher)
-            await _kill(process, _late(rng, kills - early - 1), met, rng, 20)
+            await _kill(process, _late(rng, kills - early - 1), met, rng, 60)
             for number in range(3):
                 prepare_one(publisher, f"left {number} {publisher.name}", rng)
         await assert_all_arrives(process, load, 90)
@@ -191,7 +187,7 @@ async def test_mariadb_is_killed_twenty_times(
                         let_small_transactions_stream(publisher)
                     before = process.acknowledged()
                     # it gets somewhere in half of the lives; in the others it is killed whatever it does
-                    if number % 2 and await eventually(lambda before=before: process.acknowledged() != before, 10, process):  # type: ignore[misc]
+                    if number % 2 and await eventually(lambda before=before: process.acknowledged() != before, 30, process):  # type: ignore[misc]
                         progressed += 1
                     await _chance(rng)
                     await asyncio.to_thread(server.kill)

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from subscriber.testing.ports import LOOPBACK, free_port
 
-_SECONDS = 30.0
+_SECONDS = 90.0
 _SERVER = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()

@@ -213,8 +213,9 @@ async def test_rolled_back_while_it_is_sent(publisher_db: Database, target_db: D
         await enabled(found)
         with target_db.connect() as blocker:
             blocker.execute("BEGIN; LOCK TABLE t")
-            # waits for the lock, and fills our memory: nothing more is read
-            publisher_db.execute(large(1))
+            # they wait for the lock, and fill our memory (transactions as small as these are not spilled): nothing more is read
+            for number in range(1, 401):
+                publisher_db.execute(f"INSERT INTO t VALUES ({number}, repeat('x', 500))")
             await eventually(target_db, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 't'::regclass", True)
             rows = 20_000
             await asyncio.to_thread(

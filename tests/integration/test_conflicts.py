@@ -322,10 +322,12 @@ class Ours:
         await self._running
 
 
+COPIED = "TRUNCATE t; INSERT INTO t SELECT g, 'u' || g, 'copied' FROM generate_series(100, 102) AS g"
+
+
 async def scenario(publisher: Database, side: Side) -> dict[str, int]:
-    """Every kind of conflict, once or more; the counters at the end."""
+    """Every kind of conflict, once or more; the counters at the end. It begins with the rows of COPIED."""
     target = side.target
-    publisher.execute("TRUNCATE t; INSERT INTO t SELECT g, 'u' || g, 'copied' FROM generate_series(100, 102) AS g")
     await side.caught_up()
     publisher.execute("INSERT INTO t SELECT g, 'u' || g, 'followed' FROM generate_series(1, 9) AS g")
     await side.caught_up()
@@ -360,12 +362,13 @@ async def test_the_same_conflicts_as_native(
     with fresh_database(address, "ours") as our_target, fresh_database(address, "native") as native_target:
         for target in (our_target, native_target):
             target.execute(f"{table}; CREATE TABLE mine (id int PRIMARY KEY)")
+        publisher18_db.execute(COPIED)
         native = Native(publisher18_db, native_target)
         native_counted = await scenario(publisher18_db, native)
         rows = "SELECT id, u, v FROM t ORDER BY id"
         native_rows = native_target.fetch(rows)
         native_target.execute("DROP SUBSCRIPTION native")
-        publisher18_db.execute("TRUNCATE t")
+        publisher18_db.execute(COPIED)
         ours = Ours(publisher18_db, our_target)
         our_counted = await scenario(publisher18_db, ours)
         await ours.stop()

@@ -140,6 +140,7 @@ async def test_every_type_as_by_the_landing(publisher18_db: Database, tmp_path: 
             assert left.num_rows > 1
 
 
+@pytest.mark.timeout(300)
 async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     await create_tables(publisher_db.dsn, rows=4000)

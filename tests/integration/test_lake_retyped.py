@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from subscriber import TableName, Until
 from subscriber.sinks.spark.applier import Applier
@@ -66,6 +67,7 @@ def _kept(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return before != after and keeps_values(columns[0], columns[1], widened(columns[0].type, columns[1].type))
 
 
+@pytest.mark.timeout(300)
 async def test_rows_are_found_by_values_that_are_taken_for_unchanged(publisher18_db: Database, tmp_path: Path) -> None:
     publisher, lake = publisher18_db, tmp_path / "lake"
     declared = _declarations(publisher)

@@ -44,6 +44,7 @@ async def test_a_slot_that_somebody_dropped(both: tuple[Database, Database], cap
         await eventually(target, "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 1)
         async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
             await subscription.disable()
+        await eventually(publisher, f"SELECT active FROM pg_replication_slots WHERE slot_name = '{name}'", False)
         publisher.fetch(f"SELECT pg_drop_replication_slot('{name}')")
         publisher.execute("INSERT INTO t VALUES (2, 'lost')")
         async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:

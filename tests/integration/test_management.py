@@ -350,6 +350,7 @@ async def test_worker_between_two_connections_learns_of_a_verb(publisher18_db: D
     )
     running = asyncio.create_task(subscription.run())
     await same(publisher18_db, target_db, name, ROWS)
+    await asyncio.to_thread(target_db.wait, "SELECT srsubstate::text FROM subscriber.pg_subscription_rel", "r")
     publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE u; INSERT INTO u VALUES (1, 'u')")
 
     async def refresh() -> None:

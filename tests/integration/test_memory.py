@@ -86,6 +86,7 @@ def test_a_transaction_of_many_rows(publisher18_db: Database, target_db: Databas
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.timeout(300)
 def test_a_transaction_of_large_rows(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     """A row is the unit: it is in memory whole, and on its way in and out more than once (measured: ten times); but not all rows are."""
     _prepare(publisher18_db, target_db, tmp_path, "CREATE TABLE t (id int, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL")

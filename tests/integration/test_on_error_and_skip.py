@@ -134,7 +134,8 @@ async def test_skipped_though_it_was_applied_in_parallel(
         assert publisher.value(f"SELECT stream_txns > 1 FROM pg_stat_replication_slots WHERE slot_name = '{name}'")
         for kind in ("starts", "completed"):
             assert caplog.text.count(f"logical replication {kind} skipping transaction at LSN {lsn}") == 1
-        assert "was applied in parallel" in caplog.text
+        # it is said a moment after the rows are there
+        await until(lambda: "was applied in parallel" in caplog.text, "the log")
         assert target.value("SELECT apply_error_count::int FROM subscriber.pg_stat_subscription_stats") == 1
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 

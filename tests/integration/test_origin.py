@@ -20,7 +20,7 @@ from subscriber.subscription.problems import check
 from subscriber.testing.server import EmbeddedServer
 from tests.database import Database, ServerAddress, fresh_database
 from tests.integration.managed import create, launched, same
-from tests.integration.observed import all_ready, eventually
+from tests.integration.observed import all_ready, eventually, until
 from tests.integration.replica import QUICK, Replica, replica
 from tests.integration.roles import role
 from tests.integration.sink_postgres import Remote, opened
@@ -112,7 +112,7 @@ async def test_two_of_ours_replicate_into_each_other(publisher_db: Database, tar
             # not before: a copy takes all rows, those too that came from where it goes to
             async with load(target_db, 2 * SIDE) as there:
                 await enabled(forth)
-                await asyncio.sleep(3)  # so long there is load from both sides
+                await until(lambda: min(here.inserted, there.inserted) > 300, "load from both sides")
         # forth was stopped in the middle of the load
         async with replica(publisher_db, target_db, **options) as forth:
             await both_equal(forth, back)
@@ -128,8 +128,6 @@ async def test_two_of_ours_replicate_into_each_other(publisher_db: Database, tar
             await both_equal(forth, back)
             assert prepared(publisher_db) == prepared(target_db) == set()
             # what came around would be a conflict, and would be counted
-            assert here.inserted > 100
-            assert there.inserted > 100
             assert back.subscription.status.statistics.inserts == there.inserted + 1
             for side in (forth, back):
                 assert side.subscription.status.last_error is None
@@ -164,7 +162,7 @@ async def test_ours_and_a_native_one_replicate_into_each_other(publisher_db: Dat
             await forth.caught_up()
             async with load(target_db, 2 * SIDE) as there:
                 await enabled(forth)
-                await asyncio.sleep(3)  # so long there is load from both sides
+                await until(lambda: min(here.inserted, there.inserted) > 300, "load from both sides")
         async with replica(publisher_db, target_db, origin="none", two_phase=True, settings=settings) as forth:
             await forth.caught_up()
             await eventually(publisher_db, COUNT, target_db.value(COUNT))
@@ -180,8 +178,6 @@ async def test_ours_and_a_native_one_replicate_into_each_other(publisher_db: Dat
             target_rows = target_db.fetch(ROWS)
             await eventually(publisher_db, ROWS, target_rows)
             assert target_rows[COPIED - 1][0] == COPIED
-            assert here.inserted > 100
-            assert there.inserted > 100
             assert forth.subscription.status.last_error is None
             # errors are what a loop leads to
             errors = "SELECT apply_error_count + sync_error_count FROM pg_stat_subscription_stats WHERE subname = 'native'"

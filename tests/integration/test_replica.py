@@ -84,8 +84,10 @@ async def test_stop_does_not_wait_for_a_target_that_does_not_answer(publisher18_
     async with replica(publisher18_db, target_db) as found:
         await found.caught_up()
         name = found.subscription.name
-        frozen = [pid for (pid,) in target_db.fetch(f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE '{name}%'")]
-        assert frozen
+        named = f"FROM pg_stat_activity WHERE application_name LIKE '{name}%'"
+        # the table's session has ended: one applies, one reads
+        await asyncio.to_thread(target_db.wait, f"SELECT count(*) {named}", 2)
+        frozen = [pid for (pid,) in target_db.fetch(f"SELECT pid {named}")]
         try:
             for pid in frozen:
                 os.kill(pid, signal.SIGSTOP)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 
 import pytest
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from tests.database import Database
+from tests.database import WAIT_SECONDS, Database
 from tests.integration.replica import replica
 from tests.integration.sink_postgres import START, Feed, Remote, opened, truncate
 
@@ -171,6 +172,7 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
     remote = Remote("t", "*id", "v")
     feed = Feed(target_db)
+    began = time.monotonic()
     await feed.open()
     try:
         await feed.apply(remote.relation, remote.insert(0, 0))
@@ -187,7 +189,7 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
     finally:
         await feed.sink.close()
     texts = [record.message for record in caplog.records if "conflict" in record.message]
-    assert len(texts) < 10, "one line at once, and one a second"
+    assert len(texts) < 9 + time.monotonic() - began, "one line at once, and one a second"
     counted = feed.sink.statistics
     assert (counted.confl_update_missing, counted.confl_delete_missing) == (100, 50)
     logged = sum(int(found[1]) if (found := re.search(r"\((\d+) rows\)", text)) else 1 for text in texts)
@@ -196,10 +198,10 @@ async def test_rolled_back_conflicts_are_not_logged_and_repeated_ones_are_counte
 
 def terminate_reader(target: Database, application_name: str) -> None:
     """End the session that asks how far the target's WAL is flushed, and wait until it has gone."""
-    (pid,) = target.fetch(
-        f"SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{application_name}' "
-        "AND query LIKE '%pg_current_wal_flush_lsn%'"
-    )[0]
+    named = f"FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{application_name}'"
+    target.wait(f"SELECT count(*) {named}", 2)
+    # the other one, which applies, has the lock of whoever writes
+    pid = target.value(f"SELECT pid {named} AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted)")
     target.execute(f"SELECT pg_terminate_backend({pid})")
     target.wait(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}", 0)
 
@@ -214,7 +216,7 @@ async def test_lost_reader_is_told_by_the_next_call(target_db: Database) -> None
         terminate_reader(target_db, "sub")
         before, done = done, await feed.apply(remote.insert(2))
         raised: list[TargetUnavailable] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not raised:
                 await asyncio.sleep(0.02)
                 try:

@@ -151,14 +151,20 @@ async def test_cannot_commit_without_the_apply_session(target_db: Database) -> N
         await feed.sink.close()
 
 
-async def test_the_next_process_waits_for_commits_under_way(target_db: Database) -> None:
+async def test_the_next_process_waits_for_commits_under_way(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", WAIT_SECONDS)
+    monkeypatch.setattr("subscriber.sinks.postgres.locks._COMMIT_SECONDS", WAIT_SECONDS)
     async with opened(target_db) as feed:
         key = parallel_key(feed.oid)
     with contextlib.closing(target_db.connect()) as left:
         left.execute("SELECT pg_advisory_lock_shared(%s)", (key,))
         opening = asyncio.create_task(feed.sink.open(NAME, feed.durable.append))
         # it has the writer's lock, and goes no further
-        await eventually(target_db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'", 1)
+        writer = (
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        await eventually(target_db, writer, 1)
         done, _ = await asyncio.wait({opening}, timeout=0.5)
         assert not done
         left.execute("SELECT pg_advisory_unlock_shared(%s)", (key,))

@@ -236,7 +236,12 @@ async def test_part_of_a_dead_process_commits_nothing_after_its_successor_began(
 
 
 @pytest.mark.parametrize("ends_by_itself", [True, False])
-async def test_undoing_waits_for_a_part_that_is_still_being_written(target_db: Database, ends_by_itself: bool) -> None:
+async def test_undoing_waits_for_a_part_that_is_still_being_written(
+    target_db: Database, ends_by_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ends_by_itself:
+        monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", WAIT_SECONDS)
+        monkeypatch.setattr("subscriber.sinks.postgres.locks._COMMIT_SECONDS", WAIT_SECONDS)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     async with syncing(target_db) as (feed, old):
         await old.begin()

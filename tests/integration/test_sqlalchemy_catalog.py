@@ -136,6 +136,7 @@ async def test_one_launcher(catalog: SqlAlchemyCatalog, other_target: OtherTarge
         with pytest.raises(SubscriptionInUse, match="the launcher of this target") as caught:
             await other.become_launcher()
         assert caught.value.hint == "one `subscriber run --target` serves all subscriptions of a target: stop the other one first"
+        monkeypatch.undo()
         await catalog.close()
         await other.become_launcher()
     finally:

@@ -11,7 +11,7 @@ from tests.integration.program import position, running, slots, subscriber
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica
 
 # a batch at hand is finished
-SOON = 9.0
+SOON = 15.0
 
 
 def test_copies_follows_and_ends_cleanly(other_replica: Replica) -> None:
@@ -147,7 +147,10 @@ def test_two_kinds_of_postgresql_target_know_nothing_of_each_other(publisher18_d
     pair.catches_up()
     done = subscriber("status", f"--target={native}")
     assert (done.status, done.output) == (0, "no subscriptions\n")
-    publisher18_db.execute("DELETE FROM t; SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    publisher18_db.wait("SELECT active FROM pg_replication_slots WHERE database = current_database()", False)
+    publisher18_db.execute(
+        "DELETE FROM t; SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+    )
     target_db.execute("DELETE FROM t")
     done = subscriber(*pair.arguments("--until-caught-up", target=native))
     assert (done.status, done.errors) == (0, "")

@@ -55,6 +55,9 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
             found = await one(target, "synchronizing")
             assert found["tables_by_state"] == {"d": 1}
             assert found["tables"][0]["copied_rows"] in {0, 1000}
+            async with asyncio.timeout(WAIT_SECONDS):
+                while found["tables"][0]["estimated_rows"] is None:  # reported once a second
+                    found = await one(target, "synchronizing")
             assert found["tables"][0]["estimated_rows"] == 1000
             rows = target.fetch(
                 "SELECT worker_type, relid::regclass::text, pid IS NOT NULL FROM subscriber.pg_stat_subscription ORDER BY relid NULLS FIRST"

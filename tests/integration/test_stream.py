@@ -129,7 +129,7 @@ async def test_close_in_the_middle_of_a_large_transaction(publisher_db: Database
     publisher_db.execute("INSERT INTO t SELECT g, repeat('z', 500) FROM generate_series(1, 100000) g")
     stream = await start(publisher_db, slot)
     await collect(stream, bool)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE):
         await stream.close()
     await asyncio.to_thread(publisher_db.wait, ACTIVE.format(slot), False)
 

@@ -51,6 +51,8 @@ def writing(publisher: Database) -> Iterator[threading.Event]:
                 )
                 if number == 20:
                     some.set()
+                # no faster than a subscriber on a busy machine can follow
+                stop.wait(0.005)
 
     def guarded() -> None:
         try:
@@ -450,10 +452,13 @@ async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database,
                 await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
                 target_db.execute("INSERT INTO t VALUES (1000, 'mine')")
                 publisher_db.execute("UPDATE t SET v = 'followed' WHERE id = 1; INSERT INTO t VALUES (1000, 'theirs')")
+                # the apply worker is past them: they are the synchronization's
+                publisher_db.execute("INSERT INTO other VALUES (0)")
+                await until(target_db, "SELECT count(*) FROM other", 1)
                 release(1)
                 await asyncio.to_thread(wait_for_state, target_db, "t", "f")
                 publisher_db.execute("INSERT INTO other VALUES (1)")
-                await until(target_db, "SELECT count(*) FROM other", 1)
+                await until(target_db, "SELECT count(*) FROM other", 2)
                 copied = target_db.fetch("SELECT DISTINCT xmin::text FROM t WHERE id BETWEEN 2 AND 100")
                 while not isinstance(failing.subscription.status.last_error, ApplyError):
                     await asyncio.sleep(0.02)

@@ -207,14 +207,14 @@ async def test_closed_pipe_ends_it_quietly(source: Database) -> None:
 
 
 async def test_reader_who_is_slow_does_not_cost_the_connection(source: Database, start: Start) -> None:
-    slow = source.conninfo(options="-c wal_sender_timeout=2s")
+    slow = source.conninfo(options="-c wal_sender_timeout=6s")
     process = await start(slow, "--format", "json", *SECOND)
     await following(source)
     pid = source.value("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()")
     source.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 5000) g")
     # nobody reads: five megabytes fit into no pipe
     began = source.value("SELECT now()::text")
-    await asyncio.to_thread(source.wait, f"SELECT now() > '{began}'::timestamptz + interval '4 s'", True)
+    await asyncio.to_thread(source.wait, f"SELECT now() > '{began}'::timestamptz + interval '12 s'", True)
     assert source.value("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()") == pid
     lines = await lines_of(process, 5002)
     assert [json.loads(line)["new"]["id"] for line in lines[1:-1]] == [str(number) for number in range(1, 5001)]

@@ -285,7 +285,8 @@ class TestAcknowledging:
             await first(stream)
             await one.acknowledge()
         # leaving the block has told the publisher
-        assert confirmed(source, "s") >= one.end_lsn
+        slot = f"SELECT confirmed_flush_lsn >= '{one.end_lsn}' AND NOT active FROM pg_replication_slots WHERE slot_name = 's'"
+        await eventually(source, slot, True)
         source.execute("INSERT INTO t VALUES (3)")
         async with transactions(source.conninfo(), publications=["p"], slot_name="s") as stream:
             assert [(await first(stream))[1][0][2]["id"] for _ in range(2)] == ["2", "3"]

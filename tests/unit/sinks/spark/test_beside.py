@@ -52,7 +52,9 @@ def test_an_end_does_not_wait_for_ever_and_no_second_applier_begins_beside_the_r
     assert thread.daemon
     long_round.may_end.set()
     thread.join(30)
+    long_round.under_way.clear()
     applier.start()
+    assert long_round.under_way.wait(30)
     assert long_round.begun == 2
     thread = applier._thread
     assert thread is not None
