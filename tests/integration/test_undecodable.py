@@ -21,7 +21,7 @@ TABLE = "CREATE TABLE t (id int, v text)"
 ALL = "SELECT * FROM t ORDER BY id"
 HELD = 7
 ROWS = f"""
-INSERT INTO t SELECT i, repeat('x', 1000) || CASE WHEN i = 200 THEN pg_advisory_xact_lock({HELD})::text ELSE '' END
+INSERT INTO t SELECT i, repeat('x', 1000) || CASE WHEN i = 2 THEN pg_advisory_xact_lock({HELD})::text ELSE '' END
 FROM generate_series(2, 400) AS i
 """
 WAITS = "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
