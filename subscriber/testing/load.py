@@ -38,6 +38,7 @@ class MixedLoad:
 
     Attributes:
         report: what was done so far; may be read while it runs.
+        held: kinds that do not come as long as they are in here; may be changed while it runs.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MixedLoad:
             weights=dict(weights),
             reconnect=reconnect,
         )
+        self.held = self._settings.held
         self._left_prepared: dict[str, int] = {}
 
     async def run(self, until: asyncio.Event | None = None, *, seconds: float | None = None, transactions: int | None = None) -> LoadReport:

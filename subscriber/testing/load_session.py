@@ -43,6 +43,7 @@ class LoadSettings:
     huge_rows: int = 20_000
     weights: Mapping[Kind, float] = field(default_factory=lambda: dict(WEIGHTS))
     reconnect: bool = False
+    held: set[Kind] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -156,10 +157,9 @@ class LoadSession:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), due - time.monotonic())
                         break
-                kind = first.pop() if first else self._rng.choices(list(settings.weights), list(settings.weights.values()))[0]
                 try:
                     await self._resolve(connection)
-                    await self._transaction(connection, kind)
+                    await self._transaction(connection, self._next_kind(first))
                 except psycopg.OperationalError:
                     if not settings.reconnect:
                         raise
@@ -170,6 +170,16 @@ class LoadSession:
                 self._done += 1
         finally:
             await connection.close()
+
+    def _next_kind(self, first: list[Kind]) -> Kind:
+        """The last one of ``first`` that may come, taken out of it; or any."""
+        settings = self._settings
+        for kind in reversed(first):
+            if kind not in settings.held:
+                first.remove(kind)
+                return kind
+        kinds = {kind: weight for kind, weight in settings.weights.items() if kind not in settings.held}
+        return self._rng.choices(list(kinds), list(kinds.values()))[0]
 
     async def _transaction(self, connection: Connection, kind: Kind) -> None:
         shelf = self._free_shelf()

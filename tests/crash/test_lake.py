@@ -163,7 +163,7 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
     )
     applier = Program(tmp_path, "applier", "spark-apply", str(lake), "--engine", "local", "--target-rows", "2000")
     load = MixedLoad(publisher.dsn, seed=seed, rate=10, sessions=2, huge_rows=500)
-    let_slots_be_created(publisher)
+    let_slots_be_created(publisher, load)
     enough = asyncio.Event()
     met: Counter[str] = Counter()
     try:
@@ -183,7 +183,7 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
                 assert cut is not None
                 if len(cut.tables) == 2 + len(TABLES):
                     # all copied: no slot will be created any more
-                    let_small_transactions_stream(publisher)
+                    let_small_transactions_stream(publisher, load)
                 met["checked"] += await asyncio.to_thread(check_cut, lake, cut)
                 met["moved"] += before is None or cut.lsn > before.lsn
                 victim.start()

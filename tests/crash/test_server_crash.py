@@ -84,14 +84,14 @@ async def test_target_crashes(tmp_path: Path) -> None:
         process = SubscriberProcess(_database(publisher), _database(target), tmp_path, options=("synchronous_commit=off",))
         await make_tables(process.publisher, process.target)
         load = make_load(process.publisher, seed)
-        let_slots_be_created(process.publisher)
+        let_slots_be_created(process.publisher, load)
         try:
             async with under_load(load):
                 await _starts(process)
                 for number in range(6):
                     if number == 2:
                         assert await eventually(lambda: are_tables_ready(process), 150, process), process.log()
-                        let_small_transactions_stream(process.publisher)
+                        let_small_transactions_stream(process.publisher, load)
                     if number:
                         await _progress(process, load)
                     # chance, not synchronisation: somewhere in what comes next
@@ -129,14 +129,14 @@ async def test_publisher_crashes(tmp_path: Path) -> None:
         process = SubscriberProcess(_database(publisher), _database(target), tmp_path)
         await make_tables(process.publisher, process.target)
         load = make_load(process.publisher, seed, reconnect=True)
-        let_slots_be_created(process.publisher)
+        let_slots_be_created(process.publisher, load)
         try:
             async with under_load(load):
                 await _starts(process)
                 for number, stop in enumerate((publisher.kill, publisher.stop, publisher.kill, publisher.stop, publisher.kill)):
                     if number == 2:
                         assert await eventually(lambda: is_ready(process), 150, process), process.log()
-                        let_small_transactions_stream(process.publisher)
+                        let_small_transactions_stream(process.publisher, load)
                     elif number:
                         await _progress(process, load)
                     await asyncio.sleep(rng.uniform(0, 1))

@@ -160,14 +160,14 @@ async def _survives(publisher: Database, target: Database, directory: Path, seed
     killer = _Killer(process, rng)
     early = kills * 2 // 5
     load = make_load(publisher, seed)
-    let_slots_be_created(publisher)
+    let_slots_be_created(publisher, load)
     try:
         async with under_load(load):
             await killer.kill(_early(rng, early))
             # slots are not created while transactions that are prepared now stay so: all tables first, then those that are left
             await killer.kill([("two-phase", is_ready)], patience=90)
             assert killer.met["two-phase"] == 1, process.log()
-            let_small_transactions_stream(publisher)
+            let_small_transactions_stream(publisher, load)
             await killer.kill(_late(rng, kills - early - 3))
             await _kill_in_parallel_apply(process, killer)
             for number in range(3):

@@ -122,14 +122,14 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
     await make_publisher_tables(publisher)
     met: Counter[str] = Counter()
     load = make_load(publisher, seed, rate=_RATE)
-    let_slots_be_created(publisher)
+    let_slots_be_created(publisher, load)
     early = kills * 2 // 5
     try:
         async with under_load(load):
             await _kill(process, _early(rng, early), met, rng, 60)
             await _kill(process, [("two-phase", lambda _: process.is_ready())], met, rng, 90)
             assert met["two-phase"] == 1, process.log()
-            let_small_transactions_stream(publisher)
+            let_small_transactions_stream(publisher, load)
             await _kill(process, _late(rng, kills - early - 1), met, rng, 60)
             for number in range(3):
                 prepare_one(publisher, f"left {number} {publisher.name}", rng)
@@ -174,7 +174,7 @@ async def test_mariadb_is_killed_twenty_times(
         await make_publisher_tables(publisher)
         await make_specimens_of_text(database.url)
         load = make_load(publisher, seed, rate=_RATE)
-        let_slots_be_created(publisher)
+        let_slots_be_created(publisher, load)
         progressed = 0
         try:
             async with under_load(load):
@@ -184,7 +184,7 @@ async def test_mariadb_is_killed_twenty_times(
                 for number in range(20):
                     if number == 8:
                         assert await eventually(process.is_ready, 90, process), process.log()
-                        let_small_transactions_stream(publisher)
+                        let_small_transactions_stream(publisher, load)
                     before = process.acknowledged()
                     # it gets somewhere in half of the lives; in the others it is killed whatever it does
                     if number % 2 and await eventually(lambda before=before: process.acknowledged() != before, 30, process):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from subscriber import ApplyError, PublisherError, RelationError, TableName, TableState, Until
+from subscriber.errors import CopyOutdated
 from subscriber.subscription.source import PublisherSource
 from tests.database import Database
 from tests.integration.gates import closed, held, make_gate, wait_for_state, waiting_at, waiting_for
@@ -435,6 +436,28 @@ async def test_a_copy_that_fails_does_not_stop_others_and_is_mended(publisher_db
         await failing.same("SELECT id, v FROM good ORDER BY id")
     assert only_the_main_slot(publisher_db)
     assert target_db.value("SELECT count(*) FROM subscriber.copy_part") == 0
+
+
+async def test_truncated_while_it_is_copied(publisher_db: Database, target_db: Database) -> None:
+    """TRUNCATE waits for the transaction that reads the rows: what was copied goes again, by catching up or by another copy."""
+    for database in (publisher_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
+    publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    make_gate(target_db, "t", "NEW.id = 100", 1)
+    with closed(target_db, 1) as release, contextlib.closing(publisher_db.connect()) as session:
+        async with replica(publisher_db, target_db) as found:
+            await until(target_db, waiting_at(1), 1)
+            await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
+            statements = b"BEGIN; TRUNCATE t, other; INSERT INTO t VALUES (1, 'followed'); INSERT INTO other VALUES (1); COMMIT"
+            truncating = asyncio.create_task(asyncio.to_thread(session.execute, statements))
+            await until(publisher_db, waiting_for("t"), 1)
+            release(1)
+            await truncating
+            publisher_db.execute("INSERT INTO t VALUES (2, 'later')")
+            assert await found.same("SELECT id, v FROM t ORDER BY id") == [(1, "followed"), (2, "later")]
+            assert await found.same("SELECT id FROM other") == [(1,)]
+            assert isinstance(found.subscription.status.last_error, CopyOutdated | None)
+    assert only_the_main_slot(publisher_db)
 
 
 async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database, target_db: Database) -> None:

@@ -92,7 +92,7 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
     load = MixedLoad(publisher.dsn, seed=seed, rate=8, sessions=2, huge_rows=500)
     met: Counter[str] = Counter()
     reader = Reader(lake)
-    let_slots_be_created(publisher)
+    let_slots_be_created(publisher, load)
     enough = asyncio.Event()
 
     def tell() -> str:
@@ -135,7 +135,7 @@ async def test_killed_at_random_on_a_cluster(publisher18_db: Database, tmp_path:
                 assert cut is not None
                 if all_published():
                     # all copied: no slot will be created any more
-                    let_small_transactions_stream(publisher)
+                    let_small_transactions_stream(publisher, load)
                 assert subscriber.runs(), tell()
                 await there(partial(beyond, cut.lsn))
             enough.set()
