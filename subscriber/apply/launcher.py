@@ -85,8 +85,11 @@ class SyncLauncher:
         """
         unsynchronized = set(self._states.unsynchronized)
         leaving = [task for table, task in self._running.items() if table not in unsynchronized]
-        if leaving:
-            await asyncio.wait(leaving, timeout=timeout)
+        if not leaving:
+            return
+        _, late = await asyncio.wait(leaving, timeout=timeout)
+        if late:
+            _log.warning("slots of %d synchronized tables were not dropped within %.0f s: the next start drops them", len(late), timeout)
 
     def _due(self, running: dict[TableName, asyncio.Task[None]]) -> list[TableName]:
         now = asyncio.get_running_loop().time()

@@ -220,9 +220,7 @@ class Subscription:
                     await following.run()
                 finally:
                     # the last error, before the sink is closed; a target that does not answer is not waited for
-                    with contextlib.suppress(TargetError, TimeoutError):
-                        async with asyncio.timeout(_REPORT_SECONDS):
-                            await reporting.report()
+                    await _last_report(reporting)
                 await launcher.leave(_LEAVE_SECONDS)
                 for task in beside:
                     task.cancel()
@@ -297,6 +295,15 @@ class Subscription:
                 self._running.disabled_by = error
             self._sink.statistics.sync_error_count += 1
         self._running.wake()
+
+
+async def _last_report(reporting: Reporting) -> None:
+    with contextlib.suppress(TargetError):
+        try:
+            async with asyncio.timeout(_REPORT_SECONDS):
+                await reporting.report()
+        except TimeoutError:
+            _log.warning("the target did not take the last report within %.0f s: its statistics are from before", _REPORT_SECONDS)
 
 
 def _spool_key(prepared: Prepared) -> str:

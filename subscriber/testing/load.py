@@ -1,7 +1,8 @@
 """A mixed load on a publisher: everything logical replication has to carry, at random, by a seed.
 
 The transactions are those of :mod:`subscriber.testing.plans`, on the tables of :mod:`subscriber.testing.tables`. Several sessions run
-beside each other; each first does its share of one transaction of every kind, then draws kinds by weight.
+beside each other; each first does its share of one transaction of every kind, then draws kinds by weight. A kind that is
+held comes once it is no more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class MixedLoad:
 
     Args:
         dsn: of the publisher's database. ``max_prepared_transactions`` has to be twice ``sessions`` or more, unless no kind is two-phase.
-        seed: the same seed and number of sessions give the same transactions, by session.
+        seed: the same seed and number of sessions give the same transactions, by session, unless kinds are held.
         rate: transactions a second of all sessions together; None: as many as can be.
         sessions: connections that work at the same time.
         schema: of the tables.

@@ -36,7 +36,7 @@ def cannot_send(port: int) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
 async def test_the_next_process_goes_on(publisher18_db: Database, target_db: Database, tmp_path: Path, streaming: str) -> None:
     publisher, target = publisher18_db, target_db

@@ -174,6 +174,10 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
             applier.start()
             await there(partial(publishes, lake), subscriber, applier)
             for number in range(KILLS):
+                if number == KILLS // 4:
+                    # these kills were amid the copies; no slot will be created any more
+                    await there(partial(publishes_all, lake), subscriber, applier)
+                    let_small_transactions_stream(publisher, load)
                 victim = (subscriber, applier)[number % 2]
                 before = read_cut(storage(lake))
                 # chance, not synchronisation: somewhere in what it does
@@ -181,9 +185,6 @@ async def test_killed_at_random(publisher18_db: Database, tmp_path: Path) -> Non
                 victim.kill()
                 cut = read_cut(storage(lake))
                 assert cut is not None
-                if len(cut.tables) == 2 + len(TABLES):
-                    # all copied: no slot will be created any more
-                    let_small_transactions_stream(publisher, load)
                 met["checked"] += await asyncio.to_thread(check_cut, lake, cut)
                 met["moved"] += before is None or cut.lsn > before.lsn
                 victim.start()
@@ -220,6 +221,11 @@ def tidy(lake: Place) -> None:
 def publishes(lake: Place) -> bool:
     cut = read_cut(storage(lake))
     return cut is not None and {LEFT, RIGHT} <= cut.tables.keys()
+
+
+def publishes_all(lake: Place) -> bool:
+    cut = read_cut(storage(lake))
+    return cut is not None and len(cut.tables) == 2 + len(TABLES)
 
 
 def is_beyond(lake: Place, before: Cut) -> bool:

@@ -73,7 +73,7 @@ def _reconnect(process: SubscriberProcess, publisher: EmbeddedServer, target: Em
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1200)
 async def test_target_crashes(tmp_path: Path) -> None:
     """Without two-phase commit, whose PREPARE would bring everything before it to the disk; and with a WAL writer that takes its time."""
     seed = secrets.randbelow(10**6)
@@ -120,7 +120,7 @@ async def test_target_crashes(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1200)
 async def test_publisher_crashes(tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")

@@ -191,12 +191,12 @@ def _assert_it_was_hard(publisher: Database, process: SubscriberProcess, met: Co
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(1200)
 async def test_twenty_kills(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     await _survives(publisher18_db, target_db, tmp_path, secrets.randbelow(10**6), 20)
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(1200)
 async def test_some_kills_with_an_older_publisher(publisher16_db: Database, target_db: Database, tmp_path: Path) -> None:
     await _survives(publisher16_db, target_db, tmp_path, _FIXED_SEED, 11)

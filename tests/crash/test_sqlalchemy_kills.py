@@ -144,7 +144,7 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
 
 @pytest.mark.crash
 @pytest.mark.endurance
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: MariaDatabase, tmp_path: Path) -> None:
     await make_specimens_of_text(mariadb_db.url)
     await _survives(publisher18_db, MariaDBLook(mariadb_db), tmp_path, 20)
@@ -152,14 +152,14 @@ async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: M
 
 @pytest.mark.crash
 @pytest.mark.endurance
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 async def test_twenty_kills_with_sqlite(publisher18_db: Database, tmp_path: Path) -> None:
     await _survives(publisher18_db, SqliteLook(tmp_path / "replica.db"), tmp_path, 20)
 
 
 @pytest.mark.crash
 @pytest.mark.endurance
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 async def test_mariadb_is_killed_twenty_times(
     publisher18_db: Database, make_mariadb: Callable[[], EmbeddedMariaDB], tmp_path: Path
 ) -> None:

@@ -36,10 +36,11 @@ def fill(first: int, last: int, letter: str) -> str:
 
 def spool_files(spool: Path) -> list[Path]:
     found = []
-    for path in spool.rglob("*.spool"):
-        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-            if path.stat().st_size:
-                found.append(path)
+    with contextlib.suppress(FileNotFoundError):  # a directory that is gone meanwhile
+        for path in spool.rglob("*.spool"):
+            with contextlib.suppress(FileNotFoundError):  # a file that is
+                if path.stat().st_size:
+                    found.append(path)
     return found
 
 

@@ -97,7 +97,7 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     names = [TableName("load", name) for name in TABLES]
     load = MixedLoad(publisher_db.dsn, seed=5, sessions=2, huge_rows=2000)
-    let_slots_be_created(publisher_db, load)
+    let_slots_be_created(publisher_db)
     for _ in range(2):
         found = subscription(publisher_db, lake, parameters="?batch_delay=50ms", two_phase=True)
         running = asyncio.create_task(found.run())
@@ -107,7 +107,7 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_
         await applied(lake)
         found.stop()
         await running
-        let_small_transactions_stream(publisher_db, load)  # to the next one: all is copied
+        let_small_transactions_stream(publisher_db)  # to the next one: all is copied
     cut = await applied(lake)
     assert_same(lake, cut, publisher_db, names)
 

@@ -146,7 +146,7 @@ async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, t
     await create_tables(publisher_db.dsn, rows=4000)
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     load = MixedLoad(publisher_db.dsn, seed=11, sessions=2, huge_rows=1000)
-    let_slots_be_created(publisher_db, load)
+    let_slots_be_created(publisher_db)
     found = by_executors(publisher_db, tmp_path)
     running = asyncio.create_task(found.run())
     async with copier(lake):
@@ -157,7 +157,7 @@ async def test_copied_in_parts_under_load_and_followed(publisher_db: Database, t
     await applied(lake, small)
     found.stop()
     await running
-    let_small_transactions_stream(publisher_db, load)
+    let_small_transactions_stream(publisher_db)
     found = by_executors(publisher_db, tmp_path)
     running = asyncio.create_task(found.run())
     await load.run(transactions=20)

@@ -57,7 +57,7 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
     publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     names = [TableName("load", name) for name in TABLES]
     load = MixedLoad(publisher18_db.dsn, seed=12, sessions=2, huge_rows=1000)
-    let_slots_be_created(publisher18_db, load)
+    let_slots_be_created(publisher18_db)
     for _ in range(2):
         found = subscription(publisher18_db, lake, "?batch_delay=50ms")
         running = asyncio.create_task(found.run())
@@ -67,7 +67,7 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
         await applied(lake, ApplierSettings(target_rows=500))
         found.stop()
         await running
-        let_small_transactions_stream(publisher18_db, load)  # to the next one: all is copied
+        let_small_transactions_stream(publisher18_db)  # to the next one: all is copied
     cut = published(lake)
     assert_same(lake, cut, publisher18_db, names)
     landed = storage(lake).files("landing")

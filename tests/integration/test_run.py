@@ -21,7 +21,7 @@ from tests.terminal import terminal
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ALL = "SELECT id, v FROM t ORDER BY id"
-# five seconds for the target to take what is at hand, two for a command to be cancelled
+# ten seconds for a target that takes nothing, which is said then, and a second or more for a process to end on a busy machine
 SOON = 15.0
 
 

@@ -331,8 +331,16 @@ async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, tar
 
 
 @pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-@pytest.mark.parametrize("rewrite", ["VACUUM FULL big", "CLUSTER big USING big_id", "ALTER TABLE big ALTER id TYPE bigint"])
-async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Database, rewrite: str) -> None:
+@pytest.mark.parametrize(
+    ("rewrite", "rows"),
+    [
+        ("VACUUM FULL big", 5000),
+        ("CLUSTER big USING big_id", 5000),
+        ("ALTER TABLE big ALTER id TYPE bigint", 5000),
+        ("BEGIN; TRUNCATE big; INSERT INTO big VALUES (1, 'new'), (2, 'new'); COMMIT", 2),
+    ],
+)
+async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Database, rewrite: str, rows: int) -> None:
     """Rows lie in other blocks then: the parts do not fit together, and the table is copied anew."""
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE big (id int, v text); CREATE INDEX big_id ON big (id)")
@@ -347,7 +355,7 @@ async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Da
                 await until(publisher_db, waiting_for("big"), 1)
                 release(1)
                 await rewriting
-            assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) > 4000
+            assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) == rows
             assert target_db.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel") > 1
     assert only_the_main_slot(publisher_db)
 

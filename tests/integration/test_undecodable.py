@@ -1,7 +1,7 @@
 """A slot that its publisher can no more decode.
 
-Seen once with a slot made under load. Here the publisher's catalog is made to disagree with its WAL by hand: rows of a table still go into
-the file that it had before a commit that names another one.
+Seen, rarely, with slots made under load. Here the publisher's catalog is made to disagree with its WAL by hand: rows of a table still go
+into the file that it had before a commit that names another one.
 """
 
 from __future__ import annotations

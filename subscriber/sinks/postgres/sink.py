@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -48,6 +49,8 @@ from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
+
+_log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS: Final = 5.0
 """How long a target may take for the last words: one that does not answer at all would keep the run from ending."""
@@ -439,9 +442,11 @@ class PostgresSink:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._leave(opened)
-        except (TargetError, TimeoutError):
+        except TargetError:
             # what is not on disk was not acknowledged, and comes again
             return
+        except TimeoutError:
+            _log.warning("the target did not take the last words within %.0f s: its sessions are closed all the same", _CLOSE_SECONDS)
         finally:
             await opened.durability.close()
             await opened.session.close()
