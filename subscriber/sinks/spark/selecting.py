@@ -1,23 +1,27 @@
 """A table's columns as a SELECT for ADBC, and what comes of it as the lake's columns: the same values as by way of COPY and the landing.
 
-Types whose binary form is the lake's own (integers, floats, booleans, bytea, text) are selected as they are. All others come as the text of
-their output function, and are cast as landed values are (``values.py``). ``concat`` gives that text; a cast to text would not: it
-trims ``character(n)``. ``num_nulls`` tells NULL from a composite value whose fields are all NULL; ``IS NULL`` would not.
+Types whose binary form is the lake's own (integers, floats, booleans, bytea, text) are selected as they are. Dates and timestamps are, too,
+as far as the lake can hold them; a second column has the text of those that it cannot (most of what a publisher does for such a copy
+would be their texts, otherwise). All others come as the text of their output function, and are cast as landed values are (``values.py``).
+``concat`` gives that text; a cast to text would not: it trims ``character(n)``. ``num_nulls`` tells NULL from a composite value whose
+fields are all NULL; ``IS NULL`` would not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from subscriber.abc import PublishedTable
 from subscriber.errors import ApplyError
-from subscriber.protocol.quoting import quote_identifier
+from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.spark.rows import special_column
 from subscriber.sinks.spark.schema import TableSchema
-from subscriber.sinks.spark.values import NotText, cast_text
+from subscriber.sinks.spark.types import arrow_type
+from subscriber.sinks.spark.values import NotText, Specials, cast_text
 
 __all__ = ["current_rows", "select_list"]
 
@@ -25,16 +29,35 @@ _NATIVE: Final = frozenset({16, 17, 20, 21, 23, 25, 700, 701, 1043})
 """bool, bytea, int8, int2, int4, text, float4, float8, varchar."""
 
 
-def select_list(table: PublishedTable) -> str:
-    """The expressions of a table's columns, in their order."""
-    return ", ".join(_expression(name, oid) for name, oid in zip(table.columns, table.column_types, strict=True))
+_TEMPORAL: Final = {
+    1082: ("date", "0001-01-01", "10000-01-01"),
+    1114: ("timestamp", "0001-01-01 00:00:00", "10000-01-01 00:00:00"),
+    1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
+}
+"""Type, first value that the lake can hold, and first beyond."""
 
 
-def _expression(name: str, oid: int) -> str:
-    column = quote_identifier(name)
+def select_list(table: PublishedTable, schema: TableSchema) -> str:
+    """The expressions of a table's columns, in their order.
+
+    Args:
+        table: as it is published.
+        schema: of the lake's table; it has the same columns.
+    """
+    columns = zip(table.columns, table.column_types, schema.columns, strict=True)
+    return ", ".join(expression for name, oid, column in columns for expression in _expressions(quote_identifier(name), oid, column.type))
+
+
+def _expressions(column: str, oid: int, arrow: pa.DataType) -> Iterator[str]:
     if oid in _NATIVE:
-        return column
-    return f"CASE WHEN pg_catalog.num_nulls({column}) = 0 THEN pg_catalog.concat({column}) END"
+        yield column
+    elif oid in _TEMPORAL and arrow == arrow_type(oid, -1):
+        name, first, end = _TEMPORAL[oid]
+        low, high = (f"pg_catalog.{name} {quote_literal(value)}" for value in (first, end))
+        yield f"CASE WHEN {column} >= {low} AND {column} < {high} THEN {column} END"
+        yield f"CASE WHEN {column} < {low} OR {column} >= {high} THEN pg_catalog.concat({column}) END"
+    else:
+        yield f"CASE WHEN pg_catalog.num_nulls({column}) = 0 THEN pg_catalog.concat({column}) END"
 
 
 def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -45,9 +68,15 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
     """
     arrays: list[pa.Array] = []
     specials: dict[int, dict[str, str]] = {}
-    for column, array in zip(schema.columns, columns, strict=True):
+    given = iter(columns)
+    for column in schema.columns:
+        array = next(given)
         try:
-            cast, refused = (cast_text(array, column.type)) if pa.types.is_string(array.type) else (array.cast(column.type), {})
+            if pa.types.is_string(array.type):
+                cast, refused = cast_text(array, column.type)
+            else:
+                cast = array.cast(column.type)
+                refused = _texts(next(given)) if pa.types.is_temporal(array.type) else {}
         except NotText:
             raise ApplyError(
                 f'table "{schema.table}", column "{column.name}": bytes that are not UTF-8',
@@ -58,3 +87,10 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
             specials.setdefault(row, {})[column.field] = text
     count = len(columns[0])
     return pa.RecordBatch.from_arrays([*arrays, special_column(specials, count)], schema=schema.current)
+
+
+def _texts(beyond: pa.Array) -> Specials:
+    if beyond.null_count == len(beyond):
+        return {}
+    rows = pc.indices_nonzero(pc.is_valid(beyond))
+    return dict(zip(rows.to_pylist(), beyond.take(rows).to_pylist(), strict=True))

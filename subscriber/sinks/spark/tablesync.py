@@ -253,7 +253,7 @@ class ExecutorTableSink(SparkTableSink):
         assert self._schema is not None
         assert self._published is not None
         lake = self._lake()
-        columns = select_list(self._published)
+        columns = select_list(self._published, self._schema)
         placed = CopyOrder(
             directory=self._directory,
             base=self._base,
