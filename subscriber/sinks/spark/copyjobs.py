@@ -14,6 +14,7 @@ from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
 from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.worker import forget_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,3 +64,4 @@ def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_r
     order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301
     for number in numbers:
         yield attempt(storage, order, number, target_rows)
+    forget_jars()

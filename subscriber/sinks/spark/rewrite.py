@@ -11,6 +11,7 @@ from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import Unit, UnitResult, merge_unit
 from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.worker import forget_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,3 +64,5 @@ def run_unit(location: Location, unit: Unit) -> tuple[UnitResult | None, str | N
         return merge_unit(Storage.open(location), unit), None
     except SubscriberError as error:
         return None, error.one_line()
+    finally:
+        forget_jars()
