@@ -27,9 +27,18 @@ from collections.abc import Callable, Collection, Sequence
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable
-from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, decode_frame, encode_frame, payloads
+from subscriber.protocol.frames import (
+    PAYLOAD,
+    PrimaryKeepalive,
+    StandbyStatusUpdate,
+    XLogData,
+    decode_frame,
+    encode_frame,
+    message_tag,
+    payloads,
+)
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
-from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, Tag
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Reassembly, SpoolDiscard, SpoolTruncate
@@ -218,6 +227,21 @@ class Receiver:
         place, count = 0, len(frames)
         frame: XLogData | PrimaryKeepalive | None = None
         while place < count:
+            if not reassembly.in_transaction and message_tag(frames[place]) == Tag.BEGIN:
+                begin, rows = frames[place][PAYLOAD:], payloads(frames, place + 1, ROW_TAGS)
+                place += 1 + len(rows)
+                if place < count and message_tag(frames[place]) == Tag.COMMIT:
+                    frame = decode_frame(frames[place])
+                    assert isinstance(frame, XLogData)  # its tag
+                    self._put(reassembly.feed_whole(begin, rows, frame.payload))
+                    tracker.receive(max(frame.start_lsn, frame.end_lsn))
+                    place += 1
+                    continue
+                reassembly.feed(begin)
+                if rows:
+                    reassembly.feed_rows(rows)
+                frame = decode_frame(frames[-1]) if place == count else None
+                continue
             if reassembly.in_transaction and (rows := payloads(frames, place, ROW_TAGS)):
                 reassembly.feed_rows(rows)
                 place += len(rows)

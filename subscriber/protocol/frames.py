@@ -18,9 +18,21 @@ from subscriber.errors import ProtocolError
 from subscriber.protocol.failures import ends_early, malformed, tag_name, trailing_bytes
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["PrimaryKeepalive", "StandbyStatusUpdate", "XLogData", "decode_frame", "decode_status_update", "encode_frame", "payloads"]
+__all__ = [
+    "PAYLOAD",
+    "PrimaryKeepalive",
+    "StandbyStatusUpdate",
+    "XLogData",
+    "decode_frame",
+    "decode_status_update",
+    "encode_frame",
+    "message_tag",
+    "payloads",
+]
 
 _XLOG_DATA: Final = Struct(">cQQq")
+PAYLOAD: Final = _XLOG_DATA.size
+"""Where the message begins in an XLogData."""
 _KEEPALIVE: Final = Struct(">cQqB")
 _STATUS: Final = Struct(">cQQQqB")
 _XLOG_FIELDS: Final = Struct(">xQQq").unpack_from
@@ -94,16 +106,21 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
         raise ProtocolError("empty CopyData", offset=0)
     tag = data[0]
     if tag == _W:
-        if len(data) < 25:
+        if len(data) < PAYLOAD:
             raise ends_early(data)
         start_lsn, end_lsn, send_time = _XLOG_FIELDS(data)
         # past Lsn's own range check, which 64 unsigned bits cannot fail: this is once a row
-        return XLogData(int.__new__(Lsn, start_lsn), int.__new__(Lsn, end_lsn), send_time, data[25:])
+        return XLogData(int.__new__(Lsn, start_lsn), int.__new__(Lsn, end_lsn), send_time, data[PAYLOAD:])
     if tag == _K:
         _check_length(data, _KEEPALIVE)
         _, end_lsn, send_time, reply = _KEEPALIVE.unpack(data)
         return PrimaryKeepalive(Lsn(end_lsn), send_time, _reply_requested(data, reply))
     raise ProtocolError("unknown CopyData from the walsender", offset=0, tag=tag_name(tag))
+
+
+def message_tag(data: bytes) -> int:
+    """The tag of the message in an XLogData; 0 if it is none, or is empty."""
+    return data[PAYLOAD] if len(data) > PAYLOAD and data[0] == _W else 0
 
 
 def payloads(frames: Sequence[bytes], start: int, tags: Collection[int]) -> list[bytes]:
@@ -115,7 +132,7 @@ def payloads(frames: Sequence[bytes], start: int, tags: Collection[int]) -> list
     add = found.append
     for place in range(start, len(frames)):
         data = frames[place]
-        payload = data[25:]
+        payload = data[PAYLOAD:]
         if not payload or payload[0] not in tags or data[0] != _W:
             break
         add(payload)
