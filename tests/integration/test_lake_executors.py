@@ -256,6 +256,40 @@ async def test_a_lost_snapshot_is_told_and_the_table_copied_anew(
     assert_same(lake, await applied(lake), publisher_db, [T])
 
 
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
+@pytest.mark.parametrize(
+    ("alter", "rows"),
+    [
+        # no comparison with timestamps any more
+        ("ALTER TABLE t ALTER at TYPE text", 5000),
+        ("ALTER TABLE t ALTER at TYPE date", 5000),
+        ("ALTER TABLE t RENAME at TO later", 5000),
+        ("ALTER TABLE t DROP at", 5000),
+        ("BEGIN; TRUNCATE t; INSERT INTO t VALUES (1, 'new', 1); COMMIT", 1),
+    ],
+)
+async def test_altered_between_two_parts(publisher_db: Database, tmp_path: Path, alter: str, rows: int) -> None:
+    many_rows(publisher_db)
+    publisher_db.execute("ALTER TABLE t ADD at timestamp; UPDATE t SET at = timestamp '2024-01-01' + id * interval '1 hour'")
+    publisher_db.execute("VACUUM FULL t")
+    lake, calls = tmp_path / "lake", Counter[int]()
+
+    def between(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        calls[order.generation] += 1
+        if calls[1] == 1:
+            return numbers[:1]
+        if calls[1] == 2 and order.generation == 1:
+            publisher_db.execute(alter)
+        return numbers
+
+    async with copier(lake, Watched(lake, between)):
+        await by_executors(publisher_db, tmp_path).run(Until())
+    assert calls[2] > 0, "the parts do not fit together"
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert publisher_db.value("SELECT count(*) FROM t") == rows
+
+
 async def test_executors_that_may_not_connect_are_told_of_until_they_may(
     publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

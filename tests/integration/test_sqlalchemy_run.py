@@ -10,7 +10,7 @@ from tests.database import Database
 from tests.integration.program import position, running, slots, subscriber
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica
 
-# ten seconds for a target that takes nothing, which is said then, and a second or more for a process to end on a busy machine
+# twelve seconds for a target that takes nothing, which is said then, and a second or more for a process to end on a busy machine
 SOON = 15.0
 
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol, Self
 from subscriber.abc import TableState
 from subscriber.errors import SubscriberError
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
-from subscriber.sinks.spark.copytask import SnapshotGone, copy_part
+from subscriber.sinks.spark.copytask import OrderOutdated, copy_part
 from subscriber.sinks.spark.jobs import SparkLost
 from subscriber.sinks.spark.lake import Lake, copy_directory
 from subscriber.sinks.spark.storage import Storage
@@ -74,7 +74,7 @@ def attempt(storage: Storage, order: CopyOrder, number: int, target_rows: int, s
     try:
         copy_part(storage, order, number, target_rows, stop.is_set if stop is not None else lambda: False)
     except SubscriberError as error:
-        return CopyFailure(error.one_line(), isinstance(error, SnapshotGone))
+        return CopyFailure(error.one_line(), isinstance(error, OrderOutdated))
     return None
 
 

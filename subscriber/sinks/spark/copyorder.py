@@ -58,7 +58,7 @@ class DonePart:
 
 @dataclass(frozen=True, slots=True)
 class CopyFailure:
-    """Why a copy does not go on. ``gone``: the snapshot is lost, and trying again is of no use."""
+    """Why a copy does not go on. ``gone``: the snapshot is lost, or of no use, and trying again is of none."""
 
     text: str
     gone: bool

@@ -15,7 +15,7 @@ from subscriber.sinks.spark.merge import NewFile, Unit, write_rows
 from subscriber.sinks.spark.selecting import current_rows
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["SnapshotGone", "copy_part"]
+__all__ = ["OrderOutdated", "copy_part"]
 
 _BYTES: Final = 192 * 1024**2
 """Of rows in memory that become files: the size of a part, about, so that most parts are one."""
@@ -23,8 +23,12 @@ _GONE: Final = frozenset({"42704", "22023", "55000"})
 """Of SET TRANSACTION SNAPSHOT: no such file (its name since 16, and before), its process is not running any more."""
 
 
-class SnapshotGone(PublisherUnavailable):
-    """The session that exported the snapshot has ended."""
+_ALTERED: Final = frozenset({"42703", "42883", "42P01", "42804", "3F000"})
+"""Of a part's query: no such column, no such operator for its type, no such table, another type, no such schema."""
+
+
+class OrderOutdated(PublisherUnavailable):
+    """The session that exported the snapshot has ended, or the table was altered: it has to be copied anew."""
 
 
 def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -38,7 +42,7 @@ def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int,
         stopped: whether to give up; asked between batches of rows.
 
     Raises:
-        SnapshotGone: it is.
+        OrderOutdated: it is.
         PublisherUnavailable, PublisherError: the publisher cannot be reached, or refuses.
         ConfigurationError: there is no ADBC driver.
         ApplyError: a text is not UTF-8.
@@ -92,12 +96,14 @@ def _batches(order: CopyOrder, number: int) -> Iterator[pa.RecordBatch]:
             cursor.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(order.snapshot_name)}")
         except Error as error:
             if error.sqlstate in _GONE:
-                raise SnapshotGone("the session that exported the snapshot was lost") from None
+                raise OrderOutdated("the session that exported the snapshot was lost") from None
             raise _refused(error) from None
         try:
             cursor.execute(order.queries[number])
             yield from cursor.fetch_record_batch()
         except (Error, pa.ArrowException, OSError) as error:
+            if getattr(error, "sqlstate", None) in _ALTERED:
+                raise OrderOutdated("the table was altered while it was copied") from None
             raise _refused(error) from None
 
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.abc import PublishedTable
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, ConfigurationError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.spark.rows import special_column
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.types import arrow_type
 from subscriber.sinks.spark.values import NotText, Specials, cast_text
 
@@ -35,6 +35,8 @@ _TEMPORAL: Final = {
     1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
 }
 """Type, first value that the lake can hold, and first beyond."""
+_MOST: Final = 1664
+"""How many expressions a SELECT may have: MaxTupleAttributeNumber of htup_details.h."""
 
 
 def select_list(table: PublishedTable, schema: TableSchema) -> str:
@@ -44,14 +46,22 @@ def select_list(table: PublishedTable, schema: TableSchema) -> str:
         table: as it is published.
         schema: of the lake's table; it has the same columns.
     """
-    columns = zip(table.columns, table.column_types, schema.columns, strict=True)
-    return ", ".join(expression for name, oid, column in columns for expression in _expressions(quote_identifier(name), oid, column.type))
+    columns = list(zip(table.columns, table.column_types, schema.columns, strict=True))
+    temporal = sum(_is_temporal(oid, column.type) for _, oid, column in columns)
+    pairs = len(columns) + temporal <= _MOST
+    return ", ".join(
+        expression for name, oid, column in columns for expression in _expressions(quote_identifier(name), oid, column.type, pairs=pairs)
+    )
 
 
-def _expressions(column: str, oid: int, arrow: pa.DataType) -> Iterator[str]:
+def _is_temporal(oid: int, arrow: pa.DataType) -> bool:
+    return oid in _TEMPORAL and arrow == arrow_type(oid, -1)
+
+
+def _expressions(column: str, oid: int, arrow: pa.DataType, *, pairs: bool) -> Iterator[str]:
     if oid in _NATIVE:
         yield column
-    elif oid in _TEMPORAL and arrow == arrow_type(oid, -1):
+    elif pairs and _is_temporal(oid, arrow):
         name, first, end = _TEMPORAL[oid]
         low, high = (f"pg_catalog.{name} {quote_literal(value)}" for value in (first, end))
         yield f"CASE WHEN {column} >= {low} AND {column} < {high} THEN {column} END"
@@ -65,18 +75,17 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
 
     Raises:
         ApplyError: a text is not UTF-8.
+        ConfigurationError: these are not the columns that :func:`select_list` selects.
     """
     arrays: list[pa.Array] = []
     specials: dict[int, dict[str, str]] = {}
-    given = iter(columns)
-    for column in schema.columns:
-        array = next(given)
+    for column, array, beyond in _paired(schema, columns):
         try:
             if pa.types.is_string(array.type):
                 cast, refused = cast_text(array, column.type)
             else:
                 cast = array.cast(column.type)
-                refused = _texts(next(given)) if pa.types.is_temporal(array.type) else {}
+                refused = {} if beyond is None else _texts(beyond)
         except NotText:
             raise ApplyError(
                 f'table "{schema.table}", column "{column.name}": bytes that are not UTF-8',
@@ -87,6 +96,27 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
             specials.setdefault(row, {})[column.field] = text
     count = len(columns[0])
     return pa.RecordBatch.from_arrays([*arrays, special_column(specials, count)], schema=schema.current)
+
+
+def _paired(schema: TableSchema, columns: Sequence[pa.Array]) -> Iterator[tuple[LakeColumn, pa.Array, pa.Array | None]]:
+    """Each column with its values; and with the texts of those that the lake cannot hold, if it has temporal ones."""
+    place = 0
+    for column in schema.columns:
+        pair = place < len(columns) and pa.types.is_temporal(columns[place].type)
+        end = place + 1 + pair
+        if end > len(columns):
+            raise _other_columns(schema)
+        yield column, columns[place], columns[end - 1] if pair else None
+        place = end
+    if place < len(columns):
+        raise _other_columns(schema)
+
+
+def _other_columns(schema: TableSchema) -> ConfigurationError:
+    return ConfigurationError(
+        f'table "{schema.table}": the columns that the publisher gives are not those that a copy needs',
+        hint="the subscriber and the applier have to be of the same version",
+    )
 
 
 def _texts(beyond: pa.Array) -> Specials:

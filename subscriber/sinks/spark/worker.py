@@ -14,5 +14,5 @@ def forget_jars() -> None:
     all caches of imports before each task, at which Python up to 3.11 reads the directory of each zip file again. With Delta's jars that
     is 0.2 s of processor a task. What is imported next finds them on the path as before.
     """
-    for path in [path for path in sys.path_importer_cache if path.endswith(".jar")]:
+    for path in [path for path in list(sys.path_importer_cache) if path.endswith(".jar")]:
         sys.path_importer_cache.pop(path, None)
