@@ -351,7 +351,7 @@ class Sink(Protocol):
             gate: as :data:`RelationGate`; the final LSN is not known yet. Whether it still answers the same is the caller's to see.
 
         Raises:
-            TargetUnavailable, TargetError: there is no session to be had.
+            TargetUnavailable, TargetError: there is no session to be had; or the target has it prepared already.
         """
         ...
 

@@ -6,13 +6,17 @@ acknowledged, so that our durable position is never behind the slot's confirmed_
 
 A sink may report durability later than it applies. If that report stays away while there is nothing else to do, the sink is told to make
 the position durable: either it can, or it says what is wrong, and the stream starts anew. Waiting would hold back the publisher's WAL.
+
+A prepared transaction that the publisher has rolled back before it decodes it may come without some of its changes: the first ones, from 18
+on (``ReorderBufferCheckAndTruncateAbortedTXN``), the last ones before. What is left may be refused by the target, an INSERT of a row whose
+DELETE is missing for example, and no other attempt would help. So the publisher is asked, and if it was rolled back, it is prepared empty.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from subscriber.abc import Batch, Sink, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.batch import collect
@@ -21,6 +25,7 @@ from subscriber.apply.receiver import Receiver
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.config import Settings
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
@@ -45,6 +50,7 @@ class ApplyWorker:
         settings: batches.
         two_phase: the state the stream was started with; PENDING lets the worker end once all tables are ready.
         skipping: the transaction to be skipped, if any.
+        rolled_back: whether the publisher rolled a transaction back, by its xid; False if that cannot be found out.
         finished: asked after every step; True ends the worker.
         awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
         progressed: called after every step.
@@ -61,6 +67,7 @@ class ApplyWorker:
         settings: Settings,
         two_phase: TwoPhaseState,
         skipping: Skipping,
+        rolled_back: Callable[[int], Awaitable[bool]],
         finished: Callable[[], bool],
         awaited: Callable[[Lsn], bool],
         progressed: Callable[[], None],
@@ -73,6 +80,7 @@ class ApplyWorker:
         self._settings = settings
         self._two_phase = two_phase
         self._skipping = skipping
+        self._rolled_back = rolled_back
         self._finished = finished
         self._awaited = awaited
         self._progressed = progressed
@@ -146,8 +154,7 @@ class ApplyWorker:
                     if not await self._tables.hand(end_lsn, self._finished):
                         return
                     if not await self._skipping.skips(event, self._sink):
-                        prepared = event
-                        await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
+                        await self._prepare(event)
                         await self._skipping.passed(event, self._sink)
                 case CommitPrepared():
                     end_lsn = event.end_lsn
@@ -164,6 +171,18 @@ class ApplyWorker:
         if end_lsn is not None:
             self._tracker.applied_to(end_lsn)
             self._receiver.report()
+
+    async def _prepare(self, prepared: PreparedTransaction) -> None:
+        try:
+            await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
+        except TargetUnavailable:
+            raise
+        except TargetError as error:
+            xid = prepared.transaction.xid
+            if not await self._rolled_back(xid):
+                raise
+            _log.info("prepared transaction %d is passed over: the publisher has rolled it back, and the target refuses it: %s", xid, error)
+            await self._sink.skip(prepared)
 
     async def _idle(self) -> None:
         await self._settle()

@@ -1,7 +1,8 @@
 """What was counted while applying, and what an error there was about, in the words of native's context lines. Never a value.
 
 Conflicts that change nothing else are counted and logged once they are committed: a batch that is rolled back and applied again has
-them once. Those that are errors are counted each time they are met, as natively.
+them once, a prepared transaction that is rolled back has none. (One that was rolled back before the publisher decoded it may come without
+some of its changes, and what is left of it finds no rows.) Those that are errors are counted each time they are met, as natively.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Counted:
     """What was done in one attempt. It counts only if that is committed.
 
     Attributes:
-        statistics: all of it.
+        statistics: all of it but conflicts.
         conflicts: how many there were of each kind.
         explanations: of the first one of each kind.
         failed: the conflict that the attempt failed with, by its name; it counts at once.
@@ -113,7 +114,6 @@ class Counted:
     def conflict(self, kind: str, table: TableName | None, identity: Sequence[str], what: str, explanation: str, *, times: int = 1) -> None:
         """Count conflicts of one kind, to be logged together with others like them."""
         conflict = _Conflict(table, f"{kind.lower()}_{what}")
-        count(self.statistics, conflict.kind, times)
         self.conflicts[conflict] += times
         if conflict not in self.explanations:
             self.explanations[conflict] = explanation, f"Replica identity {_identity(identity)}."
@@ -142,6 +142,7 @@ class Tally:
         self._explanations: dict[_Conflict, tuple[str, str]] = {}
         self._timers: dict[TableName | None, asyncio.TimerHandle] = {}
         self._written: Counter[str] = Counter()
+        self._prepared: dict[int, Counted] = {}
 
     def unwritten(self, name: str) -> int:
         """By how much a counter grew since :meth:`wrote`."""
@@ -151,19 +152,32 @@ class Tally:
         """So much is in the catalog now."""
         self._written.update(counted)
 
-    def add(self, counted: Counted) -> None:
-        """An attempt was committed."""
+    def add(self, counted: Counted, prepared: int | None = None) -> None:
+        """An attempt was committed; or prepared, as this transaction: then its conflicts wait for :meth:`ended`."""
         mine, more = self.statistics, counted.statistics
         for field in fields(more):
             added = getattr(more, field.name)
             if isinstance(added, int):
                 setattr(mine, field.name, getattr(mine, field.name) + added)
         mine.skipped_tables |= more.skipped_tables
-        if counted.conflicts:
-            self._conflicts.update(counted.conflicts)
-            self._explanations = counted.explanations | self._explanations
-            for table in {conflict.table for conflict in counted.conflicts} - self._timers.keys():
-                self._log_conflicts(table)
+        if prepared is None:
+            self._add_conflicts(counted)
+        elif counted.conflicts:
+            self._prepared[prepared] = counted
+
+    def ended(self, prepared: int, *, committed: bool) -> None:
+        """COMMIT PREPARED or ROLLBACK PREPARED."""
+        counted = self._prepared.pop(prepared, None)
+        if counted is not None and committed:
+            self._add_conflicts(counted)
+
+    def _add_conflicts(self, counted: Counted) -> None:
+        for conflict, times in counted.conflicts.items():
+            count(self.statistics, conflict.kind, times)
+        self._conflicts.update(counted.conflicts)
+        self._explanations = counted.explanations | self._explanations
+        for table in {conflict.table for conflict in counted.conflicts} - self._timers.keys():
+            self._log_conflicts(table)
 
     def _log_conflicts(self, table: TableName | None) -> None:
         self._timers.pop(table, None)

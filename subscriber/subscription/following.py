@@ -22,10 +22,12 @@ from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import DataLossError, PublisherError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession
 from subscriber.subscription.setup import Prepared
 from subscriber.walreceiver.failures import is_undecodable
+from subscriber.walreceiver.outcome import was_rolled_back
 
 __all__ = ["Following"]
 
@@ -194,6 +196,7 @@ class Following:
             settings=self._settings,
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
             skipping=skipping,
+            rolled_back=self._was_rolled_back,
             finished=running.finished,
             awaited=running.is_awaited,
             progressed=self._progressed,
@@ -221,6 +224,13 @@ class Following:
         session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._running.watchers.notify()
+
+    async def _was_rolled_back(self, xid: int) -> bool:
+        try:
+            return await was_rolled_back(self._slot.conninfo, xid, application_name=session_name(self._name, "outcome"))
+        except SubscriberError:
+            # then what the target said stands, and it is asked again when that comes again
+            return False
 
     @property
     def _parallel_limit(self) -> int:

@@ -19,7 +19,7 @@ States
         S                 CHUNK            -             -             -
         E                 -                -             -             BETWEEN
         c, p              event            -             -             -
-        K, r              event            -             -             -
+        K, r              event, dropped   -             -             -
         A, unknown        nothing          nothing       nothing       nothing
         A, known          dropped          -             -             -
         O                 -                kept          kept          kept          right behind B, b or S only
@@ -34,6 +34,9 @@ Where messages can stand (read in pgoutput.c and reorderbuffer.c; what is said o
     * ``O`` is written together with the ``B``, ``b`` or first ``S`` before it, if the origin still has a name. It never has an xid.
     * ``A`` is written when the abort record is decoded, hence between blocks. PostgreSQL 18.4 also sends it for transactions that it
       never streamed, with streaming off too: an ``A`` that names nothing we hold is no error anywhere.
+    * A transaction that was prepared before the stream began lies in the reorder buffer until its ``K`` or ``r``, and is streamed from
+      there if memory gets short, as if it were still running (``ReorderBufferLargestStreamableTopTXN``; run on 16.14 and 18.4). No ``p``
+      or ``A`` ends such a stream: the ``K`` or ``r`` does, and nothing of it is needed, because the target has it already.
     * A non-transactional ``M`` is written when its record is decoded, hence between blocks and without an xid; its LSN may be past
       those of the chunk behind it. Inside a block it would do no harm, so it is let through.
     * A transactional ``M`` in a chunk carries the *top* xid even where a subtransaction emitted it. It vanishes with an aborted
@@ -59,7 +62,8 @@ Worked traces (7 is the top transaction, 8 a subtransaction; ``S7!`` is a first 
        with one spilled record and ``R7 I7`` in memory.
     3. ``S7! E  S7 E  A7,8  A7,7``: a large aborted transaction as 14 to 17 send it. Nothing comes out.
     4. ``S7! I7 E  p7 … K7``: a PreparedTransaction, later CommitPrepared. ``r7`` instead, or without any ``p7``, passes through as well.
-    5. ``S7! I7 E  S7! I7 E  c7``: the end of the first 7 was missed. Its part is discarded; a spool id of its own keeps the two apart.
+    5. ``S7! I7 E  K7``: prepared long ago. The stream is dropped, CommitPrepared comes.
+    6. ``S7! I7 E  S7! I7 E  c7``: the end of the first 7 was missed. Its part is discarded; a spool id of its own keeps the two apart.
 
 Memory
     ``memory`` is what the unfinished transactions hold: payload bytes and what Python adds to each. The largest of them is spilled
@@ -279,7 +283,7 @@ class Reassembly:
             case StreamAbort():
                 return self._stream_abort(message, payload)
             case CommitPrepared() | RollbackPrepared():
-                return (message,)
+                return (*self._drop_stream(message.xid), message)
             case LogicalMessage():
                 return self._logical_message(message, payload)
             case Relation() | Type() | Insert() | Update() | Delete() | Truncate():
@@ -365,9 +369,7 @@ class Reassembly:
         stream = self._streams.get(message.xid)
         orders: Sequence[Output] = _NOTHING
         if message.first_segment:
-            if stream is not None:
-                self._memory -= stream.memory
-                orders = stream.discard()
+            orders = self._drop_stream(message.xid)
             stream = self._streams[message.xid] = UnfinishedTransaction(message, next(self._spool_ids))
         elif stream is None:
             text = f"STREAM START message for a later chunk of transaction {message.xid}, whose first one was not received"
@@ -384,6 +386,14 @@ class Reassembly:
         stream = self._end_stream(message.xid, "STREAM PREPARE", "p")
         return (PreparedTransaction(stream.finish(message.prepare_lsn, message.end_lsn, message.prepare_time), message.gid),)
 
+    def _drop_stream(self, xid: int) -> tuple[SpoolDiscard, ...]:
+        """Nothing of it is needed any more, if there is one."""
+        stream = self._streams.pop(xid, None)
+        if stream is None:
+            return ()
+        self._memory -= stream.memory
+        return stream.discard()
+
     def _stream_abort(self, message: StreamAbort, payload: bytes) -> Sequence[Output]:
         stream = self._streams.get(message.xid)
         whole = message.subxid == message.xid
@@ -391,10 +401,9 @@ class Reassembly:
             return _NOTHING
         if self._block is not _Block.BETWEEN:
             raise self._out_of_order(message, payload)
-        self._memory -= stream.memory
         if whole:
-            del self._streams[message.xid]
-            return stream.discard()
+            return self._drop_stream(message.xid)
+        self._memory -= stream.memory
         orders = stream.cut(message.subxid)
         self._memory += stream.memory
         return orders

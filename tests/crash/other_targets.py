@@ -136,6 +136,7 @@ async def assert_same(process: OtherProcess) -> None:
     if not expected:
         assert process.look.value("SELECT count(*) FROM subscriber_prepared_transaction_chunk") == 0
     assert list(process.spool.iterdir()) == []
+    assert process.conflicts() == []
 
 
 async def assert_all_arrives(process: OtherProcess, load: MixedLoad, timeout: float) -> None:

@@ -87,6 +87,10 @@ class RunProcess:
         status = self.start("--until-caught-up").wait(timeout)
         assert status == 0, f"status {status}\n{self.log()}"
 
+    def conflicts(self) -> list[str]:
+        """Lines of the log about conflicts. Where nobody else writes there are none, unless something came in a wrong order, or twice."""
+        return [line for line in self.log(10**9).splitlines() if "conflict=" in line]
+
     def log(self, lines: int = 40) -> str:
         text = (self.directory / "log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])

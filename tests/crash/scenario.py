@@ -79,7 +79,7 @@ def prepare_one(publisher: Database, gid: str, rng: random.Random) -> None:
 
 
 async def assert_same(process: SubscriberProcess) -> None:
-    """The rows of all tables, what is prepared, and nothing left behind on the way."""
+    """The rows of all tables, what is prepared, and nothing left behind on the way; no change ever met anything but what it should."""
     publisher, target = process.publisher, process.target
     found = await compare(publisher.dsn, target.dsn, table_names("load"), samples=5)
     assert [table for table in found if not table.equal] == [], process.log()
@@ -93,6 +93,7 @@ async def assert_same(process: SubscriberProcess) -> None:
     # rows of transactions still prepared are not visible: what is seen belongs to none
     assert target.fetch("SELECT count(*) FROM subscriber.prepared_transaction") == [(0,)]
     assert list(process.spool.iterdir()) == []
+    assert process.conflicts() == []
     target.wait("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'crash%'", 0)
 
 

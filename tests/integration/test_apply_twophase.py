@@ -19,7 +19,7 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from tests.database import WAIT_SECONDS, Database
-from tests.integration.observed import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid
+from tests.integration.observed import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid, until
 from tests.integration.replica import QUICK, Replica, replica
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -324,4 +324,84 @@ async def test_repeated_after_a_crash_before_the_position_moved(publisher_db: Da
     async with replica(publisher_db, target_db, two_phase=True) as found:
         assert [row[0] for row in await found.same(ROWS)] == [1, 2]
         assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
+        assert found.subscription.status.last_error is None
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+async def test_prepared_long_ago_and_streamed_again(
+    publisher_db: Database, target_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    """A publisher short of memory streams it once more, though the stream began behind its PREPARE; its K or r is the end of that."""
+    make_tables(publisher_db, target_db)
+    settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
+
+    def spilled() -> bool:
+        return any(tmp_path.glob("*/*.spool"))
+
+    async with replica(publisher_db, target_db, two_phase=True, streaming="parallel", settings=settings) as found:
+        await enabled(found)
+        # it fits into the publisher's 64 kB, until another one comes
+        prepare(publisher_db, "again", "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1000, 1069) AS g")
+        await found.caught_up()
+        assert len(target_db.fetch(PREPARED)) == 1
+    assert not spilled()
+    caplog.set_level("INFO")
+    async with replica(publisher_db, target_db, two_phase=True, streaming="parallel", settings=settings) as found:
+        publisher_db.execute(large(5000))
+        await found.caught_up()
+        assert target_db.value(COUNT) == 400
+        assert spilled()
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%parallel apply'"
+        if publisher_db.version >= 16:
+            await until(lambda: "is prepared in the target already" in caplog.text, "an attempt of what is prepared already")
+        # none waits for the locks of what is prepared
+        await eventually(target_db, f"{sessions} AND xact_start IS NOT NULL", 0)
+        finish(publisher_db, "again", ending)
+        assert len(await found.same(ROWS)) == (470 if ending == "COMMIT" else 400)
+        assert not spilled()
+        assert target_db.fetch(PREPARED) == []
+        assert found.subscription.status.last_error is None
+
+
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+async def test_what_is_refused_and_then_rolled_back(publisher_db: Database, target_db: Database) -> None:
+    """A prepared transaction that the target refuses is no obstacle once the publisher has rolled it back."""
+    make_tables(publisher_db, target_db)
+    target_db.execute("INSERT INTO t VALUES (1, 'in the way')")
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        prepare(publisher_db, "refused", "INSERT INTO t VALUES (1, 'x')")
+        publisher_db.execute("INSERT INTO t VALUES (2, 'behind')")
+        await until(lambda: found.subscription.status.statistics.confl_insert_exists >= 2, "tried again")
+        assert target_db.value(COUNT) == 1
+        assert target_db.fetch(PREPARED) == []
+        finish(publisher_db, "refused", "ROLLBACK")
+        await found.caught_up()
+        assert target_db.fetch("SELECT * FROM t ORDER BY id") == [(1, "in the way"), (2, "behind")]
+        assert target_db.fetch(PREPARED) == []
+
+
+async def test_a_part_of_what_was_rolled_back(publisher18_db: Database, target_db: Database) -> None:
+    """What 18 sends of a prepared transaction that was rolled back meanwhile may be refused: here, its DELETE of row 1 does not come."""
+    publisher_db = publisher18_db
+    make_tables(publisher_db, target_db)
+    publisher_db.execute("INSERT INTO t VALUES (1, 'there'), (2, 'there')")
+    async with replica(publisher_db, target_db, two_phase=True, streaming="off") as found:
+        await enabled(found)
+    # with what the walsender knows of the table from here it needs not look, in the aborted transaction, for what there is none of
+    publisher_db.execute("UPDATE t SET v = 'before' WHERE id = 2")
+    beginning = ("SAVEPOINT s", "DELETE FROM t WHERE id = 1", large(1000), "RELEASE s")
+    prepare(publisher_db, "refused", *beginning, "INSERT INTO t VALUES (1, 'again')")
+    finish(publisher_db, "refused", "ROLLBACK")
+    # what finds no row is no error, and no conflict of anything that was ever committed
+    prepare(publisher_db, "missing", *beginning, "UPDATE t SET v = 'x' WHERE id >= 1000")
+    finish(publisher_db, "missing", "ROLLBACK")
+    publisher_db.execute("UPDATE t SET v = 'behind' WHERE id = 1")
+    async with replica(publisher_db, target_db, two_phase=True, streaming="off") as found:
+        assert len(await found.same(ROWS)) == 2
+        assert target_db.fetch(PREPARED) == []
+        statistics = found.subscription.status.statistics
+        assert (statistics.confl_insert_exists, statistics.confl_update_missing) == (1, 0)
+        assert statistics.updates == 2
         assert found.subscription.status.last_error is None

@@ -49,6 +49,11 @@ ALTER TABLE log ENABLE ALWAYS TRIGGER look;
 """
 
 
+async def never(_: int) -> bool:
+    """No transaction was rolled back."""
+    return False
+
+
 class Shop:
     """A worker between a scripted stream and the sink of a feed."""
 
@@ -66,6 +71,7 @@ class Shop:
             tables=states,
             settings=SETTINGS,
             skipping=Skipping(INVALID_LSN, "sub"),
+            rolled_back=never,
             two_phase=TwoPhaseState.ENABLED,
             finished=lambda: False,
             awaited=lambda _: False,

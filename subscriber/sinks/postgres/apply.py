@@ -189,7 +189,14 @@ class Applier:
             await transaction.discard()
 
     async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str, *, last: bool) -> None:
-        await self._run([transaction], gate, lambda pipeline: self.send_prepare(pipeline, transaction, gid, self._session), last=last)
+        def finish(pipeline: Pipeline) -> None:
+            self.send_prepare(pipeline, transaction, gid, self._session)
+
+        await self._run([transaction], gate, finish, last=last, prepared=transaction.xid)
+
+    def ended(self, prepared: int, *, committed: bool) -> None:
+        """COMMIT PREPARED or ROLLBACK PREPARED of a transaction that :meth:`prepare` prepared, or another session did (:meth:`adopt`)."""
+        self._tally.ended(prepared, committed=committed)
 
     def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
         """Behind all changes: move the position to the end of the last transaction, and commit. ``session``: whose pipeline it is."""
@@ -219,15 +226,29 @@ class Applier:
     def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
         """Another session carried it out, with what :meth:`send_commit` or :meth:`send_prepare` sent: it counts here as if this had."""
         self.relations.adopt(relations)
-        self._tally.add(counted)
+        self._tally.add(counted, transaction.xid if prepared else None)
         if not prepared:
             self.position = transaction.end_lsn
             self._committed(transaction.end_lsn, wal)
 
     async def _run(
-        self, transactions: Iterable[Transaction], gate: RelationGate, finish: Callable[[Pipeline], None], *, last: bool
+        self,
+        transactions: Iterable[Transaction],
+        gate: RelationGate,
+        finish: Callable[[Pipeline], None],
+        *,
+        last: bool,
+        prepared: int | None = None,
     ) -> Lsn | None:
-        """One attempt. ``last``: an error of it is raised to the caller, with all that can be found out, and counted."""
+        """One attempt.
+
+        Args:
+            transactions: to be applied.
+            gate: theirs.
+            finish: sends what ends it.
+            last: an error of it is raised to the caller, with all that can be found out, and counted.
+            prepared: which transaction it prepares, if it does.
+        """
         remembered = self.relations.remembered()
         counted = Counted()
         wal: Lsn | None = None
@@ -258,7 +279,7 @@ class Applier:
         finally:
             if not done:
                 self.relations.restore(remembered)
-        self._tally.add(counted)
+        self._tally.add(counted, prepared)
         return wal
 
     async def _final_error(self, failure: StatementFailed) -> TargetError:

@@ -393,6 +393,11 @@ class PostgresSink:
         self._require_ready()
         opened = self._open
         session = await opened.parallel.take()
+        try:
+            await opened.two_phase.require_unprepared(xid, session)
+        except BaseException:
+            await opened.parallel.give_back(session)
+            raise
         relations = RelationMap(opened.reader, as_owner=self._as_owner, subscription=opened.oid)
         return PostgresParallelTransaction(
             opened.parallel, session, relations, opened.applier, opened.two_phase, xid=xid, gate=gate, prepared=self._report

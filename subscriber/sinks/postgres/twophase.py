@@ -76,7 +76,16 @@ class TwoPhase:
     async def is_done(self, xid: int) -> bool:
         """Whether a transaction is prepared, or committed already."""
         gid = self.gid(xid)
-        return await self._is_prepared(gid) or await self._was_committed(gid)
+        return await _is_prepared(self._session, gid) or await self._was_committed(gid)
+
+    async def require_unprepared(self, xid: int, session: ApplySession) -> None:
+        """To be asked in another session, before a streamed transaction is applied in it: one that is prepared has no end to come.
+
+        Raises:
+            TargetError: it is prepared.
+        """
+        if await _is_prepared(session, self.gid(xid)):
+            raise TargetError(f"transaction {xid} is prepared in the target already")
 
     async def prepared(self, transaction: Transaction) -> None:
         """It is prepared now: move the position behind it, if that is not further already."""
@@ -93,7 +102,7 @@ class TwoPhase:
         if message.end_lsn <= self._applier.position:
             return
         gid = self.gid(message.xid)
-        if await self._is_prepared(gid):
+        if await _is_prepared(self._session, gid):
             await self._set_up_origin(message.end_lsn, message.commit_time)
             with self._naming("COMMIT PREPARED", message.xid, message.commit_lsn):
                 await self._session.fetch(f"COMMIT PREPARED '{gid}'")
@@ -103,17 +112,19 @@ class TwoPhase:
                 hint="somebody rolled it back, or the target was restored: copy its tables again",
             )
         await self._move(message.end_lsn, gid)
+        self._applier.ended(message.xid, committed=True)
 
     async def rollback(self, message: RollbackPrepared) -> None:
         """ROLLBACK PREPARED if there is such a transaction: its PREPARE may be older than the slot's two-phase start."""
         if message.rollback_end_lsn <= self._applier.position:
             return
         gid = self.gid(message.xid)
-        if await self._is_prepared(gid):
+        if await _is_prepared(self._session, gid):
             await self._set_up_origin(message.rollback_end_lsn, message.rollback_time)
             with self._naming("ROLLBACK PREPARED", message.xid, message.rollback_end_lsn):
                 await self._session.fetch(f"ROLLBACK PREPARED '{gid}'")
         await self._move(message.rollback_end_lsn)
+        self._applier.ended(message.xid, committed=False)
 
     async def _set_up_origin(self, lsn: Lsn, microseconds: int) -> None:
         if self._session.origin is not None:
@@ -136,12 +147,6 @@ class TwoPhase:
                 )
         self._applier.position = lsn
 
-    async def _is_prepared(self, gid: str) -> bool:
-        rows = await self._session.fetch(
-            "SELECT 1 FROM pg_catalog.pg_prepared_xacts WHERE gid = %s AND database = pg_catalog.current_database()", gid
-        )
-        return bool(rows)
-
     async def _was_committed(self, gid: str) -> bool:
         query = "SELECT 1 FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid = %s"
         return bool(await self._session.fetch(query, self._rows.oid, gid))
@@ -153,3 +158,9 @@ class TwoPhase:
                 sqlstate="55000",
                 hint="set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false",
             )
+
+
+async def _is_prepared(session: ApplySession, gid: str) -> bool:
+    return bool(
+        await session.fetch("SELECT 1 FROM pg_catalog.pg_prepared_xacts WHERE gid = %s AND database = pg_catalog.current_database()", gid)
+    )

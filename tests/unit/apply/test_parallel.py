@@ -27,6 +27,11 @@ from tests.unit.apply.virtual_time import run
 READY = TableEntry(TableState.READY)
 
 
+async def never(_: int) -> bool:
+    """No transaction was rolled back."""
+    return False
+
+
 class Shop:
     """A worker with parallel apply, and all around it."""
 
@@ -52,6 +57,7 @@ class Shop:
             tables=self.states,
             settings=settings,
             skipping=Skipping(INVALID_LSN, "sub"),
+            rolled_back=never,
             two_phase=TwoPhaseState.DISABLED,
             finished=lambda: False,
             awaited=lambda _: False,

@@ -9,16 +9,17 @@ from typing import NoReturn
 
 import pytest
 
-from subscriber.abc import Batch, Position, TableEntry, TableState, TwoPhaseState
+from subscriber.abc import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, PublisherUnavailable, TargetUnavailable
+from subscriber.errors import ApplyError, PublisherUnavailable, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
 from subscriber.transaction.feedback import FlushTracker
+from subscriber.transaction.model import PreparedTransaction
 from tests.unit.apply.memory_publisher import keepalive, relation, table, xlog
 from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
 from tests.unit.apply.memory_spool import MemorySpool
@@ -45,6 +46,7 @@ class Shop:
         self.stopped = False
         self.goal: Lsn | None = None
         self.progress = 0
+        self.rolled_back: set[int] = set()
         self.worker = ApplyWorker(
             receiver=self.receiver,
             sink=self.sink,
@@ -53,10 +55,14 @@ class Shop:
             settings=settings,
             two_phase=two_phase,
             skipping=Skipping(skip_lsn, "sub"),
+            rolled_back=self._was_rolled_back,
             finished=lambda: self.stopped,
             awaited=lambda lsn: self.goal is not None and lsn >= self.goal,
             progressed=self._progressed,
         )
+
+    async def _was_rolled_back(self, xid: int) -> bool:
+        return xid in self.rolled_back
 
     def _progressed(self) -> None:
         self.progress += 1
@@ -392,6 +398,44 @@ def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) 
             assert s.server.visible.prepared == {}
             assert s.server.visible.skip_lsn == INVALID_LSN
             assert s.stream.last.flush == 508
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "rolled_back", "passes"),
+    [
+        (ApplyError("refused"), {3}, True),
+        (ApplyError("refused"), {1}, False),
+        (TargetUnavailable("away"), {3}, False),
+    ],
+)
+def test_what_the_publisher_rolled_back_may_be_refused(error: TargetError, rolled_back: set[int], passes: bool) -> None:
+    """The bug was that a part of a prepared transaction, all that comes of one that is rolled back meanwhile, ended the stream for good."""
+
+    async def work() -> None:
+        async with shop(two_phase=TwoPhaseState.ENABLED) as (s, task):
+            apply, s.rolled_back = s.sink.prepare, rolled_back
+
+            async def prepare(event: PreparedTransaction, gate: RelationGate) -> None:
+                if event.transaction.xid == 3:
+                    raise error
+                await apply(event, gate)
+
+            s.sink.prepare = prepare  # type: ignore[method-assign, assignment]
+            frames = [*prepared(1), *prepared(3), xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408)]
+            s.stream.give([*frames, xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508), *transaction(6)])
+            await asyncio.wait({task}, timeout=1)
+            if passes:
+                assert not task.done()
+                assert s.rows == ["1", "6"]
+                assert s.server.visible.prepared == {}
+                assert s.stream.last.flush == 608
+                assert s.held == 0
+            else:
+                assert task.exception() is error
+                assert s.rows == []
+                assert s.tracker.flushed == 108
 
     run(work())
 

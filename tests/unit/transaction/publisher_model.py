@@ -33,7 +33,7 @@ _XIDS = 60
 
 _STEPS = {
     "release": 4,  # first, as it mostly does nothing: that is what hypothesis shrinks to
-    "write": 18,
+    "write": 17,
     "savepoint": 6,
     "rollback_to": 6,
     "stream": 8,
@@ -42,6 +42,7 @@ _STEPS = {
     "prepare": 2,
     "rollback": 2,
     "finish_prepared": 2,
+    "stream_prepared": 1,
     "truncate": 1,
     "transactional_message": 2,
     "message": 1,
@@ -123,6 +124,7 @@ class Publisher:
         self.expected: list[Expected] = []
         self._sessions = [Session() for _ in range(SESSIONS)]
         self._prepared: list[int] = []
+        self._streamed_again: set[int] = set()
         self._described = False
         self._last_xid = 0
         self._lsn = 0x1000
@@ -251,6 +253,7 @@ class Publisher:
     def _finish_prepared(self, number: int) -> None:
         if self._prepared:
             xid = self._prepared.pop(0)
+            self._streamed_again.discard(xid)
             lsn, end = self._next_lsn(), self._next_lsn()
             if number % 2:
                 self._send(CommitPrepared(0, lsn, end, 0, xid, f"gid{xid}"))
@@ -280,6 +283,16 @@ class Publisher:
         session.streamed = session.top.streamed = True
         self._changes(session)
         self._send(StreamStop())
+
+    def _stream_prepared(self, number: int) -> None:
+        """As if the stream had begun after its PREPARE: its K or r ends it."""
+        if self._prepared:
+            xid = self._prepared[number % len(self._prepared)]
+            self._send(StreamStart(xid, first_segment=xid not in self._streamed_again))
+            self._streamed_again.add(xid)
+            self._send(record("R", "r", xid))
+            self._send(record("I", "again", xid))
+            self._send(StreamStop())
 
     def _stream(self, number: int) -> None:
         if self._sessions[number].buffered:

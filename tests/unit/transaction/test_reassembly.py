@@ -53,6 +53,8 @@ TRACES = {
     "prepared, empty": ("b9 P", "p9()"),
     "streamed, prepared": ("S7! I7:a I8:b E A7,8 p7 B9 I:c C K7", "p7(a) 9(c) K7"),
     "lone rollback prepared": ("r7", "r7"),
+    "prepared before the stream began, streamed all the same": ("S7! I7:a E B9 I:b C S7 I7:c E K7 B10 I:d C", "9(b) K7 10(d)"),
+    "the same, rolled back": ("S7! I7:a I8:b E S9! I9:c E r7 c9", "r7 9(c)"),
     "prepare sent late, with its commit": ("B20 I:a C b9 I:b P K9", "20(a) p9(b) K9"),
     "origin": ("B9 O I:a C b10 O I:b P S7! O I7:c E S7 I7:d E c7", "9(a) p10(b) 7(c d)"),
     "type before relation": ("B9 Y:y R:r I:a C S7! Y7:z R7:s I7:b E c7", "9(y r a) 7(z s b)"),

@@ -1,0 +1,38 @@
+"""What became of a transaction, by its publisher.
+
+Source: PostgreSQL manual, pg_xact_status.
+"""
+
+from __future__ import annotations
+
+from subscriber.walreceiver.session import Session
+
+__all__ = ["was_rolled_back"]
+
+
+async def was_rolled_back(conninfo: str, xid: int, *, application_name: str) -> bool:
+    """Whether a transaction (of the last two thousand millions) was rolled back, a prepared one by ROLLBACK PREPARED too.
+
+    Asked on an ordinary session. False if it is not known any more.
+
+    Args:
+        conninfo: of the publisher.
+        xid: without an epoch, as messages have it.
+        application_name: the session's.
+
+    Raises:
+        ConfigurationError, PublisherUnavailable, PublisherError: it cannot be asked.
+    """
+    session = await Session.connect(conninfo, application_name=application_name)
+    try:
+        # behind the last one that has ended there is none that was rolled back; the function knows no id of the future
+        rows = await session.execute(
+            f"""
+            WITH snapshot AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next),
+                 found AS (SELECT next, (next - {xid:d}) & 4294967295 AS age FROM snapshot)
+            SELECT pg_catalog.pg_xact_status((next - age)::text::xid8) FROM found
+             WHERE age BETWEEN 1 AND 2147483647 AND age < next"""  # noqa: S608 (a number)
+        )
+    finally:
+        await session.close()
+    return bool(rows) and rows[0][0] == "aborted"
