@@ -227,7 +227,13 @@ class Following:
 
     async def _was_rolled_back(self, xid: int) -> bool:
         try:
-            return await was_rolled_back(self._slot.conninfo, xid, application_name=session_name(self._name, "outcome"))
+            return await was_rolled_back(
+                self._slot.conninfo,
+                xid,
+                system_identifier=self._position.system_identifier,
+                timeline=self._position.timeline,
+                application_name=session_name(self._name, "outcome"),
+            )
         except SubscriberError:
             # then what the target said stands, and it is asked again when that comes again
             return False

@@ -5,28 +5,33 @@ Source: PostgreSQL manual, pg_xact_status.
 
 from __future__ import annotations
 
-from subscriber.walreceiver.session import Session
+from subscriber.walreceiver.connection import WalReceiverConnection
 
 __all__ = ["was_rolled_back"]
 
 
-async def was_rolled_back(conninfo: str, xid: int, *, application_name: str) -> bool:
+async def was_rolled_back(conninfo: str, xid: int, *, system_identifier: str, timeline: int, application_name: str) -> bool:
     """Whether a transaction (of the last two thousand millions) was rolled back, a prepared one by ROLLBACK PREPARED too.
 
-    Asked on an ordinary session. False if it is not known any more.
+    False if it is not known any more, or if another server answers than the one that sent it: there its id may be somebody else's.
 
     Args:
         conninfo: of the publisher.
         xid: without an epoch, as messages have it.
-        application_name: the session's.
+        system_identifier: of the server that sent it.
+        timeline: of that server.
+        application_name: of the session that asks.
 
     Raises:
         ConfigurationError, PublisherUnavailable, PublisherError: it cannot be asked.
     """
-    session = await Session.connect(conninfo, application_name=application_name)
+    connection = await WalReceiverConnection.connect(conninfo, application_name=application_name)
     try:
+        identity = await connection.identify_system()
+        if (identity.system_identifier, identity.timeline) != (system_identifier, timeline):
+            return False
         # behind the last one that has ended there is none that was rolled back; the function knows no id of the future
-        rows = await session.execute(
+        rows = await connection.execute(
             f"""
             WITH snapshot AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next),
                  found AS (SELECT next, (next - {xid:d}) & 4294967295 AS age FROM snapshot)
@@ -34,5 +39,5 @@ async def was_rolled_back(conninfo: str, xid: int, *, application_name: str) -> 
              WHERE age BETWEEN 1 AND 2147483647 AND age < next"""  # noqa: S608 (a number)
         )
     finally:
-        await session.close()
+        await connection.close()
     return bool(rows) and rows[0][0] == "aborted"

@@ -13,8 +13,9 @@ XID = "SELECT pg_current_xact_id()::text::int8 % 4294967296"
 
 async def test_of_every_kind(publisher_db: Database) -> None:
     async def asked(xid: int) -> bool:
-        return await was_rolled_back(publisher_db.dsn, xid, application_name="test")
+        return await was_rolled_back(publisher_db.dsn, xid, system_identifier=identifier, timeline=1, application_name="test")
 
+    identifier = publisher_db.value("SELECT system_identifier::text FROM pg_control_system()")
     committed = publisher_db.value(XID)
     with publisher_db.connect() as session, publisher_db.connect() as other:
 
@@ -37,6 +38,11 @@ async def test_of_every_kind(publisher_db: Database) -> None:
         assert not await asked(prepared)
         publisher_db.execute(f"ROLLBACK PREPARED '{publisher_db.name}'")
         assert await asked(prepared)
+        # that of another server, or of another history, would be another one
+        for other_identifier, timeline in (("1", 1), (identifier, 2)):
+            assert not await was_rolled_back(
+                publisher_db.dsn, prepared, system_identifier=other_identifier, timeline=timeline, application_name="test"
+            )
         prepared = begin()
         session.execute(f"PREPARE TRANSACTION '{publisher_db.name}'".encode())
         publisher_db.execute(f"COMMIT PREPARED '{publisher_db.name}'")
@@ -49,4 +55,4 @@ async def test_of_every_kind(publisher_db: Database) -> None:
 
 async def test_nobody_there(publisher_db: Database) -> None:
     with pytest.raises(PublisherUnavailable):
-        await was_rolled_back("host=127.0.0.1 port=1 dbname=x user=x", 1, application_name="test")
+        await was_rolled_back("host=127.0.0.1 port=1 dbname=x user=x", 1, system_identifier="1", timeline=1, application_name="test")
