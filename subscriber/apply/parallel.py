@@ -162,7 +162,7 @@ class _Attempt:
         return all(gate(relation, transaction.final_lsn) is wanted for relation, wanted in self._decided.values())
 
     def _log_end(self, error: SubscriberError) -> None:
-        _log.info("transaction %d is not applied in parallel any more, but at its end: %s", self.stream.xid, error)
+        _log.info("transaction %d is not applied in parallel: %s", self.stream.xid, error)
 
     async def end(self) -> None:
         """Nothing more is done here; what is not committed is rolled back. Idempotent; cancelled in it, it is to be called again."""

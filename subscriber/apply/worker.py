@@ -9,7 +9,8 @@ the position durable: either it can, or it says what is wrong, and the stream st
 
 A prepared transaction that the publisher has rolled back before it decodes it may come without some of its changes: the first ones, from 18
 on (``ReorderBufferCheckAndTruncateAbortedTXN``), the last ones before. What is left may be refused by the target, an INSERT of a row whose
-DELETE is missing for example, and no other attempt would help. So the publisher is asked, and if it was rolled back, it is prepared empty.
+DELETE is missing for example, and no other attempt would help. So the publisher is asked, and if it was rolled back, it is passed over:
+nothing is prepared. Should its COMMIT PREPARED come all the same, that is an error of the sink, and not the end of its rows unnoticed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from subscriber.apply.receiver import Receiver
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.config import Settings
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import ApplyError, RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
@@ -175,14 +176,13 @@ class ApplyWorker:
     async def _prepare(self, prepared: PreparedTransaction) -> None:
         try:
             await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
-        except TargetUnavailable:
-            raise
-        except TargetError as error:
+        except (ApplyError, RelationError) as error:
             xid = prepared.transaction.xid
-            if not await self._rolled_back(xid):
+            if not self._sink.capabilities.prepares_in_target or not await self._rolled_back(xid):
                 raise
             _log.info("prepared transaction %d is passed over: the publisher has rolled it back, and the target refuses it: %s", xid, error)
-            await self._sink.skip(prepared)
+            # not as a prepared one: then its COMMIT PREPARED, which must not come, would be no error
+            await self._sink.skip(prepared.transaction)
 
     async def _idle(self) -> None:
         await self._settle()

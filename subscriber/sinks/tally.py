@@ -2,7 +2,8 @@
 
 Conflicts that change nothing else are counted and logged once they are committed: a batch that is rolled back and applied again has
 them once, a prepared transaction that is rolled back has none. (One that was rolled back before the publisher decoded it may come without
-some of its changes, and what is left of it finds no rows.) Those that are errors are counted each time they are met, as natively.
+some of its changes, and what is left of it finds no rows.) Of one that is prepared, the log alone tells, should this process end before the
+COMMIT PREPARED. Those that are errors are counted each time they are met, as natively.
 """
 
 from __future__ import annotations
@@ -129,6 +130,16 @@ def count(statistics: ApplyStatistics, kind: str, times: int = 1) -> None:
     setattr(statistics, name, getattr(statistics, name) + times)
 
 
+def _text(table: TableName | None, conflicts: Counter[_Conflict], explanations: Mapping[_Conflict, tuple[str, str]]) -> str:
+    """What there was on one relation."""
+    texts = []
+    for conflict, times in conflicts.items():
+        if conflict.table == table:
+            explanation, key = explanations[conflict]
+            texts.append(f"conflict={conflict.kind}: {explanation}{f' ({times} rows)' if times > 1 else ''}. {key}")
+    return " ".join(texts)
+
+
 class Tally:
     """Adds up what was committed, and logs the conflicts in it: for each relation one line at once, and then one a second.
 
@@ -164,6 +175,12 @@ class Tally:
             self._add_conflicts(counted)
         elif counted.conflicts:
             self._prepared[prepared] = counted
+            for table in {conflict.table for conflict in counted.conflicts}:
+                # not lost with this process, as the counts are
+                text = _text(table, counted.conflicts, counted.explanations)
+                _log.info('conflict on relation "%s" in transaction %d, which is prepared: %s', table, prepared, text)
+        else:
+            self._prepared.pop(prepared, None)
 
     def ended(self, prepared: int, *, committed: bool) -> None:
         """COMMIT PREPARED or ROLLBACK PREPARED."""
@@ -181,14 +198,12 @@ class Tally:
 
     def _log_conflicts(self, table: TableName | None) -> None:
         self._timers.pop(table, None)
-        found = {conflict: times for conflict, times in self._conflicts.items() if conflict.table == table}
-        texts = []
-        for conflict, times in found.items():
-            explanation, key = self._explanations.pop(conflict)
+        text = _text(table, self._conflicts, self._explanations)
+        for conflict in [conflict for conflict in self._conflicts if conflict.table == table]:
             del self._conflicts[conflict]
-            texts.append(f"conflict={conflict.kind}: {explanation}{f' ({times} rows)' if times > 1 else ''}. {key}")
-        if texts:
-            _log.warning('conflict detected on relation "%s": %s', table, " ".join(texts))
+            del self._explanations[conflict]
+        if text:
+            _log.warning('conflict detected on relation "%s": %s', table, text)
             self._timers[table] = asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._log_conflicts, table)
 
     def close(self) -> None:

@@ -20,11 +20,11 @@ from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, poli
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import DataLossError, PublisherError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
+from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.running import Running
-from subscriber.subscription.session import FollowedSlot, StreamSession
+from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.setup import Prepared
 from subscriber.walreceiver.failures import is_undecodable
 from subscriber.walreceiver.outcome import was_rolled_back
@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 _SLOT_SECONDS: Final = 10.0
 """How long the first attempt waits for a slot in use: the walsender of a process that was killed takes a moment to notice."""
+
+_OUTCOME_SECONDS: Final = 5.0
+"""How long the publisher is asked what became of a transaction that the target refuses."""
 
 
 class Following:
@@ -77,7 +80,7 @@ class Following:
         self._began = asyncio.get_running_loop().time()
         self._was_streaming = self._is_streaming = False
         self._undecodable_at: Lsn | None = None
-        self._without_streaming = False
+        self._cautiously = False
 
     async def run(self) -> None:
         """Follow until the run is finished.
@@ -111,15 +114,9 @@ class Following:
                 await self._running.unless_stopped(asyncio.sleep(pause))
 
     def _undecodable(self, error: SubscriberError) -> SubscriberError:
-        """Mostly it is a transaction that was rolled back: the publisher has to decode it only where it streams."""
+        """What the next attempt asks for cautiously; or one that did so has failed."""
         self._undecodable_at = self._position.lsn
-        if not self._without_streaming:
-            return error
-        return PublisherError(
-            f"the publisher cannot decode what follows {self._position.lsn}, nor can it without streaming: {error}",
-            hint="its slot cannot go on: drop the subscription, and make it anew with a copy of the tables",
-            sqlstate=error.sqlstate,
-        )
+        return undecodable(error, self._position.lsn) if self._cautiously else error
 
     def _judge(self, error: SubscriberError) -> float:
         """Seconds until the next attempt; raises the error if there shall be none."""
@@ -165,11 +162,12 @@ class Following:
         # not before every table is ready: a table's synchronization knows nothing of prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
         options = replace(self._slot.options, two_phase=enabled or enabling)
-        self._without_streaming = self._position.lsn == self._undecodable_at
-        if self._without_streaming:
-            _log.warning("the publisher is asked to send no transaction before its end: those that are rolled back it need not decode then")
-            options = replace(options, streaming="off")
-        slot = replace(self._slot, options=options)
+        self._cautiously = self._position.lsn == self._undecodable_at
+        if self._cautiously:
+            _log.warning(
+                "the publisher is asked to send no transaction before its end, and to decode with more memory, until that is behind it"
+            )
+        slot = replace(self._slot, options=options, cautiously=self._cautiously)
         session = await self._running.unless_stopped(StreamSession.open(slot, self._position))
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(session.close)
@@ -186,7 +184,12 @@ class Following:
         running = self._running
         running.tracker, running.session = session.tracker, session
         self._was_streaming = self._is_streaming = True
-        skipping = self._skipping
+        skipping, began = self._skipping, session.position.lsn
+
+        def finished() -> bool:
+            flushed = session.tracker.flushed
+            return running.finished() or (self._cautiously and flushed > began and flushed >= session.publisher_lsn)
+
         parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(
             receiver=session.receiver,
@@ -197,7 +200,7 @@ class Following:
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
             skipping=skipping,
             rolled_back=self._was_rolled_back,
-            finished=running.finished,
+            finished=finished,
             awaited=running.is_awaited,
             progressed=self._progressed,
             parallel=parallel,
@@ -227,14 +230,15 @@ class Following:
 
     async def _was_rolled_back(self, xid: int) -> bool:
         try:
-            return await was_rolled_back(
-                self._slot.conninfo,
-                xid,
-                system_identifier=self._position.system_identifier,
-                timeline=self._position.timeline,
-                application_name=session_name(self._name, "outcome"),
-            )
-        except SubscriberError:
+            async with asyncio.timeout(_OUTCOME_SECONDS):
+                return await was_rolled_back(
+                    self._slot.conninfo,
+                    xid,
+                    system_identifier=self._position.system_identifier,
+                    timeline=self._position.timeline,
+                    application_name=session_name(self._name, "outcome"),
+                )
+        except (SubscriberError, TimeoutError):
             # then what the target said stands, and it is asked again when that comes again
             return False
 

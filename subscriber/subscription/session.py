@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from subscriber.abc import Position
@@ -22,11 +22,13 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications
 
-__all__ = ["FollowedSlot", "StreamSession"]
+__all__ = ["FollowedSlot", "StreamSession", "undecodable"]
 
 _log = logging.getLogger(__name__)
 
 _LAST_REPORT_SECONDS: Final = 1.0
+_MUCH_MEMORY: Final = "1GB"
+"""As much of what it decodes as a publisher keeps in memory at most, where it failed with less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class FollowedSlot:
         messages: whether logical messages are wanted.
         application_name: of the connection; None: the slot's name.
         spool_key: names the spool; None: made from the slot and the publisher.
+        cautiously: the publisher failed to decode what comes next. Mostly it is a transaction that was rolled back: sent only at its end,
+            it is not decoded; kept in memory as a whole, it is not looked at before.
     """
 
     conninfo: str
@@ -54,6 +58,7 @@ class FollowedSlot:
     messages: bool = False
     application_name: str | None = None
     spool_key: str | None = None
+    cautiously: bool = False
 
 
 class StreamSession:
@@ -108,8 +113,12 @@ class StreamSession:
             position = await check_position(connection, position)
             publisher_lsn = await connection.current_wal_lsn()
             two_phase = slot.options.two_phase
+            wanted = slot.options
+            if slot.cautiously:
+                wanted = replace(wanted, streaming="off")
+                await connection.execute(f"SET logical_decoding_work_mem = '{_MUCH_MEMORY}'")
             options = negotiate(
-                connection.capabilities, slot.options, publications=slot.publications, two_phase=two_phase, messages=slot.messages
+                connection.capabilities, wanted, publications=slot.publications, two_phase=two_phase, messages=slot.messages
             )
             stream = await connection.start_replication(slot.name, position.lsn, options)
             starting.push_async_callback(stream.close)
@@ -136,6 +145,15 @@ class StreamSession:
             with contextlib.suppress(SubscriberError, TimeoutError):
                 async with asyncio.timeout(_LAST_REPORT_SECONDS):
                     await self.receiver.report_now()
+
+
+def undecodable(error: SubscriberError, lsn: Lsn) -> PublisherError:
+    """The publisher failed to decode what comes behind ``lsn``, also where it was followed cautiously."""
+    return PublisherError(
+        f"the publisher cannot decode what follows {lsn}, nor can it without streaming and with {_MUCH_MEMORY} of memory: {error}",
+        hint="its slot cannot go on: drop the subscription, and make it anew with a copy of the tables",
+        sqlstate=error.sqlstate,
+    )
 
 
 async def _first_position(connection: WalReceiverConnection, slot: FollowedSlot, start_lsn: Lsn | None) -> Position:

@@ -40,9 +40,10 @@ from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import LogicalMessage
 from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
-from subscriber.subscription.session import FollowedSlot, StreamSession
+from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, Transaction
+from subscriber.walreceiver.failures import is_undecodable
 
 __all__ = ["TransactionStream", "transactions"]
 
@@ -79,6 +80,7 @@ class TransactionStream(Generic[Received_co]):
         self._connecting: asyncio.Task[StreamSession] | None = None
         self._stopped = asyncio.Event()
         self._open = False
+        self._cautiously = False
 
     async def __aenter__(self) -> Self:
         """Connect and start.
@@ -221,6 +223,8 @@ class TransactionStream(Generic[Received_co]):
         except SubscriberError as error:
             if policy(error).policy is not Policy.SOON:
                 raise
+            if is_undecodable(error) and self._cautiously:
+                raise undecodable(error, session.position.lsn) from error
             if self._slot.temporary:
                 error.add_note("the temporary replication slot is gone with its connection")
                 error.hint = "name a slot: then the stream goes on by itself where it was"
@@ -233,6 +237,7 @@ class TransactionStream(Generic[Received_co]):
         assert self._lost is not None  # without a session only after one that was lost
         position, error = self._lost
         pause = self._backoff.pause(policy(error))
+        self._cautiously = is_undecodable(error)
         _log.warning("%s; next attempt in %.1f s, from %s", error.one_line(), pause, self._acknowledged)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
@@ -248,7 +253,8 @@ class TransactionStream(Generic[Received_co]):
         """None if :meth:`stop` was called meanwhile."""
         if self._stopped.is_set():
             return None
-        self._connecting = asyncio.create_task(StreamSession.open(self._slot, position, self._start_lsn))
+        slot = replace(self._slot, cautiously=self._cautiously)
+        self._connecting = asyncio.create_task(StreamSession.open(slot, position, self._start_lsn))
         try:
             return await self._connecting
         except asyncio.CancelledError:

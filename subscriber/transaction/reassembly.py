@@ -35,8 +35,9 @@ Where messages can stand (read in pgoutput.c and reorderbuffer.c; what is said o
     * ``A`` is written when the abort record is decoded, hence between blocks. PostgreSQL 18.4 also sends it for transactions that it
       never streamed, with streaming off too: an ``A`` that names nothing we hold is no error anywhere.
     * A transaction that was prepared before the stream began lies in the reorder buffer until its ``K`` or ``r``, and is streamed from
-      there if memory gets short, as if it were still running (``ReorderBufferLargestStreamableTopTXN``; run on 16.14 and 18.4). No ``p``
-      or ``A`` ends such a stream: the ``K`` or ``r`` does, and nothing of it is needed, because the target has it already.
+      there if memory gets short, as if it were still running (``ReorderBufferLargestStreamableTopTXN``; run on 15 to 18). No ``p`` or ``A``
+      ends such a stream: the ``K`` or ``r`` does. Nothing of it is needed: it was received before. (What was prepared before the slot's
+      two-phase start was not, but has its ``p`` before the ``K``.)
     * A non-transactional ``M`` is written when its record is decoded, hence between blocks and without an xid; its LSN may be past
       those of the chunk behind it. Inside a block it would do no harm, so it is let through.
     * A transactional ``M`` in a chunk carries the *top* xid even where a subtransaction emitted it. It vanishes with an aborted

@@ -89,7 +89,7 @@ class RunProcess:
 
     def conflicts(self) -> list[str]:
         """Lines of the log about conflicts. Where nobody else writes there are none, unless something came in a wrong order, or twice."""
-        return [line for line in self.log(10**9).splitlines() if "conflict=" in line]
+        return [line for line in self.log(10**9).splitlines() if "conflict detected" in line and " WARNING " in line]
 
     def log(self, lines: int = 40) -> str:
         text = (self.directory / "log").read_text(errors="replace")

@@ -141,12 +141,12 @@ async def _kill_in_parallel_apply(process: SubscriberProcess, killer: _Killer) -
     with process.publisher.connect() as session:
         session.execute("BEGIN")
         session.execute("INSERT INTO load.history SELECT i, 0, 0, 0, NULL, 'long' FROM generate_series(1, 3000) AS i")
-        await killer.kill([("parallel", _in_parallel)], patience=30)
+        await killer.kill([("parallel", _in_parallel)], patience=90)
         process.start()
-        assert await eventually(lambda: _in_parallel(process), 30, process), process.log()
+        assert await eventually(lambda: _in_parallel(process), 90, process), process.log()
         before = _parallel(process)
         session.execute("COMMIT")
-    assert await eventually(lambda: _parallel(process) > before, 30, process), process.log()
+    assert await eventually(lambda: _parallel(process) > before, 90, process), process.log()
     process.kill()
 
 

@@ -229,6 +229,39 @@ async def test_rows_of_another_origin(tracked_db: Database, caplog: pytest.LogCa
     assert sorted(tracked_db.fetch("SELECT id, v FROM keyless")) == [(1, "ours"), (2, "local"), (2, "ours")]
 
 
+async def test_conflicts_of_what_is_prepared(target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """They are logged at once, and count if it is committed."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    t = Remote("t", "*id", "v")
+    caplog.set_level("INFO")
+
+    def lines(level: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if "conflict=" in record.getMessage() and record.levelname == level]
+
+    async with opened(target_db) as feed:
+        counted = feed.sink.statistics
+        committed = await feed.prepare(t.relation, t.update(1, SECRET), t.update(2, SECRET), t.delete(3, None))
+        rolled_back = await feed.prepare(t.update(4, SECRET), t.delete(5, None))
+        assert conflicts(counted) == {}
+        assert lines("WARNING") == []
+        missing = "conflict=update_missing: Could not find the row to be updated (2 rows). Replica identity (id)."
+        assert lines("INFO")[0].startswith(f'conflict on relation "public.t" in transaction {committed.xid}, which is prepared: {missing}')
+        await feed.sink.rollback_prepared(feed.rollback_prepared(rolled_back))
+        assert conflicts(counted) == {}
+        message = feed.commit_prepared(committed)
+        for _ in range(2):
+            await feed.sink.commit_prepared(message)
+            assert conflicts(counted) == {"confl_update_missing": 2, "confl_delete_missing": 1}
+        (line,) = lines("WARNING")
+        assert line.startswith(f'conflict detected on relation "public.t": {missing}')
+        assert SECRET not in caplog.text
+        # its id is used again
+        feed.xid = committed.xid - 1
+        again = await feed.prepare(t.insert(1, "there"))
+        await feed.sink.commit_prepared(feed.commit_prepared(again))
+        assert conflicts(counted) == {"confl_update_missing": 2, "confl_delete_missing": 1}
+
+
 async def logged(database: Database, caplog: pytest.LogCaptureFixture, *messages: Message) -> str:
     """The one line about a conflict of this transaction."""
     caplog.clear()

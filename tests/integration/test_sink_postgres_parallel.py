@@ -72,6 +72,29 @@ async def test_moves_the_position_with_the_rows(any_target_db: Database) -> None
     await eventually(any_target_db, f"SELECT count(*) {NAMED} LIKE '{NAME}%'", 0)
 
 
+async def test_what_is_prepared_is_not_tried(target_db: Database) -> None:
+    """A publisher may stream it once more; what that locked would stay so until its COMMIT PREPARED."""
+    target_db.execute(TABLE)
+    async with opened(target_db) as feed:
+        feed.xid = TOP - 1
+        prepared = await feed.prepare(REMOTE.relation, REMOTE.insert(1))
+
+        async def is_refused() -> None:
+            for _ in range(3):
+                with pytest.raises(TargetError, match="transaction 900 is prepared in the target already"):
+                    await begin(feed)
+            # each session was given back
+            await eventually(target_db, f"SELECT count(*) {NAMED} LIKE '%parallel apply'", 1)
+
+        await is_refused()
+        # as after a crash behind COMMIT PREPARED: the position has not moved
+        ((gid,),) = target_db.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        target_db.execute(f"COMMIT PREPARED '{gid}'")
+        await is_refused()
+        await feed.sink.commit_prepared(feed.commit_prepared(prepared))
+        await (await begin(feed)).roll_back()
+
+
 def streamed_again(transaction: Transaction) -> Transaction:
     transaction.records = transaction.records[:1]
     return transaction

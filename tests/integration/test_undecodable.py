@@ -12,9 +12,11 @@ import threading
 
 import pytest
 
-from subscriber import Until
+import subscriber
+from subscriber import SubscriptionOptions, Until
 from subscriber.errors import PublisherError
 from tests.database import WAIT_SECONDS, Database
+from tests.integration.observed import eventually
 from tests.integration.replica import replica, subscription_of
 
 TABLE = "CREATE TABLE t (id int, v text)"
@@ -81,3 +83,85 @@ async def test_a_run_that_ends_ends_with_it(publisher_db: Database, target_db: D
         await subscription_of(publisher_db, target_db).run(until=Until())
     assert "make it anew" in str(caught.value.hint)
     assert target_db.fetch(ALL) == [(1, "copied")]
+
+
+# --- what 18 cannot decode with little memory
+
+
+def prepare_tables(publisher: Database, target: Database) -> None:
+    for database in (publisher, target):
+        database.execute("CREATE TABLE u (id int PRIMARY KEY, v text)")
+    publisher.execute("INSERT INTO u VALUES (1, 'there'), (2, 'there'); CREATE PUBLICATION pub FOR TABLE u")
+
+
+def roll_back_a_long_value(publisher: Database) -> None:
+    """A prepared transaction that 18 has to decode when it was rolled back already.
+
+    Memory gets short in the middle of the long value: what the publisher has of the whole transaction is forgotten, while what is still to
+    come of the subtransaction is not.
+    """
+    value = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 2500) AS g)"
+    # what it knows of the tables from here it needs not look up in the aborted transaction, which it would notice
+    publisher.execute(f"UPDATE u SET v = {value} WHERE id = 2")
+    publisher.execute(f"""
+        BEGIN; INSERT INTO u SELECT g, repeat('x', 500) FROM generate_series(1001, 1060) AS g;
+        SAVEPOINT s; INSERT INTO u VALUES (5, {value}); RELEASE s; PREPARE TRANSACTION '{publisher.name}'
+    """)
+    publisher.execute(f"ROLLBACK PREPARED '{publisher.name}'")
+    publisher.execute("UPDATE u SET v = 'behind' WHERE id = 1")
+
+
+@pytest.mark.parametrize("streaming", ["parallel", "off"])
+async def test_a_long_value_of_what_was_rolled_back(
+    publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, streaming: str
+) -> None:
+    """The bug, of 18, was seen once, under kills: native tries again for ever."""
+    prepare_tables(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, two_phase=True, streaming=streaming) as running:
+        await running.caught_up()
+        await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+    roll_back_a_long_value(publisher18_db)
+    async with replica(publisher18_db, target_db, two_phase=True, streaming=streaming) as running:
+        assert len(await running.same("SELECT id, md5(v) FROM u ORDER BY id")) == 2
+        assert "got sequence entry" in caplog.text
+        # it streams again
+        pid = f"SELECT pid FROM pg_stat_replication WHERE application_name = '{running.subscription.name}' AND state = 'streaming'"
+        cautious = publisher18_db.value(pid)
+        publisher18_db.execute("INSERT INTO u VALUES (3, 'later')")
+        await eventually(publisher18_db, f"SELECT count(*) FROM ({pid}) AS found WHERE pid <> {cautious}", 1)
+        assert len(await running.same("SELECT id, md5(v) FROM u ORDER BY id")) == 3
+        assert caplog.text.count("is asked to send no transaction before its end") == 1
+        # once is enough: what comes behind it is not asked for again
+        assert caplog.text.count("got sequence entry") == 1
+
+
+async def test_a_long_value_in_transactions(publisher18_db: Database, target_db: Database) -> None:
+    prepare_tables(publisher18_db, target_db)
+    publisher18_db.execute(f"SELECT pg_create_logical_replication_slot('{publisher18_db.name}', 'pgoutput', false, true)")
+    roll_back_a_long_value(publisher18_db)
+    found = []
+    async with subscriber.transactions(
+        publisher18_db.conninfo(),
+        publications=["pub"],
+        slot_name=publisher18_db.name,
+        options=SubscriptionOptions(two_phase=True),
+        until_caught_up=True,
+    ) as stream:
+        async for transaction in stream:
+            found.append(transaction.kind)
+            await transaction.acknowledge()
+    assert found == ["commit", "prepare", "rollback prepared", "commit"]
+
+
+async def test_transactions_that_cannot_go_on(publisher_db: Database, target_db: Database) -> None:
+    prepare(publisher_db, target_db)
+    publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{publisher_db.name}', 'pgoutput')")
+    make_undecodable(publisher_db)
+
+    async def follow() -> None:
+        async with subscriber.transactions(publisher_db.conninfo(), publications=["pub"], slot_name=publisher_db.name) as stream:
+            async for transaction in stream:
+                await transaction.acknowledge()
+
+    with pytest.raises(PublisherError, match="nor can it without streaming"):
+        await asyncio.wait_for(follow(), WAIT_SECONDS)

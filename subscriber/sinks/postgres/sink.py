@@ -394,7 +394,9 @@ class PostgresSink:
         opened = self._open
         session = await opened.parallel.take()
         try:
-            await opened.two_phase.require_unprepared(xid, session)
+            if await opened.two_phase.is_done(xid, session):
+                # streamed once more, without an end to come: what it locked would stay so until its COMMIT PREPARED
+                raise TargetError(f"transaction {xid} is prepared in the target already")
         except BaseException:
             await opened.parallel.give_back(session)
             raise

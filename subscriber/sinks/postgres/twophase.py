@@ -73,19 +73,10 @@ class TwoPhase:
             await self._applier.prepare(transaction, gate, self.gid(transaction.xid))
         await self.prepared(transaction)
 
-    async def is_done(self, xid: int) -> bool:
-        """Whether a transaction is prepared, or committed already."""
-        gid = self.gid(xid)
-        return await _is_prepared(self._session, gid) or await self._was_committed(gid)
-
-    async def require_unprepared(self, xid: int, session: ApplySession) -> None:
-        """To be asked in another session, before a streamed transaction is applied in it: one that is prepared has no end to come.
-
-        Raises:
-            TargetError: it is prepared.
-        """
-        if await _is_prepared(session, self.gid(xid)):
-            raise TargetError(f"transaction {xid} is prepared in the target already")
+    async def is_done(self, xid: int, session: ApplySession | None = None) -> bool:
+        """Whether a transaction is prepared, or committed already. To be asked in another ``session`` while the apply session is busy."""
+        session, gid = session or self._session, self.gid(xid)
+        return await _is_prepared(session, gid) or await self._was_committed(session, gid)
 
     async def prepared(self, transaction: Transaction) -> None:
         """It is prepared now: move the position behind it, if that is not further already."""
@@ -100,13 +91,14 @@ class TwoPhase:
             DataLossError: the prepared transaction is gone and was not committed.
         """
         if message.end_lsn <= self._applier.position:
+            self._applier.ended(message.xid, committed=True)
             return
         gid = self.gid(message.xid)
         if await _is_prepared(self._session, gid):
             await self._set_up_origin(message.end_lsn, message.commit_time)
             with self._naming("COMMIT PREPARED", message.xid, message.commit_lsn):
                 await self._session.fetch(f"COMMIT PREPARED '{gid}'")
-        elif not await self._was_committed(gid):
+        elif not await self._was_committed(self._session, gid):
             raise DataLossError(
                 f'prepared transaction with identifier "{gid}" does not exist in the target, and was not committed there',
                 hint="somebody rolled it back, or the target was restored: copy its tables again",
@@ -117,6 +109,7 @@ class TwoPhase:
     async def rollback(self, message: RollbackPrepared) -> None:
         """ROLLBACK PREPARED if there is such a transaction: its PREPARE may be older than the slot's two-phase start."""
         if message.rollback_end_lsn <= self._applier.position:
+            self._applier.ended(message.xid, committed=False)
             return
         gid = self.gid(message.xid)
         if await _is_prepared(self._session, gid):
@@ -147,9 +140,9 @@ class TwoPhase:
                 )
         self._applier.position = lsn
 
-    async def _was_committed(self, gid: str) -> bool:
+    async def _was_committed(self, session: ApplySession, gid: str) -> bool:
         query = "SELECT 1 FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid = %s"
-        return bool(await self._session.fetch(query, self._rows.oid, gid))
+        return bool(await session.fetch(query, self._rows.oid, gid))
 
     async def _require_prepared_transactions(self) -> None:
         if (await self._session.fetch("SELECT pg_catalog.current_setting('max_prepared_transactions')::int"))[0][0] == 0:

@@ -53,10 +53,16 @@ class Subscriber:
                 self.events.append(Expected("prepare", transaction.xid, self._rows(transaction)))
             case CommitPrepared(xid=xid):
                 self.events.append(Expected("commit prepared", xid))
+                self._has_ended(xid)
             case RollbackPrepared(xid=xid):
                 self.events.append(Expected("rollback prepared", xid))
+                self._has_ended(xid)
             case LogicalMessage(content=content):
                 self.events.append(Expected("message", 0, (content.decode(),)))
+
+    def _has_ended(self, xid: int) -> None:
+        """Also if it was streamed again."""
+        assert xid not in {stream.xid for stream in self.reassembly.streams}
 
     def _rows(self, transaction: Transaction) -> tuple[str, ...]:
         spilled = self.spool.pop(transaction.spool_id, [])
