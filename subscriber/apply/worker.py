@@ -180,7 +180,9 @@ class ApplyWorker:
             xid = prepared.transaction.xid
             if not self._sink.capabilities.prepares_in_target or not await self._rolled_back(xid):
                 raise
-            _log.info("prepared transaction %d is passed over: the publisher has rolled it back, and the target refuses it: %s", xid, error)
+            _log.warning(
+                "prepared transaction %d is passed over: the publisher has rolled it back, and the target refuses it: %s", xid, error
+            )
             # not as a prepared one: then its COMMIT PREPARED, which must not come, would be no error
             await self._sink.skip(prepared.transaction)
 

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _SLOT_SECONDS: Final = 10.0
 """How long the first attempt waits for a slot in use: the walsender of a process that was killed takes a moment to notice."""
 
+_CAUTIOUS_SECONDS: Final = 60.0
+"""How long a cautious stream goes on at least: what cannot be decoded may still be running, and would come again at once."""
 _OUTCOME_SECONDS: Final = 5.0
 """How long the publisher is asked what became of a transaction that the target refuses."""
 
@@ -184,11 +186,16 @@ class Following:
         running = self._running
         running.tracker, running.session = session.tracker, session
         self._was_streaming = self._is_streaming = True
-        skipping, began = self._skipping, session.position.lsn
+        skipping, clock = self._skipping, asyncio.get_running_loop().time
+        began, cautious_until = session.position.lsn, clock() + _CAUTIOUS_SECONDS
+
+        def is_behind() -> bool:
+            # what the publisher could not decode; once true it stays so
+            flushed = session.tracker.flushed
+            return flushed > began and flushed >= session.publisher_lsn and clock() >= cautious_until
 
         def finished() -> bool:
-            flushed = session.tracker.flushed
-            return running.finished() or (self._cautiously and flushed > began and flushed >= session.publisher_lsn)
+            return running.finished() or (self._cautiously and is_behind())
 
         parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(
@@ -238,8 +245,9 @@ class Following:
                     timeline=self._position.timeline,
                     application_name=session_name(self._name, "outcome"),
                 )
-        except (SubscriberError, TimeoutError):
-            # then what the target said stands, and it is asked again when that comes again
+        except (SubscriberError, TimeoutError) as error:
+            # what the target said stands, and it is asked again when that comes again
+            _log.info("the publisher does not say whether it has rolled transaction %d back: %s", xid, str(error) or "no answer")
             return False
 
     @property

@@ -27,8 +27,12 @@ __all__ = ["FollowedSlot", "StreamSession", "undecodable"]
 _log = logging.getLogger(__name__)
 
 _LAST_REPORT_SECONDS: Final = 1.0
-_MUCH_MEMORY: Final = "1GB"
-"""As much of what it decodes as a publisher keeps in memory at most, where it failed with less."""
+_MUCH_MEMORY: Final = 1024**2
+"""kB of what it decodes that a publisher may keep in memory, where it failed with less; more if it may keep more anyway."""
+_SET_MEMORY: Final = f"""
+SELECT pg_catalog.set_config(name, greatest(setting::int8, {_MUCH_MEMORY})::text, false)
+FROM pg_catalog.pg_settings WHERE name = 'logical_decoding_work_mem'
+"""  # noqa: S608 (ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,7 @@ class StreamSession:
             wanted = slot.options
             if slot.cautiously:
                 wanted = replace(wanted, streaming="off")
-                await connection.execute(f"SET logical_decoding_work_mem = '{_MUCH_MEMORY}'")
+                await connection.execute(_SET_MEMORY)
             options = negotiate(
                 connection.capabilities, wanted, publications=slot.publications, two_phase=two_phase, messages=slot.messages
             )
@@ -150,8 +154,9 @@ class StreamSession:
 def undecodable(error: SubscriberError, lsn: Lsn) -> PublisherError:
     """The publisher failed to decode what comes behind ``lsn``, also where it was followed cautiously."""
     return PublisherError(
-        f"the publisher cannot decode what follows {lsn}, nor can it without streaming and with {_MUCH_MEMORY} of memory: {error}",
-        hint="its slot cannot go on: drop the subscription, and make it anew with a copy of the tables",
+        f"the publisher cannot decode what follows {lsn}, nor can it without streaming and with 1 GB of memory: {error}",
+        hint="if more logical_decoding_work_mem on the publisher does not help, its slot cannot go on: drop the subscription, and make it"
+        " anew with a copy of the tables",
         sqlstate=error.sqlstate,
     )
 

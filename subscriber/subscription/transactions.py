@@ -224,12 +224,13 @@ class TransactionStream(Generic[Received_co]):
             if policy(error).policy is not Policy.SOON:
                 raise
             if is_undecodable(error) and self._cautiously:
-                raise undecodable(error, session.position.lsn) from error
+                raise undecodable(error, self._acknowledged) from error
             if self._slot.temporary:
                 error.add_note("the temporary replication slot is gone with its connection")
                 error.hint = "name a slot: then the stream goes on by itself where it was"
                 raise
             self._lost = session.position, error
+            self._cautiously = is_undecodable(error)
             await self._disconnect()
 
     async def _reconnect(self) -> None:
@@ -237,7 +238,6 @@ class TransactionStream(Generic[Received_co]):
         assert self._lost is not None  # without a session only after one that was lost
         position, error = self._lost
         pause = self._backoff.pause(policy(error))
-        self._cautiously = is_undecodable(error)
         _log.warning("%s; next attempt in %.1f s, from %s", error.one_line(), pause, self._acknowledged)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from subscriber.errors import ApplyError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.subscription import following
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.observed import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid, until
 from tests.integration.replica import QUICK, Replica, replica
@@ -405,3 +407,25 @@ async def test_a_part_of_what_was_rolled_back(publisher18_db: Database, target_d
         assert (statistics.confl_insert_exists, statistics.confl_update_missing) == (1, 0)
         assert statistics.updates == 2
         assert found.subscription.status.last_error is None
+
+
+@pytest.mark.parametrize("answer", [PublisherUnavailable("too many walsenders"), TimeoutError()])
+async def test_a_publisher_that_does_not_say_what_became_of_it(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, answer: Exception
+) -> None:
+    """Then the target's error stands."""
+
+    async def asked(*_: object, **__: object) -> bool:
+        raise answer
+
+    monkeypatch.setattr(following, "was_rolled_back", asked)
+    make_tables(publisher18_db, target_db)
+    target_db.execute("INSERT INTO t VALUES (1, 'in the way')")
+    async with replica(publisher18_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        prepare(publisher18_db, "refused", "INSERT INTO t VALUES (1, 'x')")
+        await until(lambda: isinstance(found.subscription.status.last_error, ApplyError), "the target's error")
+        target_db.execute("DELETE FROM t")
+        finish(publisher18_db, "refused", "COMMIT")
+        assert await found.same(ROWS) == publisher18_db.fetch(ROWS)
+        assert target_db.value(COUNT) == 1

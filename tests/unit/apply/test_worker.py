@@ -15,7 +15,7 @@ from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, PublisherUnavailable, TargetError, TargetUnavailable
+from subscriber.errors import ApplyError, PublisherUnavailable, RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
 from subscriber.transaction.feedback import FlushTracker
@@ -406,6 +406,7 @@ def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) 
     ("error", "rolled_back", "passes"),
     [
         (ApplyError("refused"), {3}, True),
+        (RelationError("its columns are others"), {3}, True),
         (ApplyError("refused"), {1}, False),
         (TargetUnavailable("away"), {3}, False),
         (TargetError("not what its rows are about"), {3}, False),
