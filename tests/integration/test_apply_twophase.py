@@ -391,7 +391,7 @@ async def test_a_part_of_what_was_rolled_back(publisher18_db: Database, target_d
     publisher_db.execute("INSERT INTO t VALUES (1, 'there'), (2, 'there')")
     async with replica(publisher_db, target_db, two_phase=True, streaming="off") as found:
         await enabled(found)
-    # with what the walsender knows of the table from here it needs not look, in the aborted transaction, for what there is none of
+    # what the walsender knows of the table from here it need not look up in the aborted transaction, which it would notice
     publisher_db.execute("UPDATE t SET v = 'before' WHERE id = 2")
     beginning = ("SAVEPOINT s", "DELETE FROM t WHERE id = 1", large(1000), "RELEASE s")
     prepare(publisher_db, "refused", *beginning, "INSERT INTO t VALUES (1, 'again')")
@@ -427,5 +427,4 @@ async def test_a_publisher_that_does_not_say_what_became_of_it(
         await until(lambda: isinstance(found.subscription.status.last_error, ApplyError), "the target's error")
         target_db.execute("DELETE FROM t")
         finish(publisher18_db, "refused", "COMMIT")
-        assert await found.same(ROWS) == publisher18_db.fetch(ROWS)
-        assert target_db.value(COUNT) == 1
+        assert [row[0] for row in await found.same(ROWS)] == [1]
