@@ -99,7 +99,7 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(
             await sink.advance(Lsn(publisher.end))
         name = "merge" if number % 2 else dice.choice(["rewrite", "local"])
         # a new one each time: nothing is known but what the tables say
-        work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path), ApplierSettings(target_rows=30, log_files=10))
+        work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path), ApplierSettings(target_rows=120, log_files=10))
         cut = all_rounds(work)
         assert cut.lsn == publisher.end
         assert read(tmp_path, cut) == publisher.rows(), (number, name)
@@ -198,7 +198,7 @@ def overlapping(path: Path) -> list[int]:
 
 
 async def test_what_recent_keys_are_merged_into_does_not_grow_for_ever(tmp_path: Path, delta: SparkSession) -> None:
-    target = 40
+    target = 80
     sink = await begun(make(tmp_path))
     work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
     values = dict.fromkeys(range(target), "a")
@@ -240,3 +240,52 @@ async def test_where_the_first_column_of_the_key_divides_nothing_it_is_merged_al
     assert cut is not None
     assert operations(tmp_path, cut, "t")["MERGE"] == 4
     assert sorted(DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table()["id"].to_pylist()) == list(range(200))
+
+
+async def test_a_backlog_is_divided_by_its_keys(tmp_path: Path, delta: SparkSession) -> None:
+    target = 80
+    sink = await begun(make(tmp_path))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=target))
+    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(target)))))
+    await sink.advance(Lsn(200))
+    all_rounds(work)
+    found: list[int] = []
+    for end, count in ((300, target // 4 - 1), (400, target // 4)):
+        await sink.apply(batch(transaction(end, *(Update(5, None, None, row(str(n), "b", None)) for n in range(count)))))
+        await sink.advance(Lsn(end))
+        found.append(operations(tmp_path, all_rounds(work), "t")["MERGE"])
+    await sink.close()
+    assert found == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("type_oid", "keys"),
+    [
+        (701, ["0", "1.5", "NaN", "Infinity", "-Infinity", "1e-300"]),
+        (1700, ["0.1", "NaN", "Infinity", "-1e30"]),
+        (25, ["", " ", "a", "a ", "A", "\u00e9", "e\u0301"]),
+        (1184, ["infinity", "-infinity", "0044-03-15 12:00:00+00 BC", "2024-01-02 03:04:05.678901+00"]),
+        (17, ["\\x", "\\x00", "\\x0001"]),
+        (2950, ["00000000-0000-0000-0000-000000000001", "ffffffff-ffff-ffff-ffff-ffffffffffff"]),
+    ],
+)
+async def test_rows_of_odd_keys_are_found_where_nothing_is_inserted(
+    tmp_path: Path, delta: SparkSession, type_oid: int, keys: list[str]
+) -> None:
+    relation = Relation(5, "public", "t", "d", (Column("id", type_oid, -1, True), Column("v", 25, -1, False)))
+    sink = await begun(make(tmp_path))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path))
+    others = [] if type_oid in {1184, 17, 2950} else ["2"]
+    values = dict.fromkeys([*keys, *others], "before")
+    await sink.apply(batch(transaction(200, relation, *(Insert(5, row(key, value)) for key, value in values.items()))))
+    await sink.advance(Lsn(200))
+    all_rounds(work)
+    await sink.apply(batch(transaction(300, *(Update(5, None, None, row(key, "after")) for key in keys))))
+    await sink.advance(Lsn(300))
+    cut = all_rounds(work)
+    await sink.close()
+    assert operations(tmp_path, cut, "t")["MERGE"] == 1
+    assert work.missing.updates == 0
+    rows = DeltaTable(str(tmp_path / "tables/public/t")).to_pyarrow_table().to_pylist()
+    assert sorted(item["v"] for item in rows) == ["after"] * len(keys) + ["before"] * len(others)
+    assert by_the_jar(delta, tmp_path, cut) == by_delta_rs(tmp_path, cut)

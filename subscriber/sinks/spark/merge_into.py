@@ -5,8 +5,8 @@ takes one source row a key, knows nothing of unchanged TOASTed values, and of an
 each key what it is now. The LSN goes into MERGE's own commit, by the settings that Delta has for it.
 
 MERGE INTO is for tables with a key that have rows. First loads, TRUNCATE, new types of columns, tables without a key or with REPLICA
-IDENTITY FULL (equal rows are one to MERGE), tables in too many small files, and rounds that would leave more rows in files whose keys
-overlap than a file should have, are units, as with engine ``rewrite``.
+IDENTITY FULL (equal rows are one to MERGE), tables in too many small files, rounds of a backlog, and those that would leave more rows in
+files whose keys overlap than a file should have, are units, as with engine ``rewrite``: they are folded where they are divided, by keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from subscriber.sinks.spark.keys import Bound, is_orderable
 from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
-from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
+from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows, table_detail
 from subscriber.sinks.spark.plan import BaseFile
 from subscriber.sinks.spark.rewrite import RewriteEngine
 from subscriber.sinks.spark.schema import SPECIAL, TableSchema
@@ -48,12 +48,16 @@ _LARGE_UNIT: Final = 8
 """Times the target. MERGE leaves files whose keys overlap: together they may be more than one task should hold."""
 _GROWN: Final = 1.5
 """Times the target: from there on a unit makes several files of one."""
+_BACKLOG: Final = 4
+"""A round with more changes of a table than this part of the target is no steady one. Executors fold it, each a range of its keys."""
 _ROUNDED: Final = 10
 """Bits that limits of keys are rounded by at least."""
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # others have no statistics, and less room
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # what is merged is a file of ours that does not change: no need to keep another copy of it for MERGE's second look
+    "spark.databricks.delta.merge.materializeSource": "none",
 }
 
 
@@ -98,15 +102,20 @@ class MergeEngine:
 
     def _merge_changes(self, work: Work) -> Done:
         schema, reached = work.task.schema, work.source.reached
-        changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
+        session = self._session(work.application, reached)
         try:
-            session = self._session(work.application, reached)
-            settled = settle(self._touched(session, work, changes), changes, schema)
-            source = self._source(session, settled)
+            with ThreadPoolExecutor(1) as beside:
+                # MERGE begins with jobs of Spark that read Delta's log, unless it is known: they run while changes are folded
+                log = beside.submit(session.sql, table_detail(work.delta.uri))
+                changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
+                settled = settle(self._touched(session, work, changes), changes, schema)
+                source = self._source(session, settled)
+            log.result()
             if source is not None:
                 frame, flag = source
                 frame.createOrReplaceTempView("changes")
-                session.sql(merge_statement(work.delta.uri, schema, "changes", flag, _range(schema, settled.puts, settled.gone)))
+                range_ = _range(schema, settled.puts, settled.gone)
+                session.sql(merge_statement(work.delta.uri, schema, "changes", flag, range_, known=settled.known))
         except job_errors() as error:
             if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
                 raise TargetError(
@@ -181,7 +190,7 @@ def _is_merged(work: Work) -> bool:
 
 
 def _is_scattered(work: Work) -> bool:
-    """Whether there are too many small files, or MERGE would leave more rows in files whose keys overlap than belong together.
+    """Whether there are too many small files or changes, or MERGE would leave more rows in files whose keys overlap than belong together.
 
     MERGE divides the rows of all files that it touches by a hash of their keys: every new file has keys of all of them, and is touched
     again the next time. Units divide them by their keys.
@@ -196,7 +205,8 @@ def _is_scattered(work: Work) -> bool:
         return False
     # there is a range for each cluster of files
     mixing = sum(ranges for _, ranges in units) > 1 and sum(sizes) > target * _GROWN
-    grown = any(_divided(base, more, target * _GROWN) * 2 > size for (base, _), more, size in zip(units, growth, sizes, strict=True))
+    most = target * _GROWN if work.plan.changes < target // _BACKLOG else 0
+    grown = any(_divided(base, more, most) * 2 > size for (base, _), more, size in zip(units, growth, sizes, strict=True))
     return len(small) > _FEW_FILES or mixing or grown
 
 

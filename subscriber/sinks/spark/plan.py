@@ -80,12 +80,14 @@ class Plan:
         removed: the table's files that are gone after them.
         cleared: whether there was a TRUNCATE among the changes.
         growth: of each unit that is about ranges of keys, how many more rows changes insert there than they delete.
+        changes: how many there are, since TRUNCATE; 0 if nothing is divided by keys.
     """
 
     units: tuple[Unit, ...]
     removed: tuple[str, ...]
     cleared: bool
     growth: tuple[int, ...] = ()
+    changes: int = 0
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
         units.append(_unit(work, files, ranges, cleared=cleared))
         removed += [file.path for file in files]
         growth.append(sum(clusters[number].growth for number in group))
-    return Plan(tuple(units), tuple(removed) if base else gone, cleared, tuple(growth))
+    return Plan(tuple(units), tuple(removed) if base else gone, cleared, tuple(growth), changes.num_rows)
 
 
 def _is_divisible(work: TableWork) -> bool:

@@ -25,6 +25,7 @@ class Settled:
         gone: one row a key that was deleted.
         missing: changes that found no row.
         untouched: which rows of the base are neither replaced nor deleted.
+        known: whether the base has a row of every key in ``puts``.
     """
 
     cleared: bool
@@ -32,6 +33,7 @@ class Settled:
     gone: pa.Table
     missing: Missing
     untouched: pa.Array
+    known: bool
 
     def rows(self, base: pa.Table) -> pa.Table:
         """All rows of the table; ``base``: what was given to :func:`settle`."""
@@ -56,17 +58,18 @@ def settle(base: pa.Table, changes: pa.Table, schema: TableSchema, *, passed_ove
     touched = folded.touched
     ids = group_ids(key_columns(pa.concat_tables([base.select(names), touched.select(names)]), schema.keys))
     base_ids, touched_ids = ids[: base.num_rows], ids[base.num_rows :]
+    there = pc.is_in(touched_ids, value_set=base_ids)
     if passed_over is None:
-        there = pc.is_in(touched_ids, value_set=base_ids)
         if not folded.consistent or pc.any(pc.and_not(folded.expected, there)).as_py():
             left, passed_over = effective(base, since_truncate(changes)[0], schema)
             found = settle(base, left, schema, passed_over=passed_over)
-            return Settled(folded.cleared, found.puts, found.gone, found.missing, found.untouched)
+            return Settled(folded.cleared, found.puts, found.gone, found.missing, found.untouched, found.known)
     puts = folded.puts.select(names)
     if folded.wanted:
         puts = _completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())
     untouched = pc.invert(pc.is_in(base_ids, value_set=touched_ids))
-    return Settled(folded.cleared, puts, touched.filter(folded.gone), passed_over or Missing(), untouched)
+    known = pc.all(pc.or_(there, folded.gone), min_count=0).as_py()
+    return Settled(folded.cleared, puts, touched.filter(folded.gone), passed_over or Missing(), untouched, known)
 
 
 def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:

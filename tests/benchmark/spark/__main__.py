@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from tests.benchmark.spark.publisher import copy_by_jdbc, copy_by_us, landed, pu
 
 ROUNDS: Final = 3
 SCRIPT: Final = "script"
+MERGE: Final = "merge"
 JDBC: Final = "org.postgresql:postgresql:42.7.7"
 WARM_UPS: Final = 4
 BATCHES, SIZE = 40, 5_000
@@ -99,6 +100,15 @@ def _in_turns(names: Sequence[str], measure: Callable[[str, int], float]) -> dic
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def _tell_merged(contenders: Mapping[str, Process], before: tuple[int, int]) -> tuple[int, int]:
+    """Engine ``merge`` leaves some rounds to units: how many were MERGE's since."""
+    if MERGE not in contenders:
+        return before
+    rounds, merged = contenders[MERGE].ask("rounds")
+    _tell(f"  of engine {MERGE}'s {rounds - before[0]} rounds {merged - before[1]} were MERGE INTO's")
+    return rounds, merged
+
+
 def with_publisher(rows: int, directory: Path) -> None:
     """Landing, and the initial copy."""
     packages = ",".join([DELTA_CONF["spark.jars.packages"], JDBC])
@@ -136,6 +146,7 @@ def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk:
             for _ in range(WARM_UPS):
                 contender.ask("bulk", 2, SIZE)
             contender.ask("fresh", TICKS, TICK_SIZE)
+        before = contenders[MERGE].ask("rounds") if MERGE in contenders else (0, 0)
         if bulk:
             seconds = _in_turns(names, lambda name, _: float(contenders[name].ask("bulk", BATCHES, SIZE)))
             changes = BATCHES * SIZE
@@ -143,6 +154,7 @@ def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk:
             for name, found in seconds.items():
                 against = "" if name == SCRIPT else ": " + _verdict("bulk", seconds[SCRIPT] / found)
                 _tell(f"  {name:8} {changes / found:9,.0f} changes/s{against}")
+            before = _tell_merged(contenders, before)
         ends: dict[str, list[float]] = {name: [] for name in names}
 
         def fresh(name: str, _: int) -> float:
@@ -155,6 +167,7 @@ def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk:
         for name, found in medians.items():
             against = "" if name == SCRIPT else ": " + _verdict("freshness", medians[SCRIPT] / found)
             _tell(f"  {name:8} {found:6.2f} s, {statistics.median(ends[name]):6.2f} s{against}")
+        _tell_merged(contenders, before)
         sums = {name: contender.ask("sums") for name, contender in contenders.items()}
         assert len({json.dumps(found) for found in sums.values()}) == 1, sums
         _tell("  all hold the same rows")
@@ -166,7 +179,7 @@ def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk:
 def main() -> None:
     """Run it."""
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    names = sys.argv[2].split(",") if len(sys.argv) > 2 else [SCRIPT, "rewrite", "merge", "local"]
+    names = sys.argv[2].split(",") if len(sys.argv) > 2 else [SCRIPT, "rewrite", MERGE, "local"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         directory = Path(place)

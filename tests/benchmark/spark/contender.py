@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from subscriber.abc import Position, TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
@@ -151,6 +152,13 @@ class Lakes:
             self._spark = spark_session("local[2]", CONF)
         return _sums(read(self._spark, str(self._path), str(TABLE), cut=cut))
 
+    def rounds(self) -> tuple[int, int]:
+        """How many made something of the table, and how many of them by MERGE INTO."""
+        cut = read_cut(self._storage)
+        assert cut is not None
+        operations = [entry["operation"] for entry in DeltaTable(self._path / cut.tables[TABLE].path).history()]
+        return operations.count("WRITE") + operations.count("MERGE"), operations.count("MERGE")
+
 
 class Streamed:
     """The script."""
@@ -242,6 +250,8 @@ def main() -> None:
             case ["fresh", ticks, size]:
                 seconds = contender.fresh(ticks, size)
                 _answer([statistics.median(seconds), sorted(seconds)[int(len(seconds) * 0.95)]])
+            case ["rounds"] if isinstance(contender, Lakes):
+                _answer(contender.rounds())
             case ["sums"]:
                 _answer(contender.sums())
 

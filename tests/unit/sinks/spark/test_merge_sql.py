@@ -27,6 +27,14 @@ def test_one_statement_deletes_updates_and_inserts() -> None:
     )
 
 
+def test_where_all_rows_are_there_none_is_inserted() -> None:
+    assert merge_statement("/t", PLAIN, "changes", "_gone", None, known=True) == (
+        "MERGE INTO delta.`/t` t USING changes s ON t.`id` <=> s.`id` "
+        "WHEN MATCHED AND s.`_gone` THEN DELETE "
+        "WHEN MATCHED THEN UPDATE SET t.`id` = s.`id`, t.`a``b` = s.`a``b`, t.`_special` = s.`_special`"
+    )
+
+
 def test_a_key_that_may_be_infinite_is_its_text_too() -> None:
     texts = [f"from_json({side}.`_special`, 'map<string,string>')['d\\'y']" for side in ("t", "s")]
     same = f"t.`d'y` <=> s.`d'y` AND {texts[0]} <=> {texts[1]}"
