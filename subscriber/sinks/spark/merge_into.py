@@ -58,6 +58,8 @@ _SETTINGS: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # what is merged is a file of ours that does not change: no need to keep another copy of it for MERGE's second look
     "spark.databricks.delta.merge.materializeSource": "none",
+    # the rows of the files that it touches are many, and what is merged into them is not: no need to sort them all for a join
+    "spark.sql.join.preferSortMergeJoin": "false",
 }
 
 
