@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.errors import TargetError
-from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.jobs import job_errors, job_failed
 from subscriber.sinks.spark.keys import Bound, is_orderable
 from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
-from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows, table_detail
+from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
 from subscriber.sinks.spark.plan import BaseFile
 from subscriber.sinks.spark.rewrite import RewriteEngine
 from subscriber.sinks.spark.schema import SPECIAL, TableSchema
@@ -61,6 +60,7 @@ _SETTINGS: Final = {
     # the rows of the files that it touches are many, and what is merged into them is not: no need to sort them all for a join
     "spark.sql.join.preferSortMergeJoin": "false",
 }
+_PLANNING: Final = ("spark.sql.adaptive.enabled", "spark.sql.shuffle.partitions")
 
 
 class MergeEngine:
@@ -104,15 +104,11 @@ class MergeEngine:
 
     def _merge_changes(self, work: Work) -> Done:
         schema, reached = work.task.schema, work.source.reached
-        session = self._session(work.application, reached)
+        changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
         try:
-            with ThreadPoolExecutor(1) as beside:
-                # MERGE begins with jobs of Spark that read Delta's log, unless it is known: they run while changes are folded
-                log = beside.submit(session.sql, table_detail(work.delta.uri))
-                changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
-                settled = settle(self._touched(session, work, changes), changes, schema)
-                source = self._source(session, settled)
-            log.result()
+            session = self._session(work)
+            settled = settle(self._touched(session, work, changes), changes, schema)
+            source = self._source(session, settled)
             if source is not None:
                 frame, flag = source
                 frame.createOrReplaceTempView("changes")
@@ -132,18 +128,25 @@ class MergeEngine:
             work.delta.commit([], [], work.application, reached)
         return Done(missing=settled.missing)
 
-    def _session(self, application: str, reached: Lsn) -> SparkSession:
+    def _session(self, work: Work) -> SparkSession:
         """One for this table alone: what Delta writes into the commit is a setting of the session."""
-        if application not in self._sessions:
-            self._sessions[application] = self._spark.newSession()
-        session = self._sessions[application]
+        if work.application not in self._sessions:
+            self._sessions[work.application] = self._spark.newSession()
+        session = self._sessions[work.application]
         parts = max(2, min(session.sparkContext.defaultParallelism, 16))
+        rows = sum(file.rows for file in _near(work))
+        if rows <= _READ_HERE:
+            # planning again behind each stage takes longer than it saves here, and how many tasks are worth it is known
+            planning = ["false", str(max(2, min(parts, -(-rows * 2 // work.task.target_rows))))]
+        else:
+            planning = [str(self._spark.conf.get(name)) for name in _PLANNING]
         settings = {
             **_SETTINGS,
+            **dict(zip(_PLANNING, planning, strict=True)),
             # Delta's own bookkeeping: its default is 50 tasks for each table
             "spark.databricks.delta.snapshotPartitions": str(parts),
-            "spark.databricks.delta.write.txnAppId": application,
-            "spark.databricks.delta.write.txnVersion": str(int(reached)),
+            "spark.databricks.delta.write.txnAppId": work.application,
+            "spark.databricks.delta.write.txnVersion": str(int(work.source.reached)),
         }
         for name, value in settings.items():
             session.conf.set(name, value)
@@ -156,7 +159,7 @@ class MergeEngine:
         if not unsent and not pc.any(pc.is_in(changes["_op"], value_set=pa.array(["u", "d"]))).as_py():
             return schema.current.empty_table()  # new rows: nothing is looked for
         names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
-        near = [file for file in work.task.base if file.path in set(work.plan.removed)]
+        near = _near(work)
         if sum(file.rows for file in near) <= _READ_HERE:
             rows = read_base(self._storage, work.delta.directory, [file.path for file in near], schema, names)
             first = schema.keys[0]
@@ -181,6 +184,12 @@ class MergeEngine:
         path = write_file(self._storage, self._directory, rows.schema, rows.to_batches())
         root = str(self._storage.root) if self._storage.root is not None else self._storage.place.rstrip("/")
         return session.read.parquet(f"{root}/{path}")
+
+
+def _near(work: Work) -> list[BaseFile]:
+    """The files whose keys are those of changes."""
+    removed = set(work.plan.removed)
+    return [file for file in work.task.base if file.path in removed]
 
 
 def _is_merged(work: Work) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from subscriber.sinks.spark.schema import SPECIAL, TableSchema
 
-__all__ = ["merge_statement", "selected_rows", "table_detail"]
+__all__ = ["merge_statement", "selected_rows"]
 
 Range = tuple[Any, Any] | None
 """Least and greatest value of the first key column."""
@@ -25,30 +25,25 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
         source: a view with the same columns, one row a key.
         flag: a column of the view more: whether the row is gone.
         range_: of the keys in it.
-        known: whether the table has all rows of it that are not gone. Delta needs no full outer join then, and files keep their rows.
+        known: whether the table has all rows of it that are not gone: Delta needs no full outer join then.
     """
     names = schema.current.names
     setting = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in names)
     columns = ", ".join(map(_quoted, names))
     values = ", ".join(f"s.{_quoted(name)}" for name in names)
     # all names are quoted
-    inserted = f" WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"
-    return (
-        f"MERGE INTO delta.{_quoted(uri)} t USING {source} s ON {_same_key(schema, range_)} "  # noqa: S608
+    statement = (
+        f"MERGE INTO delta.{_quoted(uri)} t USING {source} s ON {_same_key(schema, range_)} "
         f"WHEN MATCHED AND s.{_quoted(flag)} THEN DELETE "
-        f"WHEN MATCHED THEN UPDATE SET {setting}{'' if known else inserted}"
+        f"WHEN MATCHED THEN UPDATE SET {setting} "
     )
+    return statement if known else f"{statement}WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608
 
 
 def selected_rows(uri: str, schema: TableSchema, names: Sequence[str], keys: str, range_: Range) -> str:
     """SELECT these columns of the table's rows whose keys the view ``keys`` has."""
     columns = ", ".join(f"t.{_quoted(name)}" for name in names)
     return f"SELECT {columns} FROM delta.{_quoted(uri)} t LEFT SEMI JOIN {keys} s ON {_same_key(schema, range_)}"  # noqa: S608 -- as above
-
-
-def table_detail(uri: str) -> str:
-    """DESCRIBE DETAIL: what there is to know of a Delta table without looking at its rows."""
-    return f"DESCRIBE DETAIL delta.{_quoted(uri)}"
 
 
 def _same_key(schema: TableSchema, range_: Range) -> str:

@@ -59,11 +59,10 @@ def settle(base: pa.Table, changes: pa.Table, schema: TableSchema, *, passed_ove
     ids = group_ids(key_columns(pa.concat_tables([base.select(names), touched.select(names)]), schema.keys))
     base_ids, touched_ids = ids[: base.num_rows], ids[base.num_rows :]
     there = pc.is_in(touched_ids, value_set=base_ids)
-    if passed_over is None:
-        if not folded.consistent or pc.any(pc.and_not(folded.expected, there)).as_py():
-            left, passed_over = effective(base, since_truncate(changes)[0], schema)
-            found = settle(base, left, schema, passed_over=passed_over)
-            return Settled(folded.cleared, found.puts, found.gone, found.missing, found.untouched, found.known)
+    if passed_over is None and (not folded.consistent or pc.any(pc.and_not(folded.expected, there)).as_py()):
+        left, passed_over = effective(base, since_truncate(changes)[0], schema)
+        found = settle(base, left, schema, passed_over=passed_over)
+        return Settled(folded.cleared, found.puts, found.gone, found.missing, found.untouched, found.known)
     puts = folded.puts.select(names)
     if folded.wanted:
         puts = _completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())

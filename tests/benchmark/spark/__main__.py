@@ -39,6 +39,7 @@ SCRIPT: Final = "script"
 MERGE: Final = "merge"
 JDBC: Final = "org.postgresql:postgresql:42.7.7"
 WARM_UPS: Final = 4
+FRESH_WARM_UPS: Final = 2
 BATCHES, SIZE = 40, 5_000
 TICKS, TICK_SIZE = 20, 1_000
 LAND_ROWS, LAND_SIZE = 200_000, 10
@@ -145,7 +146,8 @@ def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk:
             # who follows a publisher runs for days: what Java has still to compile is not what is measured
             for _ in range(WARM_UPS):
                 contender.ask("bulk", 2, SIZE)
-            contender.ask("fresh", TICKS, TICK_SIZE)
+            for _ in range(FRESH_WARM_UPS):
+                contender.ask("fresh", TICKS, TICK_SIZE)
         before = contenders[MERGE].ask("rounds") if MERGE in contenders else (0, 0)
         if bulk:
             seconds = _in_turns(names, lambda name, _: float(contenders[name].ask("bulk", BATCHES, SIZE)))
