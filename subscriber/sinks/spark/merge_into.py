@@ -48,7 +48,7 @@ _LARGE_UNIT: Final = 8
 _GROWN: Final = 1.5
 """Times the target: from there on a unit makes several files of one."""
 _BACKLOG: Final = 4
-"""A round with more changes of a table than this part of the target is no steady one. Executors fold it, each a range of its keys."""
+"""A round with this part of the target in changes of a table, or more, is no steady one: executors fold it, each a range of its keys."""
 _ROUNDED: Final = 10
 """Bits that limits of keys are rounded by at least."""
 _SETTINGS: Final = {
@@ -57,6 +57,11 @@ _SETTINGS: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # what is merged is a file of ours that does not change: no need to keep another copy of it for MERGE's second look
     "spark.databricks.delta.merge.materializeSource": "none",
+    # a file that is not there, or not whole, is an error, whatever the user's other jobs take it for
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    # whatever the table's properties allow: pyarrow, which reads these files for other engines and for the next round, knows none
+    "spark.databricks.delta.merge.deletionVectors.persistent": "false",
     # the rows of the files that it touches are many, and what is merged into them is not: no need to sort them all for a join
     "spark.sql.join.preferSortMergeJoin": "false",
 }
@@ -134,10 +139,12 @@ class MergeEngine:
             self._sessions[work.application] = self._spark.newSession()
         session = self._sessions[work.application]
         parts = max(2, min(session.sparkContext.defaultParallelism, 16))
-        rows = sum(file.rows for file in _near(work))
+        # without limits of the keys MERGE looks for them in all files
+        files = _near(work) if _has_limits(work.task.schema) else work.task.base
+        rows = sum(file.rows for file in files) + work.plan.changes
         if rows <= _READ_HERE:
             # planning again behind each stage takes longer than it saves here, and how many tasks are worth it is known
-            planning = ["false", str(max(2, min(parts, -(-rows * 2 // work.task.target_rows))))]
+            planning = ["false", str(max(1, min(parts, -(-rows * 2 // work.task.target_rows))))]
         else:
             planning = [str(self._spark.conf.get(name)) for name in _PLANNING]
         settings = {
@@ -183,6 +190,9 @@ class MergeEngine:
     def _frame(self, session: SparkSession, rows: pa.Table) -> DataFrame:
         path = write_file(self._storage, self._directory, rows.schema, rows.to_batches())
         root = str(self._storage.root) if self._storage.root is not None else self._storage.place.rstrip("/")
+        # what Spark takes for the size of rows in memory is their file's: it would have each task hold what does not fit
+        size = self._storage.filesystem.get_file_info(path).size
+        session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(rows.nbytes / size, 1.0)))
         return session.read.parquet(f"{root}/{path}")
 
 
@@ -211,14 +221,19 @@ def _is_scattered(work: Work) -> bool:
     small = [file for file in files.values() if file.rows < target // 4]
     units = [([files[path] for path in unit.base], len(unit.ranges)) for unit in work.plan.units]
     growth = work.plan.growth or (0,) * len(units)
-    sizes = [max(sum(file.rows for file in base) + more, 0) for (base, _), more in zip(units, growth, strict=True)]
-    if max(sizes, default=0) > target * _LARGE_UNIT:
+    if max((sum(file.rows for file in base) for base, _ in units), default=0) > target * _LARGE_UNIT:
         return False
+    sizes = [max(sum(file.rows for file in base) + more, 0) for (base, _), more in zip(units, growth, strict=True)]
     # there is a range for each cluster of files
     mixing = sum(ranges for _, ranges in units) > 1 and sum(sizes) > target * _GROWN
-    most = target * _GROWN if work.plan.changes < target // _BACKLOG else 0
-    grown = any(_divided(base, more, most) * 2 > size for (base, _), more, size in zip(units, growth, sizes, strict=True))
-    return len(small) > _FEW_FILES or mixing or grown
+    grown = any(_divided(base, more, target * _GROWN) * 2 > size for (base, _), more, size in zip(units, growth, sizes, strict=True))
+    return len(small) > _FEW_FILES or mixing or grown or _is_backlog(work)
+
+
+def _is_backlog(work: Work) -> bool:
+    """Whether there are many changes, and the keys of the files that they touch can be divided."""
+    ranges = [file.range for file in _near(work) if file.range is not None]
+    return work.plan.changes >= work.task.target_rows // _BACKLOG and any(low < high for low, high in ranges)
 
 
 def _divided(base: Sequence[BaseFile], growth: int, most: float) -> int:
@@ -241,12 +256,17 @@ def _divided(base: Sequence[BaseFile], growth: int, most: float) -> int:
     return sum(rows for low, high, rows in groups if low < high and rows > most)
 
 
+def _has_limits(schema: TableSchema) -> bool:
+    type_ = schema.current.field(schema.keys[0]).type
+    return bool(pa.types.is_integer(type_) or pa.types.is_date(type_))
+
+
 def _range(schema: TableSchema, *tables: pa.Table) -> tuple[Any, Any] | None:
     """The least and the greatest value of the first key column, so that files which cannot have them are not read; None if unknown."""
     key = schema.keys[0]
     type_ = schema.current.field(key).type
     column = pa.chunked_array([chunk for table in tables for chunk in table[key].chunks], type_)
-    if not (pa.types.is_integer(type_) or pa.types.is_date(type_)) or column.null_count or not len(column):
+    if not _has_limits(schema) or column.null_count or not len(column):
         return None
     found = pc.min_max(column).as_py()
     if pa.types.is_date(type_):

@@ -25,7 +25,7 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
         source: a view with the same columns, one row a key.
         flag: a column of the view more: whether the row is gone.
         range_: of the keys in it.
-        known: whether the table has all rows of it that are not gone: Delta needs no full outer join then.
+        known: whether the table has a row of each of its keys that is not gone: Delta needs no full outer join then.
     """
     names = schema.current.names
     setting = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in names)
@@ -35,9 +35,9 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
     statement = (
         f"MERGE INTO delta.{_quoted(uri)} t USING {source} s ON {_same_key(schema, range_)} "
         f"WHEN MATCHED AND s.{_quoted(flag)} THEN DELETE "
-        f"WHEN MATCHED THEN UPDATE SET {setting} "
+        f"WHEN MATCHED THEN UPDATE SET {setting}"
     )
-    return statement if known else f"{statement}WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608
+    return statement if known else f"{statement} WHEN NOT MATCHED AND NOT s.{_quoted(flag)} THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608
 
 
 def selected_rows(uri: str, schema: TableSchema, names: Sequence[str], keys: str, range_: Range) -> str:

@@ -80,7 +80,7 @@ class Plan:
         removed: the table's files that are gone after them.
         cleared: whether there was a TRUNCATE among the changes.
         growth: of each unit that is about ranges of keys, how many more rows changes insert there than they delete.
-        changes: how many there are, since TRUNCATE; 0 if nothing is divided by keys.
+        changes: how many there are, since TRUNCATE; 0 if keys do not divide the table.
     """
 
     units: tuple[Unit, ...]

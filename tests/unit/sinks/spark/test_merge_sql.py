@@ -31,7 +31,7 @@ def test_where_all_rows_are_there_none_is_inserted() -> None:
     assert merge_statement("/t", PLAIN, "changes", "_gone", None, known=True) == (
         "MERGE INTO delta.`/t` t USING changes s ON t.`id` <=> s.`id` "
         "WHEN MATCHED AND s.`_gone` THEN DELETE "
-        "WHEN MATCHED THEN UPDATE SET t.`id` = s.`id`, t.`a``b` = s.`a``b`, t.`_special` = s.`_special` "
+        "WHEN MATCHED THEN UPDATE SET t.`id` = s.`id`, t.`a``b` = s.`a``b`, t.`_special` = s.`_special`"
     )
 
 
