@@ -1,7 +1,8 @@
 """Rows known by their keys: numbers for equal keys, and the order of values that ranges of keys need.
 
 Everything here is over Arrow columns. Equal means equal in all key columns, NULLs included; a value that its column cannot hold (an
-infinite timestamp) is NULL there, and its text in ``_special`` is part of the key.
+infinite timestamp) is NULL there, and its text in ``_special`` is part of the key. Equal values are those of one text: where a row's key
+goes from one value to another that PostgreSQL's operators take for the same (-0 and 0), the publisher sends the old one, too.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def selected_rows(uri: str, schema: TableSchema, names: Sequence[str], keys: str
 
 def _same_key(schema: TableSchema, range_: Range) -> str:
     """NULLs are equal; and what a key column cannot hold is part of the key: its text in ``_special``."""
-    found = [f"t.{_quoted(key)} <=> s.{_quoted(key)}" for key in schema.keys]
+    found = [_same_value(key, schema.current.field(key).type) for key in schema.keys]
     if any(_may_be_special(schema.current.field(key).type) for key in schema.keys):
         texts = [f"from_json({side}.{_quoted(SPECIAL)}, 'map<string,string>')" for side in ("t", "s")]
         found += [f"{texts[0]}[{_text(key)}] <=> {texts[1]}[{_text(key)}]" for key in schema.keys]
@@ -56,6 +56,14 @@ def _same_key(schema: TableSchema, range_: Range) -> str:
         first = f"t.{_quoted(schema.keys[0])}"
         found.append(f"{first} >= {_literal(range_[0])} AND {first} <= {_literal(range_[1])}")
     return " AND ".join(found)
+
+
+def _same_value(key: str, type_: pa.DataType) -> str:
+    sides = [f"{side}.{_quoted(key)}" for side in ("t", "s")]
+    if pa.types.is_floating(type_.value_type if pa.types.is_list(type_) else type_):
+        # -0 and 0 are equal to Spark, but two keys to the publisher, which sends the old one where a row's key goes from one to the other
+        sides = [f"CAST({side} AS STRING)" for side in sides]
+    return " <=> ".join(sides)
 
 
 def _may_be_special(type_: pa.DataType) -> bool:
