@@ -7,7 +7,8 @@ Measured, each three times in turns, medians given:
   partitions;
 * bulk: changes a second of a backlog, of the engines ``local``, ``rewrite`` and ``merge``, beside a Structured Streaming query with
   ``foreachBatch`` and MERGE INTO (``script.py``);
-* freshness: from when a batch of 1,000 changes is there to when it can be read, one every 0.5 s, with ROWS and four times as many rows.
+* freshness: from when a batch of 1,000 changes is there to when it can be read, one every 0.5 s, with ROWS and four times as many rows;
+* cost in table size: a round of 1,000 changes with four times ROWS beside one with ROWS.
 
 Each contender has a process and a Spark session of its own (``local[2]``), is warmed up, is given the same changes, and rests while others
 are measured.
@@ -42,8 +43,12 @@ WARM_UPS: Final = 4
 FRESH_WARM_UPS: Final = 2
 BATCHES, SIZE = 40, 5_000
 TICKS, TICK_SIZE = 20, 1_000
+LARGER: Final = 4
+COSTS: Final = 20
 LAND_ROWS, LAND_SIZE = 200_000, 10
 GOALS: Final = {"bulk": 3.0, "freshness": 3.0, "copy": 1.5}
+FLAT: Final = 1.25
+"""So much longer may a round of the larger table take: what is between is noise, not the table."""
 
 
 class Process:
@@ -178,6 +183,29 @@ def without_publisher(rows: int, names: Sequence[str], directory: Path, *, bulk:
             contender.end()
 
 
+def in_table_size(rows: int, names: Sequence[str], directory: Path) -> None:
+    """What a round of changes of recent keys costs in a larger table."""
+    for name in names:
+        contenders = {str(size): Process(name, directory / f"{name}-cost-{size}") for size in (rows, rows * LARGER)}
+        try:
+            for size, contender in contenders.items():
+                contender.ask("load", int(size))
+                for _ in range(WARM_UPS):
+                    contender.ask("bulk", 2, SIZE)
+                for _ in range(COSTS // 2):
+                    contender.ask("bulk", 1, TICK_SIZE)
+            pairs = [[float(contender.ask("bulk", 1, TICK_SIZE)) for contender in contenders.values()] for _ in range(COSTS)]
+        finally:
+            for contender in contenders.values():
+                contender.end()
+        few, many = (statistics.median(values) for values in zip(*pairs, strict=True))
+        verdict = "reached" if many <= few * FLAT else "missed"
+        _tell(
+            f"a round of {TICK_SIZE:,} changes, {name}: {rows:,} rows {few:.2f} s, {rows * LARGER:,} rows {many:.2f} s:"
+            f" {many / few:.2f} times (to reach: {FLAT:g} or less: {verdict})"
+        )
+
+
 def main() -> None:
     """Run it."""
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
@@ -187,7 +215,8 @@ def main() -> None:
         directory = Path(place)
         with_publisher(rows, directory)
         without_publisher(rows, names, directory, bulk=True)
-        without_publisher(rows * 4, [name for name in names if name in {SCRIPT, "rewrite"}], directory, bulk=False)
+        without_publisher(rows * LARGER, [name for name in names if name in {SCRIPT, "rewrite"}], directory, bulk=False)
+        in_table_size(rows, [name for name in names if name in {"rewrite", MERGE}], directory)
     _tell(f"took {time.monotonic() - began:.0f} s")
 
 

@@ -35,7 +35,8 @@ RELATION: Final = Relation(
 )
 SCHEMA: Final = TableSchema.of_relation(RELATION)
 
-_RECENT: Final = 0.05
+_RECENT: Final = 50_000
+"""So many of the newest keys are updated and deleted, however many rows there are."""
 _DELETED: Final = 10
 """Every tenth key is deleted some day, and never updated: whoever meets an update of a row that is gone may differ in what to do."""
 
@@ -65,7 +66,7 @@ class Changes:
     def batch(self, count: int) -> pa.Table:
         """So many changes, of recent keys."""
         inserts, deletes = count * 6 // 10, count // 10
-        since = max(int(self._next * (1 - _RECENT)), 1)
+        since = max(self._next - _RECENT, 1)
         updated = self._random.integers(since, self._next, count - inserts - deletes)
         updated = np.where(updated % _DELETED == 0, updated + 1, updated)
         updated = np.minimum(updated, self._next - 1 - (self._next - 1) % _DELETED - 1)
