@@ -14,7 +14,7 @@ from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.memory import MemorySink
 from subscriber.sinks.memory.tablesync import MemoryTableSink
 from subscriber.testing.compliance import SCENARIOS
-from subscriber.transaction.model import PreparedTransaction
+from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.sinks.targets import MemoryAdapter
 
 
@@ -83,6 +83,18 @@ class _KeepsUnfinishedCopies(MemorySink):
         assert self._record is not None
         self._record.tables[table].copied.clear()
         return found
+
+
+class _StayingTable(MemoryTableSink):
+    def _move(self, position: Position, transaction: Transaction) -> None:
+        if transaction.records:
+            super()._move(position, transaction)
+
+
+class _StaysWhereNothingIsTheTables(MemorySink):
+    def open_table(self, table: TableName) -> MemoryTableSink:
+        assert self._record is not None
+        return _StayingTable(self._target, self._record, table, self._statistics, None)
 
 
 class _AddsAnyTable(MemorySink):
@@ -163,6 +175,7 @@ _FAULTY: list[type[MemorySink]] = [
     _ForgetsPrepared,
     _CommitsTwice,
     _KeepsUnfinishedCopies,
+    _StaysWhereNothingIsTheTables,
     _AddsAnyTable,
     _GoesBack,
     _OnePosition,

@@ -4,6 +4,9 @@ Copied rows are files like landed ones, their operation ``c``, or, with ``copy=e
 applier wrote (``copyorder.py``); ``copy.json`` says which they are and makes them count, and only then the catalog says FINISHEDCOPY. A
 copy that did not come so far is removed by the next :meth:`SparkTableSink.begin`. A new copy has a new directory, so that nobody ever
 takes rows of one for rows of another.
+
+Behind the copy the position is where the last manifest ends, or ``position.json``, if that is further: transactions without a row of the
+table leave no manifest, but are acknowledged as all others are, and the table's slot must never be ahead of what is stored here.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ __all__ = ["COPY_DOCUMENT", "ExecutorTableSink", "SparkTableSink"]
 _log = logging.getLogger(__name__)
 
 COPY_DOCUMENT: Final = "copy.json"
+_POSITION_DOCUMENT: Final = "position.json"
 
 _ROWS: Final = 50_000
 """Rows of a row group."""
@@ -208,19 +212,26 @@ class SparkTableSink:
             )
         zone = LandingZone(lake.storage, self._directory, position.lsn)
         await unhurried(zone.recover)
-        self._lander = Lander(zone, self._table_id, self._statistics, zone.last)
-        return Position(position.slot_name, position.system_identifier, position.timeline, zone.last)
+        moved = await unhurried(lambda: read_document(lake.storage, f"{self._directory}/{_POSITION_DOCUMENT}"))
+        lsn = zone.last if moved is None else max(zone.last, Lsn.parse(moved["lsn"]))
+        self._lander = Lander(zone, self._table_id, self._statistics, lsn)
+        return replace(position, lsn=lsn)
 
     def _table_id(self, relation: Relation) -> int | None:
         return self.relation_id if TableName(relation.namespace, relation.name) == self._table else None
 
     async def apply(self, batch: Batch) -> None:
-        """Land the table's share; durable on return. A batch without any is no reason for a file."""
+        """Land the table's share, or, of a batch without any, store the position alone; durable on return."""
         if self._lander is None:
             await self.position()
-        assert self._lander is not None
-        await self._lander.take(batch)
-        await self._lander.land()
+        lander = self._lander
+        assert lander is not None
+        before = lander.position
+        await lander.take(batch)
+        await lander.land()
+        if lander.position > max(before, lander.zone.last):
+            storage, name = self._lake().storage, f"{self._directory}/{_POSITION_DOCUMENT}"
+            await unhurried(lambda: write_document(storage, name, {"lsn": str(lander.position)}))
 
     async def finish_sync(self, lsn: Lsn) -> None:
         """Store SYNCDONE, forget the position."""

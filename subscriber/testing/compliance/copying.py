@@ -233,6 +233,32 @@ async def finished_is_never_undone(feed: Feed) -> None:
     await feed.expect(t, (1, "a"), (2, "b"), (3, "c"))
 
 
+@scenarios
+async def changes_of_others(feed: Feed) -> None:
+    """Transactions without a change of the table move its own position, too: the table's slot is told that they are done with."""
+    t, other = _TABLE, Table("other", "*id int4", "v")
+    await feed.create(other)
+    sink = await _copying(feed)
+    await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
+    await sink.finish_copy(_AT)
+    feed.closed.add(other.name)
+    none, theirs = (), (other.relation, other.insert(7, "theirs"))
+    changes = [(t.relation, change) for change in (t.insert(2, "b"), t.insert(3, "c"), t.delete(1, None))]
+    for first, second in (none, changes[0]), (changes[1], theirs), (changes[2], none):
+        await sink.apply(feed.batch(feed.transaction(*first)))
+        last = feed.transaction(*second)
+        await sink.apply(feed.batch(last))
+        await sink.close()
+        await feed.reopen()
+        sink = feed.sink.open_table(t.name)
+        equal(await sink.begin(), TableEntry(TableState.FINISHEDCOPY), "the state after the copy")
+        equal((await sink.position()).lsn, last.end_lsn, "the table's own position")
+    await feed.hand_over(sink, (await sink.position()).lsn)
+    await sink.close()
+    await feed.expect(t, (2, "b"), (3, "c"))
+    await feed.expect(other)
+
+
 @scenarios.needing("constraints")
 async def refused_rows(feed: Feed) -> None:
     """Rows that the target refuses: the error names the table, shows no value, and nothing of them stays once it begins again."""
