@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 
@@ -30,6 +31,15 @@ def pytest_collection_finish() -> None:
     # five thousand tests stay to the end: the garbage collector need not look through them again and again
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def as_quiet_as_before() -> Iterator[None]:
+    """The program, where a test runs it in this process, says how much is logged: to no test after it."""
+    ours = logging.getLogger("subscriber")
+    before = ours.level
+    yield
+    ours.setLevel(before)
 
 
 class Servers:

@@ -112,6 +112,24 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher_
     assert_same(lake, cut, publisher_db, names)
 
 
+async def test_keys_that_are_toasted(publisher_db: Database, tmp_path: Path) -> None:
+    """The bug was that the publisher sends such a key in the old row alone, and all rows of it became one."""
+    text = "(SELECT string_agg(md5(i::text || g::text || '{}'), '') FROM generate_series(1, 13) i)"
+    columns = ", ".join(text.format(column) for column in "abcde")
+    publisher_db.execute(f"""
+        CREATE TABLE t (url text PRIMARY KEY, a text, b text, c text, d text, e text, v int);
+        CREATE PUBLICATION pub FOR TABLE t;
+        INSERT INTO t SELECT {text.format("url")}, {columns}, 1 FROM generate_series(1, 20) g
+    """)
+    lake = tmp_path / "lake"
+    await subscription(publisher_db, lake).run(Until())
+    assert_same(lake, await applied(lake), publisher_db, [T])
+    publisher_db.execute("UPDATE t SET v = 2; UPDATE t SET v = 3, a = 'short' WHERE url < '5'; DELETE FROM t WHERE url > 'd'")
+    publisher_db.execute("UPDATE t SET url = 'x' || url WHERE url > '9'; UPDATE t SET v = 4 WHERE url > 'x'")
+    await subscription(publisher_db, lake).run(Until())
+    assert_same(lake, await applied(lake), publisher_db, [T])
+
+
 async def test_a_second_subscriber_of_a_lake_is_refused(publisher_db: Database, tmp_path: Path) -> None:
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"

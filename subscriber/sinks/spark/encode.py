@@ -1,8 +1,9 @@
 """Transactions to rows of landing files: the hot path of landing.
 
 An UPDATE that moves the key is two rows, a ``d`` of the old key and a ``u`` that is marked as moved from it: a TOASTed value that it
-did not send is the old row's. Under REPLICA IDENTITY FULL every UPDATE is such a pair, of whole rows; what was not sent is taken from
-the old one, which always has it.
+did not send is the old row's. Under REPLICA IDENTITY FULL every UPDATE is such a pair, of whole rows. What the new row lacks and the old
+one has is taken from there: whole rows have all of it, and keys what is TOASTed of the key. PostgreSQL sends the old key with every UPDATE
+where something of it is TOASTed, moved or not.
 """
 
 from __future__ import annotations
@@ -139,12 +140,8 @@ class TransactionEncoder:
         return found
 
     def _append(self, buffer: RowBuffer, op: str, data: TupleData, *, moved: bool = False) -> None:
-        columns = buffer.schema.columns
-        kinds = data.kinds
-        if len(kinds) != len(columns):
-            raise ProtocolError(
-                f"a row of {len(kinds)} columns for relation {buffer.schema.table}, which was described with {len(columns)}"
-            )
+        columns, kinds = buffer.schema.columns, data.kinds
+        _require_width(buffer.schema, data)
         unchanged = None
         if messages.BINARY in kinds:
             raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
@@ -154,20 +151,37 @@ class TransactionEncoder:
         buffer.size += _ROW_OVERHEAD + sum(map(len, filter(None, data.values)))
 
     def _update(self, buffer: RowBuffer, update: Update) -> None:
-        new = update.new
-        if update.old is not None:
-            self._append(buffer, "d", update.old)
-            values = [
-                old if kind == messages.UNCHANGED else value
-                for old, value, kind in zip(update.old.values, new.values, new.kinds, strict=True)
-            ]
-            kinds = bytes(messages.TEXT if kind == messages.UNCHANGED else kind for kind in new.kinds)
-            self._append(buffer, "u", TupleData(kinds, values), moved=True)
-        elif update.key is not None:
-            self._append(buffer, "d", update.key)
-            self._append(buffer, "u", new, moved=True)
-        else:
-            self._append(buffer, "u", new)
+        old = update.old or update.key
+        if old is None:
+            self._append(buffer, "u", update.new)
+            return
+        for data in (old, update.new):
+            _require_width(buffer.schema, data)
+        new = _completed(update.new, old)
+        moved = update.old is not None or any(
+            column.key and before != after for column, before, after in zip(buffer.schema.columns, old.values, new.values, strict=True)
+        )
+        if moved:
+            self._append(buffer, "d", old)
+        self._append(buffer, "u", new, moved=moved)
+
+
+def _completed(new: TupleData, old: TupleData) -> TupleData:
+    """The new row with what was not sent of it, and the old one has."""
+    if messages.UNCHANGED not in new.kinds:
+        return new
+    kinds, values = bytearray(new.kinds), list(new.values)
+    for position, (kind, value) in enumerate(zip(old.kinds, old.values, strict=True)):
+        if kinds[position] == messages.UNCHANGED and value is not None:
+            kinds[position], values[position] = kind, value
+    return TupleData(bytes(kinds), values)
+
+
+def _require_width(schema: TableSchema, data: TupleData) -> None:
+    if len(data.kinds) != len(schema.columns):
+        raise ProtocolError(
+            f"a row of {len(data.kinds)} columns for relation {schema.table}, which was described with {len(schema.columns)}"
+        )
 
 
 def _require_identity(schema: TableSchema) -> None:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.failures import damaged
 from subscriber.sinks.spark.landing import write_file
-from subscriber.sinks.spark.schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name
+from subscriber.sinks.spark.schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
 from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["RENAMED", "new_names", "renamed_file", "renamed_rows", "resolved"]
@@ -35,7 +35,7 @@ def resolved(present: Iterable[str], described: Sequence[TableSchema]) -> list[T
         described: as they were landed, in order.
     """
     there = {*present} - META_NAMES
-    taken = {field.lower() for field in there}
+    taken = set(map(folded_name, there))
     fields: dict[str, str] = {}
 
     def field(column: LakeColumn) -> str:
@@ -46,8 +46,8 @@ def resolved(present: Iterable[str], described: Sequence[TableSchema]) -> list[T
             elif column.name in there:
                 found = column.name
             else:
-                found = altered if column.field.lower() in taken else column.field
-            taken.add(found.lower())
+                found = altered if folded_name(column.field) in taken else column.field
+            taken.add(folded_name(found))
             fields[column.name] = found
         return fields[column.name]
 

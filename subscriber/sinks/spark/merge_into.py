@@ -26,9 +26,10 @@ from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
+from subscriber.sinks.spark.paths import without_patterns
 from subscriber.sinks.spark.plan import BaseFile
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema import SPECIAL, TableSchema, folded_name
 from subscriber.sinks.spark.settle import Settled, settle
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.work import Done, Work
@@ -51,6 +52,10 @@ _BACKLOG: Final = 4
 """A round with this part of the target in changes of a table, or more, is no steady one: executors fold it, each a range of its keys."""
 _ROUNDED: Final = 10
 """Bits that limits of keys are rounded by at least."""
+_DELTAS_NAMES: Final = frozenset(
+    ("_file_name_", "_row_id_", "_row_dropped_", "_target_row_present_", "_source_row_present_", "_tmp_metadata_row_index")
+)
+"""MERGE makes columns of these names for itself, and fails where the table has one."""
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # others have no statistics, and less room
@@ -60,6 +65,12 @@ _SETTINGS: Final = {
     # a file that is not there, or not whole, is an error, whatever the user's other jobs take it for
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
+    # files are written and read as by pyarrow, which knows one calendar, and the row counts of files are needed
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.databricks.delta.stats.collect": "true",
+    # lists of different elements are different texts
+    "spark.sql.legacy.castComplexTypesToString.enabled": "false",
     # whatever the table's properties allow: pyarrow, which reads these files for other engines and for the next round, knows none
     "spark.databricks.delta.merge.deletionVectors.persistent": "false",
     # the rows of the files that it touches are many, and what is merged into them is not: no need to sort them all for a join
@@ -181,7 +192,7 @@ class MergeEngine:
     def _source(self, session: SparkSession, settled: Settled) -> tuple[DataFrame, str] | None:
         """One row a key, and a column that says whether it is gone; None if there is nothing."""
         flag = "_gone"
-        while flag in settled.puts.schema.names:
+        while folded_name(flag) in map(folded_name, settled.puts.schema.names):
             flag += "_"
         parts = [(settled.puts, False), (settled.gone, True)]
         rows = pa.concat_tables([table.append_column(flag, pa.array([gone] * table.num_rows, pa.bool_())) for table, gone in parts])
@@ -193,7 +204,7 @@ class MergeEngine:
         # what Spark takes for the size of rows in memory is their file's: it would have each task hold what does not fit
         size = self._storage.filesystem.get_file_info(path).size
         session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(rows.nbytes / size, 1.0)))
-        return session.read.parquet(f"{root}/{path}")
+        return session.read.parquet(without_patterns(f"{root}/{path}"))
 
 
 def _near(work: Work) -> list[BaseFile]:
@@ -207,7 +218,8 @@ def _is_merged(work: Work) -> bool:
     schema = task.schema
     keyed = bool(schema.keys) and not schema.full
     plain = not task.rewrite and not work.overwrite and not work.plan.cleared and len(task.stretches) == 1
-    return keyed and plain and bool(task.base) and not _is_scattered(work)
+    taken = not _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
+    return keyed and plain and bool(task.base) and not taken and not _is_scattered(work)
 
 
 def _is_scattered(work: Work) -> bool:

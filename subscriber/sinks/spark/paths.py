@@ -1,4 +1,4 @@
-"""Where tables lie in a lake."""
+"""Where tables lie in a lake, and paths as Spark wants them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Final
 
 from subscriber.abc import TableName
 
-__all__ = ["table_directory"]
+__all__ = ["table_directory", "without_patterns"]
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _NUMBERED: Final = re.compile(r"-\d+\Z")
+_PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 def table_directory(root: str, name: TableName, table_id: int) -> str:
@@ -22,3 +23,8 @@ def table_directory(root: str, name: TableName, table_id: int) -> str:
         return f"{root}/{name.namespace}/{name.name}"
     plain = [re.sub(r"[^A-Za-z0-9_-]", "_", part)[:60] or "_" for part in (name.namespace, name.name)]
     return f"{root}/{plain[0]}/{plain[1]}-{table_id}"
+
+
+def without_patterns(path: str) -> str:
+    """A path for Spark's readers, which would look for patterns in it."""
+    return _PATTERN.sub(r"\\\g<0>", path)

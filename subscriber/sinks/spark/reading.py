@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -15,6 +14,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.paths import without_patterns
 from subscriber.sinks.spark.session import has_delta
 from subscriber.sinks.spark.storage import Storage
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["cut_of", "read_table"]
-
-_PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
@@ -82,9 +80,11 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
-    # not as Delta's library gives them, which are parts of URLs; and Spark looks for patterns in a path
-    files = [_PATTERN.sub(r"\\\g<0>", f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
-    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    # not as Delta's library gives them, which are parts of URLs
+    files = [without_patterns(f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
+    # whatever calendar the session takes files without Spark's mark for
+    reader = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
+    return reader.parquet(*files) if files else spark.createDataFrame([], schema)
 
 
 def _location(target: str) -> Location:

@@ -31,7 +31,7 @@ from subscriber.abc import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.types import arrow_type, parse_type, type_name
 
-__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "lake_names"]
+__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names"]
 
 SPECIAL: Final = "_special"
 
@@ -168,14 +168,21 @@ def lake_names(names: Iterable[str]) -> tuple[str, ...]:
     that has some of them already has them under the names that it has (``fields.py``).
     """
     listed = tuple(names)
-    folded = Counter(name.lower() for name in listed)
-    ours = {name.lower() for name in META_NAMES}
+    counts = Counter(map(folded_name, listed))
+    ours = set(map(folded_name, META_NAMES))
 
     def stays(name: str) -> bool:
-        lower = name.lower()
-        return _FORBIDDEN.search(name) is None and lower not in ours and (folded[lower] == 1 or name == lower)
+        folded = folded_name(name)
+        return _FORBIDDEN.search(name) is None and folded not in ours and (counts[folded] == 1 or name == folded)
 
     return tuple(name if stays(name) else altered_name(name) for name in listed)
+
+
+def folded_name(name: str) -> str:
+    """The same for names that Spark does not tell apart: Java compares each letter's capital, then what that is as a small one."""
+    capitals = (one if len(capital := one.upper()) > 1 else capital for one in name)
+    # of all small letters one is two characters, and Java takes it for its first here, and for both there
+    return "".join(capital.lower()[0] for capital in capitals).replace("i\u0307", "i")
 
 
 def altered_name(name: str) -> str:

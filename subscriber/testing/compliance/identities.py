@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from subscriber.errors import RelationError
+from subscriber.protocol.messages import Message
 from subscriber.testing.compliance.checking import demand, equal, refused
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.values import UNSENT, Table
 
 __all__ = ["scenarios"]
 
@@ -66,6 +67,32 @@ async def only_of_other_columns(feed: Feed) -> None:
         await feed.apply(t.update(2, "b", old=(None, "a")))
     demand("public.t" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
     await feed.expect(t, (1, "a"))
+
+
+@scenarios
+async def toasted_keys(feed: Feed) -> None:
+    """What is TOASTed of a key comes with every update in the old key, moved or not, and is not sent within the new row."""
+    t = Table("t", "*id int4", "*code", "v", "doc")
+    await feed.create(t)
+    long = {letter: letter * 60 for letter in "abcde"}
+    await feed.apply(t.relation, *(t.insert(number, code, "1", "kept") for number in (1, 2) for code in long.values()))
+    a, b, c, d, e = long.values()
+    changes: list[Message] = [
+        t.update(1, UNSENT, "2", UNSENT, old=(1, a, None, None)),
+        t.update(1, UNSENT, "2", UNSENT, old=(1, b, None, None)),
+        t.update(3, UNSENT, "2", UNSENT, old=(1, c, None, None)),
+        t.update(1, UNSENT, "2", "new", old=(1, d, None, None)),
+        t.update(1, UNSENT, UNSENT, UNSENT, old=(1, d, None, None)),
+        t.update(1, UNSENT, "2", UNSENT, old=(1, e, None, None)),
+        t.update(1, UNSENT, "3", UNSENT, old=(1, e, None, None)),
+        t.delete(1, e, None, None),
+    ]
+    await feed.apply(*changes)
+    changed = [(1, a, "2", "kept"), (1, b, "2", "kept"), (3, c, "2", "kept"), (1, d, "2", "new")]
+    kept = [(2, code, "1", "kept") for code in long.values()]
+    await feed.expect(t, *changed, *kept)
+    await feed.apply(t.update(3, a, UNSENT, UNSENT, old=(3, c, None, None)), t.delete(1, a, None, None))
+    await feed.expect(t, (3, a, "2", "kept"), *changed[1:2], changed[3], *kept)
 
 
 @scenarios.needing("any_key")
