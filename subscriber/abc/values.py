@@ -100,6 +100,8 @@ class SubscriptionState:
     ``pending_refresh``: the publications were changed, and the tables have to follow, with a copy (True) or without (False).
     ``generation`` grows with every verb that claims it: what was known of an earlier one holds no longer.
     ``skip_lsn`` is the finish LSN of a transaction to be skipped, or INVALID_LSN.
+    ``taken``: the target has what ends up to there, though it is not the position yet, and passes over it when it comes again: no table may
+    be handed over to the apply worker below it. INVALID_LSN: no further than the position.
     """
 
     oid: int
@@ -113,6 +115,7 @@ class SubscriptionState:
     generation: int = 0
     pending_refresh: bool | None = None
     skip_lsn: Lsn = INVALID_LSN
+    taken: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

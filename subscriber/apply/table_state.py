@@ -78,7 +78,7 @@ class TableStates:
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
-        """Take over what the catalog holds; ``position`` is the apply worker's durable one.
+        """Take over what the catalog holds; ``position`` is up to where the apply worker gave everything to the sink, in former lives.
 
         Of tables known already the entry here is kept: it was set after it became durable, and may be newer than what was read.
         """

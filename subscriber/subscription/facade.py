@@ -202,7 +202,7 @@ class Subscription:
             if until is not None:
                 running.until = until.lsn or prepared.publisher_lsn
             running.tracker = FlushTracker(prepared.position.lsn)
-            running.states.load(prepared.tables, prepared.position.lsn)
+            running.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
             running.prepared = True
             running.watchers.notify()
             await self._sweep_spools(prepared)

@@ -75,7 +75,8 @@ class ChangeLog:
         waiting = sum(len(manifest.files) for manifest in manifests)
         state = self._lake.state
         tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}
-        copies = [table for table in tables.values() if table.generation and self._storage.files(copy_directory(table))]
+        left = [table for name, table in state.removed.items() if table.until is not None and is_applied(name, table)]
+        copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
             return
         for name, table in state.removed.items():
@@ -107,19 +108,23 @@ class ChangeLog:
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
+        # what was landed before the table was copied anew may be in the log as the former one's
+        after = self._logged(log, table) if there else INVALID_LSN
+        landed = [
+            (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
+        ]
         files: list[tuple[LandedFile, Lsn | None]] = []
         copied = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
         if copied is not None:
+            files += [(file, None) for file, manifest_end in landed if manifest_end <= copied.lsn]
             files += [(file, copied.lsn) for file in copied.files]
             files += [(_in_the_table(name, table, copied, file), copied.lsn) for file in copied.base or ()]
-            files += [(file, None) for manifest in read_manifests(self._storage, copy_directory(table)) for file in manifest.files]
-        files += [
-            (file, None)
-            for manifest in manifests
-            if manifest.end > (done or INVALID_LSN)
-            for file in manifest.files
-            if file.table_id == table.id
-        ]
+            own_manifests = read_manifests(self._storage, copy_directory(table))
+            files += [(file, None) for manifest in own_manifests for file in manifest.files]
+            # readers ask the log for what it says that it has: the copy may be further than what was landed of all tables
+            end = max(end, copied.lsn, *(manifest.end for manifest in own_manifests))
+        end = max(end, done or INVALID_LSN)
+        files += [(file, None) for file, manifest_end in landed if copied is None or manifest_end > copied.lsn]
         if not files and copied is None:
             return
         own = _own_columns(log) if there else None
@@ -140,13 +145,17 @@ class ChangeLog:
         elif present is not None:
             log.add_columns(schema.landing)
             self._require_ours(log)
-        after = 0 if done is None else int(done)
-        added += self._written(log, files, schema, after)
+        added += self._written(log, files, schema, int(after))
         if any(file.path.startswith(RENAMED) for file, _ in files):
             self._storage.remove_directory(RENAMED)
         log.commit(added, removed, application, end, overwrite=overwrite)
         self._require_ours(log)
         self._merge_small(log, application, end)
+
+    def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
+        """Up to where the log has what was landed of a table, whichever of its copies that was."""
+        applications = [f"subscriber-{self._lake.target_identifier}-{table.id}-{number}-log" for number in range(table.generation + 1)]
+        return max(log.applied(application) or INVALID_LSN for application in applications)
 
     def _renamed(self, file: LandedFile, schema: TableSchema) -> LandedFile:
         names = new_names(file.schema, schema)
@@ -188,7 +197,7 @@ class ChangeLog:
         found: list[NewFile] = []
         parts: list[pa.Table] = []
         for number, (file, lsn) in enumerate(files):
-            rows = read_changes(self._storage, [file.path], schema, after)
+            rows = read_changes(self._storage, [file.path], schema, after if lsn is None else 0)
             if lsn is not None:
                 rows = _copied(rows, lsn)
             parts.append(rows)

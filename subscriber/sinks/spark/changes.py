@@ -118,8 +118,8 @@ class Changes:
         known = self._look()
         until = known.table.until or INVALID_LSN
         if known.removed:
-            return min(max(last, known.reached), until) if until else known.reached
-        return max(last, known.reached) if known.begun else max(known.table.added, until)
+            last = min(last, until)
+        return max(last, known.reached) if known.begun else max(known.table.added, known.reached)
 
     def pieces(self, start: Lsn, end: Lsn) -> list[Piece]:
         """Divide the range behind ``start`` up to ``end``: the files of the log, in order, and what is behind it."""

@@ -49,6 +49,7 @@ from subscriber.sinks.spark.status import read_landed_counters, write_status
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import OID, require_name
 from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
+from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SparkSink"]
@@ -164,6 +165,7 @@ class SparkSink:
             self._lock.give_back()
             raise
         landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
+        await unhurried(lambda: PreparedFiles(storage).forget_committed(landed))
         lander = Lander(zone, self._table_id, self._statistics, landed)
         self._opened = LandingStream(
             lake, lander, self._location, table_ids=self._table_id, statistics=self._statistics, on_durable=on_durable
@@ -200,6 +202,8 @@ class SparkSink:
             generation=generation,
             pending_refresh=definition.pending_refresh,
             skip_lsn=definition.skip_lsn,
+            # with confirm=applied the position is behind what is landed, which is never landed again
+            taken=landed,
         )
 
     async def _define(self, **changes: Any) -> None:

@@ -115,7 +115,18 @@ class PreparedFiles:
             path = f"{directory}/{int(message.end_lsn):020d}-{file.table_id}-{number}.parquet"
             size = self._rewrite(file, path, message.end_lsn, message.commit_time + _EPOCH_OFFSET)
             found.append(LandedFile(table_id=file.table_id, path=path, rows=file.rows, size=size, schema=file.schema))
+        write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "committed": str(message.end_lsn)})
         return found
+
+    def forget_committed(self, landed: Lsn) -> None:
+        """Remove those whose commit is landed: a crash came between the two, and their COMMIT PREPARED does not come again.
+
+        Raises:
+            TargetError: it cannot be read or removed.
+        """
+        for document in self._documents():
+            if "committed" in document and Lsn.parse(document["committed"]) <= landed:
+                self.forget(int(document["xid"]), str(document["gid"]))
 
     def _rewrite(self, file: LandedFile, path: str, end: Lsn, commit_time: int) -> int:
         written = ParquetFile(self._storage, path, file.schema.landing)

@@ -8,9 +8,12 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableEntry, TableState
+from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert
+from subscriber.sinks.spark.changes import Changes
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, applier
+from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.test_changes import read
 from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, rows
 
 
@@ -62,3 +65,41 @@ async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_fin
     all_rounds(work)
     work.tidy(now=True)
     assert rows(tmp_path) == [(9, "z")]
+
+
+@pytest.mark.parametrize("logged", [True, False])
+@pytest.mark.parametrize("again", [True, False])
+async def test_what_is_landed_is_logged_once_however_often_its_table_goes(tmp_path: Path, again: bool, logged: bool) -> None:
+    sink, work = await begun(make(tmp_path)), applier(tmp_path)
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")))
+    if logged:
+        all_rounds(work)
+        work.tidy(now=True)
+    await sink.remove_table(TABLE)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
+    await sink.remove_table(TABLE)
+    if again:
+        await sink.add_table(TABLE, TableEntry(TableState.READY))
+    await sink.advance(Lsn(400))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    changes = Changes(storage(tmp_path), TABLE)
+    assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "i"), (300, 0, "c"), (300, 0, "c")]
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+async def test_a_copy_of_a_table_that_went_becomes_log_and_goes(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
+    await sink.remove_table(TABLE)
+    await sink.advance(Lsn(400))
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path) == [(1, "a"), (2, "b")]
+    changes = Changes(storage(tmp_path), TABLE)
+    assert read(changes, Lsn(0), changes.latest()) == [(300, 0, "c"), (300, 0, "c")]
+    assert list((tmp_path / "copy").iterdir()) == []

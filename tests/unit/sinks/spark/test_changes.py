@@ -22,6 +22,7 @@ from subscriber.sinks.spark.changes import Changes
 from tests.unit.sinks.spark.model import NAMES, Publisher
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, relation
 
 Place = tuple[int, int, str]
 
@@ -108,6 +109,71 @@ async def test_a_table_that_is_not_copied_yet_holds_its_readers(tmp_path: Path) 
         Changes(storage(tmp_path), TableName("public", "nothing")).latest()
     with pytest.raises(TargetError, match="there is no lake"):
         Changes(storage(tmp_path / "elsewhere"), TABLE).latest()
+
+
+class Follower:
+    """Reads a table's changes as a stream does: from where it was, up to what there is."""
+
+    def __init__(self, path: Path, table: TableName) -> None:
+        self.changes = Changes(storage(path), table)
+        self.found: list[Place] = []
+        self._offset = Lsn(0)
+
+    def look(self) -> None:
+        latest = self.changes.latest()
+        assert latest >= self._offset
+        if latest > self._offset:
+            self.found += read(self.changes, self._offset, latest)
+            self._offset = latest
+
+    def assert_read_all(self, *expected: Place) -> None:
+        self.look()
+        assert self.found == read(self.changes, Lsn(0), self.changes.latest()) == list(expected)
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_stream_has_the_copy_though_it_is_later_than_all_that_was_landed(tmp_path: Path, others: bool) -> None:
+    other = TableName("public", "other")
+    sink, work = await begun(make(tmp_path), tables=[other] if others else []), applier(tmp_path)
+    elsewhere = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="other")
+    if others:
+        await land(sink, 200, elsewhere, Insert(6, row("1", "a")))
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
+    await sink.advance(Lsn(310))
+    all_rounds(work)
+    work.tidy(now=True)
+    stream = Follower(tmp_path, TABLE)
+    stream.assert_read_all((300, 0, "c"), (300, 0, "c"))
+    if others:
+        await land(sink, 400, Insert(6, row("2", "b")))
+        stream.look()
+        all_rounds(work)
+        work.tidy(now=True)
+        stream.look()
+    await land(sink, 500, KEYED, Insert(5, row("3", "c")))
+    stream.look()
+    await sink.close()
+    all_rounds(work)
+    work.tidy(now=True)
+    stream.assert_read_all((300, 0, "c"), (300, 0, "c"), (500, 0, "i"))
+
+
+async def test_a_stream_waits_for_the_copy_of_a_table_that_went(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
+    await land(sink, 350, KEYED, Insert(5, row("3", "c")))
+    stream = Follower(tmp_path, TABLE)
+    stream.look()
+    await sink.remove_table(TABLE)
+    stream.look()
+    await sink.advance(Lsn(400))
+    await sink.close()
+    all_rounds(work)
+    stream.look()
+    work.tidy(now=True)
+    stream.assert_read_all((300, 0, "c"), (300, 0, "c"), (350, 0, "i"))
 
 
 async def test_a_range_may_begin_and_end_amid_a_landed_batch(tmp_path: Path) -> None:

@@ -38,10 +38,11 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.landing import OpenBatch
+from subscriber.sinks.spark.landing import LandingZone, OpenBatch
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.manifest import Manifest, check_chain
 from subscriber.sinks.spark.storage import PendingFile, Storage
+from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction
 from tests.unit.sinks.spark.stream import RELATION, START, TABLE, batch, begun, landed, make, row, transaction
 
@@ -180,6 +181,36 @@ async def test_prepared_transactions_wait_apart_and_land_as_of_their_commit(tmp_
     await sink.commit_prepared(committed)
     await sink.close()
     assert [(found["id"], found["_lsn"], found["_ts"].isoformat()) for found in landed(tmp_path)] == [(1, 300, "2000-01-01T00:00:05+00:00")]
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+@pytest.mark.parametrize(("killed", "left"), [("add", ["gid"]), ("forget", [])])
+async def test_a_kill_amid_a_commit_leaves_nothing_prepared_that_is_landed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str, left: list[str]
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    sink = await begun(make(tmp_path))
+    await sink.prepare(PreparedTransaction(transaction(200, RELATION, Insert(5, row("1", "p", None)), xid=8), "gid"), lambda *_: True)
+    committed = CommitPrepared(0, Lsn(295), Lsn(300), 5_000_000, 8, "gid")
+    with monkeypatch.context() as patched:
+        patched.setattr(LandingZone if killed == "add" else PreparedFiles, killed, kill)
+        with pytest.raises(Killed):
+            await sink.commit_prepared(committed)
+    await sink.close()
+    sink = make(tmp_path)
+    state = await sink.open("replica", lambda _: None)
+    assert state.position is not None
+    assert state.position.lsn == (200 if left else 300)
+    assert PreparedFiles(Storage.open(Location(path=str(tmp_path)))).gids() == left
+    if left:
+        await sink.commit_prepared(committed)
+    await sink.close()
+    assert [(found["id"], found["_lsn"]) for found in landed(tmp_path)] == [(1, 300)]
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
