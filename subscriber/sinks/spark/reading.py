@@ -83,8 +83,8 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     # not as Delta's library gives them, which are parts of URLs
     files = [without_patterns(f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
     # whatever calendar the session takes files without Spark's mark for
-    reader = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
-    return reader.parquet(*files) if files else spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema)
+    return reader.parquet(*files, datetimeRebaseMode="CORRECTED") if files else spark.createDataFrame([], schema)
 
 
 def _location(target: str) -> Location:

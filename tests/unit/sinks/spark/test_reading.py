@@ -30,7 +30,7 @@ class NoSpark:
     def schema(self, _: Any) -> Self:
         return self
 
-    def parquet(self, *files: str) -> Self:
+    def parquet(self, *files: str, **_: str) -> Self:
         self.files = files
         return self
 
