@@ -214,7 +214,8 @@ class Sink(Protocol):
     *Exactly once.* :meth:`apply` stores the position with the data; a transaction whose end LSN is not past the stored position is
     skipped, so that a batch may come again after a crash.
     *Durable.* ``apply`` and its siblings may return before what they did is durable; ``on_durable`` (given at :meth:`open`) is called
-    with an end LSN once everything up to it is. A sink that is durable at once calls it before returning.
+    with an end LSN once everything up to it is. A sink that is durable at once calls it before returning. What was taken and made durable
+    in a former life may be reported before it comes again; what is reported then has to be reported once more when it has come.
     *One writer.* Between ``open`` and ``close`` no other process can open the same subscription: it gets SubscriptionInUse.
     *Errors.* ApplyError and RelationError leave nothing of the transaction they name; those before it in the batch may have become
     durable, and the position tells. TargetUnavailable leaves it open whether the call took effect: open again and read the position.

@@ -75,8 +75,11 @@ class Running:
         return any(self.tracker.flushed < goal <= lsn for goal in goals)
 
     def durable(self, lsn: Lsn) -> None:
-        """The sink reports: everything up to there is."""
-        self.tracker.flush(lsn)
+        """The sink reports: everything up to there is. It may have more than came of this stream, which it passes over when it comes."""
+        before = self.tracker.flushed
+        self.tracker.flush(min(lsn, self.tracker.received))
+        if self.tracker.flushed == before:
+            return
         if self.session is not None:
             self.session.receiver.report()
         self.watchers.notify()

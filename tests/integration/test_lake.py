@@ -79,6 +79,22 @@ async def test_the_applier_is_a_thread_of_the_same_process(publisher_db: Databas
     assert status["counters"] == {"confl_update_missing": 0, "confl_delete_missing": 0}
 
 
+@pytest.mark.parametrize("confirm", ["landed", "applied"])
+async def test_a_table_that_leaves_the_publication_while_nobody_runs(publisher_db: Database, tmp_path: Path, confirm: str) -> None:
+    """The bug was that what is durable was reported as the table went, before anything was received: that ended the run, each time."""
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t, u")
+    lake, parameters = tmp_path / "lake", f"?apply=local&confirm={confirm}"
+    for statement in (
+        "INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)",
+        "INSERT INTO t VALUES (2); INSERT INTO u VALUES (2); ALTER PUBLICATION pub DROP TABLE u",
+        "INSERT INTO t VALUES (3); INSERT INTO u VALUES (3)",
+        "INSERT INTO t VALUES (4); ALTER PUBLICATION pub ADD TABLE u",
+    ):
+        publisher_db.execute(statement)
+        await subscription(publisher_db, lake, parameters=parameters).run(Until())
+    assert_same(lake, published(lake), publisher_db, [T, TableName("public", "u")])
+
+
 async def test_an_applier_that_cannot_be_ends_the_run(publisher_db: Database, tmp_path: Path) -> None:
     publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     lake = tmp_path / "lake"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
-from subscriber.errors import TargetError
+from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
+from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark.applied import read_cut
-from subscriber.sinks.spark.applier import ApplierSettings
+from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.process import QUICK as QUICK_SETTINGS
@@ -82,6 +86,65 @@ async def test_what_is_there_is_no_lake(publisher18_db: Database, lake: str) -> 
     with pytest.raises(TargetError, match="is not empty, and no lake"):
         await subscription(publisher18_db, lake).run(Until())
     assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_an_applier_that_was_thought_dead_takes_nothing_back(
+    publisher18_db: Database, lake: str, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """There is no lock. The bug was that its old cut took the place of later ones, whose landed files were gone."""
+    db, name = publisher18_db, "write_cut" if late else "_require_alone"
+    db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+
+    async def landed(number: int) -> None:
+        db.execute(f"INSERT INTO t VALUES ({number})")
+        await subscription(db, lake, "?batch_delay=50ms").run(Until())
+
+    await landed(1)
+    await applied(lake)
+    await landed(2)
+    paused, go = threading.Event(), threading.Event()
+    place: Any = applier_module if late else Applier
+    real = getattr(place, name)
+
+    def paused_at(*arguments: Any) -> Any:
+        # the second time it looks whether it is alone is before it publishes
+        if threading.current_thread() is old and (late or paused.is_set() or arguments[-1] is not None):
+            paused.set()
+            assert go.wait(60)
+        return real(*arguments)
+
+    refused: list[BaseException] = []
+
+    def apply_late() -> None:
+        work = Applier(storage(lake), LocalEngine(storage(lake)))
+        work.open()
+        try:
+            while work.run_round() is not None:
+                pass
+        except (SubscriptionInUse, DataLossError) as error:
+            refused.append(error)
+
+    old = threading.Thread(target=apply_late)
+    monkeypatch.setattr(place, name, paused_at)
+    old.start()
+    assert await asyncio.to_thread(paused.wait, 60)
+    for number in (3, 4, 5):
+        await landed(number)
+        await applied(lake)
+        await asyncio.to_thread(tidy, lake)
+    newest = published(lake)
+    go.set()
+    await asyncio.to_thread(old.join)
+    if late:
+        assert published(lake).lsn < newest.lsn, "it was too late to look"
+    else:
+        assert published(lake) == newest
+        assert [str(error) for error in refused] == [f"the lake in {storage(lake).place} has another applier, which published meanwhile"]
+    await landed(6)
+    assert_same(lake, await applied(lake), db, [TableName("public", "t")])
+    await asyncio.to_thread(tidy, lake)
+    await asyncio.to_thread(check_logs, lake, published(lake))
 
 
 @pytest.mark.crash

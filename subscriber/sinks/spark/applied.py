@@ -16,7 +16,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.manifest import read_document, write_document
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["CUTS", "Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "write_cut"]
+__all__ = ["CUTS", "Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "restore_cut", "write_cut"]
 
 _NAME: Final = "applied.json"
 CUTS: Final = "cuts"
@@ -87,6 +87,20 @@ def write_cut(storage: Storage, cut: Cut) -> None:
     write_document(storage, _NAME, document)
 
 
+def restore_cut(storage: Storage) -> None:
+    """Publish the newest cut that is remembered, if an applier that was thought dead has published an older one behind it.
+
+    What comes behind the older one may be in no landed file any more. Only where files are durable as they are written, in any order.
+
+    Raises:
+        TargetError: it is damaged, or cannot be read or written.
+    """
+    cut, names = read_cut(storage), _remembered(storage)
+    newest = _read(storage, f"{CUTS}/{names[-1]}") if names else None
+    if newest is not None and cut is not None and newest.lsn > cut.lsn:
+        write_cut(storage, newest)
+
+
 def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
     """The last cut at or before an LSN that is still remembered; None: there is none.
 
@@ -97,11 +111,14 @@ def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
     if newest is not None and newest.lsn <= lsn:
         return newest
     limit = f"{int(lsn):020d}.json"
-    names = [file.name for file in storage.files(CUTS) if file.name <= limit and file.name[0].isdigit()]
+    names = [name for name in _remembered(storage) if name <= limit]
     return _read(storage, f"{CUTS}/{names[-1]}") if names else None
 
 
 def forget_cuts(storage: Storage, keep: int) -> None:
     """Remember only so many, the newest."""
-    names = [file.name for file in storage.files(CUTS) if file.name[0].isdigit()]
-    storage.delete(f"{CUTS}/{name}" for name in names[:-keep])
+    storage.delete(f"{CUTS}/{name}" for name in _remembered(storage)[:-keep])
+
+
+def _remembered(storage: Storage) -> list[str]:
+    return [file.name for file in storage.files(CUTS) if file.name[0].isdigit()]

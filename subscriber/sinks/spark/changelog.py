@@ -75,7 +75,8 @@ class ChangeLog:
         waiting = sum(len(manifest.files) for manifest in manifests)
         state = self._lake.state
         tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}
-        left = [table for name, table in state.removed.items() if table.until is not None and is_applied(name, table)]
+        # a copy that a later one took the place of, before it was applied, is needed no longer either
+        left = [table for name, table in state.removed.items() if table.until is not None and (name in tables or is_applied(name, table))]
         copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
             return

@@ -78,6 +78,7 @@ class LandingStream:
         self._statistics = statistics
         self._on_durable = on_durable
         self._files = PreparedFiles(lake.storage)
+        self._over: dict[tuple[int, str], Lsn] = {}
         self._reported = INVALID_LSN
         self._waiting: tuple[Lsn, Lsn] | None = None
         self._calls = asyncio.Lock()
@@ -93,12 +94,15 @@ class LandingStream:
         """
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.failure is not None:
             self.lander.forget()
         elif self.lander.gathered is not None:
             async with self._calls:
                 await self._land()
+        for bug in ended:
+            if isinstance(bug, Exception):
+                raise bug
 
     def _report(self, lsn: Lsn) -> None:
         """Everything up to there is durable. What is told never goes back."""
@@ -224,15 +228,16 @@ class LandingStream:
         return await unhurried(look)
 
     async def _watch_applied(self) -> None:
-        reported = INVALID_LSN
         while self.failure is None:
             try:
                 applied = await self.applied()
+                for xid, gid in [known for known, ended in self._over.items() if ended <= applied]:
+                    await self._forget(xid, gid)
             except SubscriberError as error:
                 self.failure = error
                 return
-            if applied > reported and self._lake.position is not None:
-                reported = applied
+            # each time: of what was applied before it came of this stream nothing counts until it has come
+            if self._lake.position is not None:
                 self._report(min(applied, self.lander.position))
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -281,13 +286,23 @@ class LandingStream:
                     self.lander.position = message.end_lsn
                 else:
                     await self._store_position(message.end_lsn)
-            await unhurried(lambda: self._files.forget(message.xid, message.gid))
+            await self._end(message.xid, message.gid, message.end_lsn)
             self._report_landed(self.lander.position)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """Forget it."""
         async with self._calls, self._failing():
             await self._land()
-            await unhurried(lambda: self._files.forget(message.xid, message.gid))
+            await self._end(message.xid, message.gid, message.rollback_end_lsn)
             await self._store_position(message.rollback_end_lsn)
             self._report_landed(self.lander.position)
+
+    async def _end(self, xid: int, gid: str, lsn: Lsn) -> None:
+        if self._location.confirm == "landed":
+            await self._forget(xid, gid)
+        elif await unhurried(lambda: self._files.end(xid, gid, lsn)):
+            self._over[xid, gid] = lsn
+
+    async def _forget(self, xid: int, gid: str) -> None:
+        await unhurried(lambda: self._files.forget(xid, gid))
+        self._over.pop((xid, gid), None)

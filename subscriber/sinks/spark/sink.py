@@ -165,12 +165,14 @@ class SparkSink:
             self._lock.give_back()
             raise
         landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
-        await unhurried(lambda: PreparedFiles(storage).forget_committed(landed))
         lander = Lander(zone, self._table_id, self._statistics, landed)
         self._opened = LandingStream(
             lake, lander, self._location, table_ids=self._table_id, statistics=self._statistics, on_durable=on_durable
         )
-        return await self._state(lake, landed)
+        opened = await self._state(lake, landed)
+        begin = opened.position.lsn if opened.position is not None else INVALID_LSN
+        await unhurried(lambda: PreparedFiles(storage).recover(landed, begin))
+        return opened
 
     def _found_or_made(self, storage: Storage, name: str) -> Lake | None:
         lake = Lake.find(storage)

@@ -12,7 +12,9 @@ known after a crash, with the message coming again:
  not there                past it                     PREPARE is to be done; or it is lost
 =======================  ==========================  ============================================
 
-A PREPARE is not judged by its LSN: one from before the slot's two-phase start is sent late.
+A PREPARE is not judged by its LSN: one from before the slot's two-phase start is sent late. So with ``confirm=applied``, where what was
+landed comes again, a transaction that is over is kept, and says so, until the position is past its end: else it would be prepared once
+more, and stay so if its end does not come again.
 """
 
 from __future__ import annotations
@@ -62,11 +64,14 @@ class PreparedFiles:
 
     def xids(self) -> frozenset[int]:
         """The publisher's transaction ids of all that are prepared."""
-        return frozenset(int(document["xid"]) for document in self._documents())
+        return frozenset(int(document["xid"]) for document in self._waiting())
 
     def gids(self) -> list[str]:
         """The publisher's names of all that are prepared, in the order of their PREPARE."""
-        return [str(document["gid"]) for document in sorted(self._documents(), key=lambda document: Lsn.parse(document["end"]))]
+        return [str(document["gid"]) for document in sorted(self._waiting(), key=lambda document: Lsn.parse(document["end"]))]
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        return [document for document in self._documents() if not document.get("over")]
 
     def _documents(self) -> list[dict[str, Any]]:
         directories = [f"{_DIRECTORY}/{name}" for name in self._storage.entries(_DIRECTORY)]
@@ -115,18 +120,35 @@ class PreparedFiles:
             path = f"{directory}/{int(message.end_lsn):020d}-{file.table_id}-{number}.parquet"
             size = self._rewrite(file, path, message.end_lsn, message.commit_time + _EPOCH_OFFSET)
             found.append(LandedFile(table_id=file.table_id, path=path, rows=file.rows, size=size, schema=file.schema))
-        write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "committed": str(message.end_lsn)})
+        write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "ended": str(message.end_lsn)})
         return found
 
-    def forget_committed(self, landed: Lsn) -> None:
-        """Remove those whose commit is landed: a crash came between the two, and their COMMIT PREPARED does not come again.
+    def recover(self, landed: Lsn, position: Lsn) -> None:
+        """A crash came between an end and what is done here behind it. Those whose end does not come again are removed.
+
+        Args:
+            landed: up to there ends are done.
+            position: behind there all comes again.
 
         Raises:
-            TargetError: it cannot be read or removed.
+            TargetError: it cannot be read, written or removed.
         """
         for document in self._documents():
-            if "committed" in document and Lsn.parse(document["committed"]) <= landed:
-                self.forget(int(document["xid"]), str(document["gid"]))
+            xid, gid, ended = int(document["xid"]), str(document["gid"]), Lsn.parse(document.get("ended", "0/0"))
+            if ended and ended <= position:
+                self.forget(xid, gid)
+            elif ended and ended <= landed:
+                self.end(xid, gid, ended)
+
+    def end(self, xid: int, gid: str, lsn: Lsn) -> bool:
+        """Its end is landed, but comes again: it is prepared no longer. Returns whether it is there."""
+        name = f"{self.directory(xid, gid)}/{_DOCUMENT}"
+        document = read_document(self._storage, name)
+        if document is None:
+            return False
+        if not document.get("over"):
+            write_document(self._storage, name, {**document, "ended": str(lsn), "over": True})
+        return True
 
     def _rewrite(self, file: LandedFile, path: str, end: Lsn, commit_time: int) -> int:
         written = ParquetFile(self._storage, path, file.schema.landing)

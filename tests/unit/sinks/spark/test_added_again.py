@@ -103,3 +103,21 @@ async def test_a_copy_of_a_table_that_went_becomes_log_and_goes(tmp_path: Path) 
     changes = Changes(storage(tmp_path), TABLE)
     assert read(changes, Lsn(0), changes.latest()) == [(300, 0, "c"), (300, 0, "c")]
     assert list((tmp_path / "copy").iterdir()) == []
+
+
+async def test_a_copy_that_a_later_one_took_the_place_of_becomes_log_and_goes(tmp_path: Path) -> None:
+    sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
+    for lsn in (200, 300):
+        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        await copy(sink, TABLE, b"1\ta\n", lsn)
+        if lsn == 200:
+            await sink.remove_table(TABLE)
+    await sink.advance(Lsn(400))
+    await sink.close()
+    assert len(list((tmp_path / "copy").iterdir())) == 2
+    all_rounds(work)
+    work.tidy(now=True)
+    assert rows(tmp_path) == [(1, "a")]
+    changes = Changes(storage(tmp_path), TABLE)
+    assert read(changes, Lsn(0), changes.latest()) == [(200, 0, "c"), (300, 0, "c")]
+    assert list((tmp_path / "copy").iterdir()) == []
