@@ -113,6 +113,12 @@ class TableStates:
         return not self.unsynchronized
 
     @property
+    def synchronized_to(self) -> Lsn:
+        """Up to where the table is that is furthest ahead of the apply worker; INVALID_LSN: none is."""
+        ahead = [entry.lsn for entry in self._entries.values() if entry.state is TableState.SYNCDONE and entry.lsn is not None]
+        return max(ahead, default=INVALID_LSN)
+
+    @property
     def any_synchronized(self) -> bool:
         """Whether some table's synchronization is done."""
         return any(entry.state not in _OWN_SYNC for entry in self._entries.values())

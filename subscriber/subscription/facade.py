@@ -149,6 +149,7 @@ class Subscription:
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
         """Return once all tables are synchronized and everything up to ``lsn`` is durable in the target.
 
+        Then no table is ahead of the others, as one is right behind its copy.
         May be called as soon as :meth:`run` was scheduled, by any number of tasks.
 
         Args:

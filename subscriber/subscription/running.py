@@ -62,8 +62,8 @@ class Running:
         self.watchers.notify()
 
     def reached(self, lsn: Lsn) -> bool:
-        """Whether all tables are synchronized and everything up to there is durable."""
-        return self.prepared and self.tracker.flushed >= lsn and self.states.all_synchronized
+        """Whether all tables are synchronized, and all of them, as of one moment, have everything up to there durably."""
+        return self.prepared and self.states.all_synchronized and self.tracker.flushed >= max(lsn, self.states.synchronized_to)
 
     def finished(self) -> bool:
         """Whether the run is to end."""
@@ -72,7 +72,8 @@ class Running:
     def is_awaited(self, lsn: Lsn) -> bool:
         """Whether somebody waits for something up to there that is not durable yet."""
         goals = [*self.awaited, *([self.until] if self.until is not None else [])]
-        return any(self.tracker.flushed < goal <= lsn for goal in goals)
+        ahead = self.states.synchronized_to
+        return any(self.tracker.flushed < max(goal, ahead) <= lsn for goal in goals)
 
     def durable(self, lsn: Lsn) -> None:
         """The sink reports: everything up to there is. It may have more than came of this stream, which it passes over when it comes."""

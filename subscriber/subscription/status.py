@@ -15,7 +15,8 @@ __all__ = ["Status", "Until"]
 class Until:
     """When :meth:`Subscription.run` shall end by itself.
 
-    ``lsn`` None means: caught up with the publisher as it is when the run starts. In both cases all tables have to be synchronized.
+    ``lsn`` None means: caught up with the publisher as it is when the run starts. In both cases all tables have to be synchronized,
+    and none may be ahead of the others, as one is right behind its copy.
     """
 
     lsn: Lsn | None = None

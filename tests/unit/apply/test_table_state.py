@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.apply.table_state import TableStates, Watchers
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 from tests.unit.apply.memory_publisher import relation, table
 from tests.unit.apply.virtual_time import Stuck, run
@@ -79,13 +79,13 @@ def test_what_is_left_to_do() -> None:
     assert (states.all_synchronized, states.all_ready) == (False, False)
     states.set(table(1), synchronized(300))
     states.remove(table(3))
-    assert (states.all_synchronized, states.all_ready) == (True, False)
+    assert (states.all_synchronized, states.all_ready, states.synchronized_to) == (True, False, 300)
     assert states.passed(Lsn(199)) == []
     assert states.passed(Lsn(200)) == [(A, Lsn(200))]
     assert states.passed(Lsn(300)) == [(A, Lsn(200)), (B, Lsn(300))]
     for name in (A, B):
         states.set(name, READY)
-    assert states.all_ready
+    assert (states.all_ready, states.synchronized_to) == (True, INVALID_LSN)
     assert states.passed(Lsn(1000)) == []
 
 
