@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -30,7 +32,8 @@ from subscriber.sinks.spark.sweep import sweep
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.database import Database, let_slots_be_created, let_small_transactions_stream
-from tests.integration import every_type
+from tests.integration import every_type, program
+from tests.integration.gates import held, waiting_for
 from tests.integration.lakes import applied, assert_same, storage
 from tests.integration.replica import QUICK
 from tests.integration.test_lake import subscription
@@ -325,6 +328,128 @@ async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher_db: D
     cut = await applied(lake)
     assert_same(lake, cut, publisher_db, [T])
     assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)
+
+
+# --- an end while a part waits
+
+LOCK = "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"
+WAITS = f"SELECT ({waiting_for('t')}) > 0"
+
+
+async def ordered(publisher: Database, tmp_path: Path) -> asyncio.Task[None]:
+    """A subscriber that has ordered a copy, of which nothing is read yet."""
+    many_rows(publisher)
+    syncing = asyncio.create_task(by_executors(publisher, tmp_path).run(Until()))
+    await until((tmp_path / "lake/copy/1-1/order.json").exists)
+    return syncing
+
+
+async def given_up(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def applier_beside(publisher: Database, tmp_path: Path) -> list[str]:
+    """Arguments of a subscriber with the applier in it."""
+    target = (
+        f"spark://{tmp_path / 'lake'}?copy=executors&apply=local&copy_connection={quote(f'passfile={passfile_of(publisher, tmp_path)}')}"
+    )
+    name = f"--name=lake_{publisher.name}"
+    return ["run", f"--connection={publisher.conninfo()}", "--publication=pub", f"--target={target}", name, "-c", "copy_range_size=64kB"]
+
+
+async def test_a_part_that_waits_for_a_lock_does_not_keep_the_copier(
+    publisher_db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = tmp_path / "lake"
+    syncing = await ordered(publisher_db, tmp_path)
+    with held(publisher_db, LOCK), caplog.at_level(logging.WARNING):
+        async with copier(lake):
+            await asyncio.to_thread(publisher_db.wait, WAITS, True)
+        # nobody waits there any more; it was the stop, and no error
+        await asyncio.to_thread(publisher_db.wait, WAITS, False)
+        assert [record for record in caplog.records if record.name.endswith(".copier")] == []
+        assert not (lake / "copy/1-1/failure.json").exists()
+    async with copier(lake):
+        await syncing
+    assert_same(lake, await applied(lake), publisher_db, [T])
+
+
+async def test_a_row_that_takes_long_does_not_keep_the_copier(publisher18_db: Database, tmp_path: Path) -> None:
+    many_rows(publisher18_db)
+    # the rows flow already, and then one waits
+    publisher18_db.execute(
+        "CREATE FUNCTION slow(id int) RETURNS bool LANGUAGE plpgsql IMMUTABLE"
+        " AS 'BEGIN IF id = 4000 THEN PERFORM pg_catalog.pg_sleep(300); END IF; RETURN true; END';"
+        "CREATE VIEW sleeping AS SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+    )
+
+    class Slow(Watched):
+        def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
+            queries = tuple(f"SELECT * FROM ({query}) AS q WHERE public.slow(id)" for query in order.queries)
+            return super().run(replace(order, queries=queries), numbers, target_rows, stop)
+
+    syncing = asyncio.create_task(by_executors(publisher18_db, tmp_path).run(Until()))
+    await until((tmp_path / "lake/copy/1-1/order.json").exists)
+    async with copier(tmp_path / "lake", Slow(tmp_path / "lake", lambda _, numbers: numbers)):
+        await asyncio.to_thread(publisher18_db.wait, "SELECT count(*) FROM sleeping", 1)
+    await asyncio.to_thread(publisher18_db.wait, "SELECT count(*) FROM sleeping", 0)
+    await given_up(syncing)
+
+
+async def test_the_applier_ends_while_a_part_waits_for_a_lock(publisher_db: Database, tmp_path: Path) -> None:
+    syncing = await ordered(publisher_db, tmp_path)
+    with held(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
+        await asyncio.to_thread(publisher_db.wait, WAITS, True)
+        applier.send(signal.SIGTERM)
+        done = await asyncio.to_thread(applier.ended)
+        assert (done.status, [word for word in ("Traceback", "left behind", "copying") if word in done.errors]) == (0, []), done.errors
+        await asyncio.to_thread(publisher_db.wait, WAITS, False)
+    await given_up(syncing)
+
+
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
+async def test_a_subscriber_with_its_applier_ends_while_a_part_waits_for_a_lock(publisher_db: Database, tmp_path: Path) -> None:
+    # large enough that the lock is taken amid the copy
+    many_rows(publisher_db, 60_000)
+    more = ("-c", "max_copy_workers_per_table=1")
+    with program.running(*applier_beside(publisher_db, tmp_path), *more) as run:
+        await until(lambda: any((tmp_path / "lake/copy").glob("*/done-*")))
+        with held(publisher_db, LOCK):
+            await asyncio.to_thread(publisher_db.wait, WAITS, True)
+            run.send(signal.SIGTERM)
+            done = await asyncio.to_thread(run.ended)
+            assert (done.status, [word for word in ("Traceback", "left behind") if word in done.errors]) == (0, []), done.errors
+            await asyncio.to_thread(publisher_db.wait, WAITS, False)
+
+
+async def test_the_applier_ends_while_the_publisher_does_not_answer(publisher_db: Database, tmp_path: Path) -> None:
+    syncing = await ordered(publisher_db, tmp_path)
+    order = CopyOrder.find(storage(tmp_path / "lake"), "copy/1-1")
+    assert order is not None
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # of a keyword that comes twice, the last counts
+        address = f"{order.connection} host=127.0.0.1 hostaddr=127.0.0.1 port={silent.getsockname()[1]}"
+        replace(order, connection=address).place(storage(tmp_path / "lake"))
+        with program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
+            # accepted, and no word after that
+            peer, _ = await asyncio.to_thread(silent.accept)
+            with peer:
+                applier.send(signal.SIGTERM)
+                done = await asyncio.to_thread(applier.ended)
+    assert (done.status, "left behind" in done.errors, "Traceback" in done.errors) == (0, True, False), done.errors
+    await given_up(syncing)
+
+
+@pytest.mark.publisher(min=14, lacks="client_connection_check_interval")
+async def test_a_killed_applier_leaves_nobody_waiting_at_the_publisher(publisher_db: Database, tmp_path: Path) -> None:
+    syncing = await ordered(publisher_db, tmp_path)
+    with held(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
+        await asyncio.to_thread(publisher_db.wait, WAITS, True)
+        applier.send(signal.SIGKILL)
+        await asyncio.to_thread(applier.ended)
+        await asyncio.to_thread(publisher_db.wait, WAITS, False)
+    await given_up(syncing)
 
 
 @pytest.mark.parametrize("text", ["password=x", "host=h  password = 'x'", "sslpassword=x"])

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import Final, Protocol, Self
 
 from subscriber.abc import TableState
 from subscriber.errors import SubscriberError
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
-from subscriber.sinks.spark.copytask import OrderOutdated, copy_part
+from subscriber.sinks.spark.copytask import OrderOutdated, Sessions, copy_part
 from subscriber.sinks.spark.jobs import SparkLost
 from subscriber.sinks.spark.lake import Lake, copy_directory
 from subscriber.sinks.spark.storage import Storage
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.1
 _FIRST_RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 10.0
+"""How long an end waits for parts. What takes longer ends with the process, and is read anew by the next applier."""
 
 
 class CopyRunner(Protocol):
@@ -43,7 +46,7 @@ class CopyRunner(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Let :meth:`run`, in other threads, come to its end."""
+        """Let :meth:`run`, in other threads, come to its end. ``stop`` is set; called again and again until it has. Never blocks."""
         ...
 
 
@@ -56,24 +59,49 @@ class LocalCopyRunner:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._sessions = Sessions()
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
         """See the protocol."""
-        with ThreadPoolExecutor(max(order.workers, 1)) as pool:
-            found = list(pool.map(lambda number: attempt(self._storage, order, number, target_rows, stop), numbers))
-        return worst(found)
+        parts = {number: Future[CopyFailure | None]() for number in numbers}
+        left = iter(parts.items())
+
+        def work() -> None:
+            # each takes what is next, none twice
+            for number, part in left:
+                try:
+                    part.set_result(attempt(self._storage, order, number, target_rows, stop, sessions=self._sessions))
+                except BaseException as error:  # noqa: BLE001 -- it is raised below
+                    part.set_exception(error)
+
+        # no pool: the interpreter does not end before the threads of one, and a dead peer may keep these
+        for index in range(min(max(order.workers, 1), len(parts))):
+            threading.Thread(target=work, name=f"copy {order.directory} {index}", daemon=True).start()
+        wait(parts.values())
+        return worst([part.result() for part in parts.values()])
 
     def cancel(self) -> None:
-        """They see by themselves that they shall stop."""
+        """They see by themselves that they shall stop, unless the publisher keeps them waiting."""
+        self._sessions.cancel()
 
 
-def attempt(storage: Storage, order: CopyOrder, number: int, target_rows: int, stop: threading.Event | None = None) -> CopyFailure | None:
-    """Store one part; what went wrong, if it could not be."""
+def attempt(
+    storage: Storage,
+    order: CopyOrder,
+    number: int,
+    target_rows: int,
+    stop: threading.Event | None = None,
+    *,
+    sessions: Sessions | None = None,
+) -> CopyFailure | None:
+    """Store one part; what went wrong, if it could not be. Once ``stop`` is set that is the stop, and nothing to tell."""
     if stop is not None and stop.is_set():
         return None
     try:
-        copy_part(storage, order, number, target_rows, stop.is_set if stop is not None else lambda: False)
+        copy_part(storage, order, number, target_rows, stop.is_set if stop is not None else lambda: False, sessions=sessions)
     except SubscriberError as error:
+        if stop is not None and stop.is_set():
+            return None
         return CopyFailure(error.one_line(), isinstance(error, OrderOutdated))
     return None
 
@@ -105,16 +133,24 @@ class Copier:
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
         """Look for orders while the block lasts. The applier's lock is held by the caller, or not needed."""
-        watcher = threading.Thread(target=self._watch, name="copier")
+        watcher = threading.Thread(target=self._watch, name="copier", daemon=True)
         watcher.start()
         try:
             yield self
         finally:
             self._stop.set()
             watcher.join()
+            self._end()
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while running := [thread for thread in self._copying.values() if thread.is_alive()]:
+            if time.monotonic() >= deadline:
+                _log.warning("parts of %d tables are amid being copied after %.0f s: left behind", len(running), _PATIENCE_SECONDS)
+                return
+            # not once: it is of no effect on one who is between two statements, or two jobs
             self._runner.cancel()
-            for thread in self._copying.values():
-                thread.join()
+            running[0].join(_LOOK_SECONDS)
 
     def check(self) -> None:
         """Whether parts can still be read here.
@@ -152,7 +188,7 @@ class Copier:
                 continue
             for order in found:
                 if order.directory not in self._copying:
-                    thread = threading.Thread(target=self.copy, args=[order], name=f"copy {order.directory}")
+                    thread = threading.Thread(target=self.copy, args=[order], name=f"copy {order.directory}", daemon=True)
                     self._copying[order.directory] = thread
                     thread.start()
 

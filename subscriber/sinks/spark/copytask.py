@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -15,7 +16,10 @@ from subscriber.sinks.spark.merge import NewFile, Unit, write_rows
 from subscriber.sinks.spark.selecting import current_rows
 from subscriber.sinks.spark.storage import Storage
 
-__all__ = ["OrderOutdated", "copy_part"]
+if TYPE_CHECKING:
+    from adbc_driver_postgresql.dbapi import Connection
+
+__all__ = ["OrderOutdated", "Sessions", "copy_part"]
 
 _BYTES: Final = 192 * 1024**2
 """Of rows in memory that become files: the size of a part, about, so that most parts are one."""
@@ -25,13 +29,59 @@ _GONE: Final = frozenset({"42704", "22023", "55000"})
 
 _ALTERED: Final = frozenset({"42703", "42883", "42P01", "42804", "3F000"})
 """Of a part's query: no such column, no such operator for its type, no such table, another type, no such schema."""
+_CHECK_CLIENT: Final = """SELECT pg_catalog.set_config(name, '1s', false)
+  FROM pg_catalog.pg_settings WHERE name = 'client_connection_check_interval'"""
+"""So that the backend of a task that was killed does not wait on for a lock (since 14; not on every platform)."""
 
 
 class OrderOutdated(PublisherUnavailable):
     """The session that exported the snapshot has ended, or the table was altered: it has to be copied anew."""
 
 
-def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int, stopped: Callable[[], bool] = lambda: False) -> None:
+class Sessions:
+    """Those with the publisher that are open in this process, so that another thread can end what they wait for."""
+
+    def __init__(self) -> None:
+        self._open: dict[Connection, threading.Lock] = {}
+
+    @contextlib.contextmanager
+    def known(self, connection: Connection) -> Iterator[None]:
+        """While the block lasts, which may wait at its end for a cancel that is under way: none must meet a session that is closed."""
+        lock = self._open[connection] = threading.Lock()
+        try:
+            yield
+        finally:
+            with lock:
+                del self._open[connection]
+
+    def cancel(self) -> None:
+        """Cancel their statements. One who is just between two statements does not feel it: to be repeated. Never blocks."""
+        for connection, lock in list(self._open.items()):
+            # a cancel is a connection of its own, which a dead peer keeps waiting
+            threading.Thread(target=self._cancel, args=[connection, lock], name="cancel", daemon=True).start()
+
+    def _cancel(self, connection: Connection, lock: threading.Lock) -> None:
+        from adbc_driver_manager import Error  # noqa: PLC0415 -- an extra
+
+        if not lock.acquire(blocking=False):
+            return
+        try:
+            if connection in self._open:
+                with contextlib.suppress(Error):
+                    connection.adbc_cancel()
+        finally:
+            lock.release()
+
+
+def copy_part(
+    storage: Storage,
+    order: CopyOrder,
+    number: int,
+    target_rows: int,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    sessions: Sessions | None = None,
+) -> None:
     """Store a part, and say so. Nothing, if it is stored already.
 
     Args:
@@ -40,6 +90,7 @@ def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int,
         number: which part of it.
         target_rows: of a file.
         stopped: whether to give up; asked between batches of rows.
+        sessions: where the one with the publisher is to be known.
 
     Raises:
         OrderOutdated: it is.
@@ -60,7 +111,7 @@ def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int,
         gathered.clear()
         files.extend(write_rows(storage, unit, rows, lambda: base_file_name(order.table_id, order.generation)))
 
-    for batch in _batches(order, number):
+    for batch in _batches(order, number, sessions or Sessions()):
         if stopped():
             raise PublisherUnavailable("the applier is being stopped")
         gathered.append(current_rows(schema, batch.columns))
@@ -70,7 +121,7 @@ def copy_part(storage: Storage, order: CopyOrder, number: int, target_rows: int,
     order.mark(storage, number, files)
 
 
-def _batches(order: CopyOrder, number: int) -> Iterator[pa.RecordBatch]:
+def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.RecordBatch]:
     try:
         from adbc_driver_manager import Error  # noqa: PLC0415 -- an extra
         from adbc_driver_postgresql import dbapi  # noqa: PLC0415
@@ -81,12 +132,15 @@ def _batches(order: CopyOrder, number: int) -> Iterator[pa.RecordBatch]:
     with contextlib.ExitStack() as stack:
         try:
             connection = stack.enter_context(dbapi.connect(order.connection, autocommit=True))
+            stack.enter_context(sessions.known(connection))
             cursor = stack.enter_context(connection.cursor())
         except Error as error:
             raise PublisherUnavailable(
                 f"an executor cannot connect with the publisher: {_first(error)}",
                 hint="executors need its address and a password of their own: a passfile, a service or PGPASSWORD; or use copy=subscriber",
             ) from None
+        with contextlib.suppress(Error):
+            cursor.execute(_CHECK_CLIENT)
         try:
             for statement in (*order.setup, "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"):
                 cursor.execute(statement)
