@@ -162,6 +162,29 @@ def test_no_java_at_all(publisher: Database, tmp_path: Path) -> None:
     told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH")
 
 
+ON_LOOPBACK = [f"--conf=spark.{name}" for name in ("ui.enabled=false", "driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1")]
+NO_START = [
+    # Spark asks three times for 20 s
+    (["--master=spark://127.0.0.1:1"], "Spark does not start with master spark://127.0.0.1:1: .*stopped SparkContext"),
+    (["--master=local[few]"], r"Spark does not start with master local\[few\]: .*Could not parse Master URL"),
+    (["--master=nonsense://x"], "Spark does not start with master nonsense://x: .*see Java's output above"),
+    (["--master=local[1]", "--conf=spark.driver.port=some"], r"Spark does not start with master local\[1\]: .*spark\.driver\.port"),
+    (["--master=local[1]", "--py-files=/nonexistent/x.zip"], "cannot read /nonexistent/x.zip: No such file or directory"),
+    (["--master=local[1]", "--py-files=/nonexistent/x.whl"], "cannot read /nonexistent/x.whl: No such file or directory"),
+    # there, but nothing that Spark ships
+    (["--master=local[1]", "--py-files=nosuch://x/y.zip"], "cannot ship nosuch://x/y.zip: .*No FileSystem for scheme"),
+]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("arguments", "words"), NO_START)
+def test_a_spark_that_does_not_start(tmp_path: Path, arguments: list[str], words: str) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
+    if "there is none" in (done := subscriber("spark-apply", str(tmp_path), *ON_LOOPBACK, *arguments, timeout=200)).errors:
+        pytest.skip("there is no Java")
+    told(done, words)
+
+
 # --- while it is at work
 
 

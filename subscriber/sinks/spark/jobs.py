@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
-__all__ = ["SparkLost", "end_session", "job_errors", "job_failed"]
+__all__ = ["SparkLost", "end_session", "first_words", "job_errors", "job_failed"]
 
 
 class SparkLost(SubscriberError):
@@ -30,7 +30,7 @@ def job_errors() -> tuple[type[Exception], ...]:
 
 def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
     """What to raise in place of one of :func:`job_errors`."""
-    what = _first_words(error)
+    what = first_words(error)
     if not _is_alive(spark):
         return SparkLost(f"Spark has ended: {what}", hint="start the applier again (a supervisor does): it goes on where it was")
     missing = _MISSING.search(str(error))
@@ -42,10 +42,11 @@ def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
     return TargetUnavailable(f"the Spark job failed: {what}", hint="it is tried again; see Spark's log")
 
 
-def _first_words(error: BaseException) -> str:
+def first_words(error: BaseException) -> str:
     """Of Spark's own account; what Python says in a task may hold a value."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "Job aborted" in line] or lines
+    # py4j begins with which call it was, and Java's exception follows behind a colon
+    telling = [line for line in lines if "Job aborted" in line] or [line for line in lines if line.startswith(": ")] or lines
     return telling[0].removeprefix(": ").removeprefix("org.apache.spark.SparkException: ") if telling else type(error).__name__
 
 

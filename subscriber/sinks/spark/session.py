@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.spark.java import find_java
+from subscriber.sinks.spark.jobs import end_session, first_words, job_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -41,6 +43,8 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.memory": "1g",
 }
 
+_FILE: Final = re.compile("^file:(//)?")
+
 
 def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, packages: str | None = None) -> SparkSession:
     """The session that there is, or a new one.
@@ -51,17 +55,17 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         packages: a wheel or zip of this program that executors need; None: they have it.
 
     Raises:
-        ConfigurationError: no pyspark, or no Java.
+        ConfigurationError: no pyspark, or no Java; the wheel or zip cannot be read, or not be shipped.
         TargetUnavailable: the session does not start.
     """
     try:
-        from pyspark.errors import PySparkException  # noqa: PLC0415 -- an extra
-        from pyspark.sql import SparkSession  # noqa: PLC0415
+        from pyspark.sql import SparkSession  # noqa: PLC0415 -- an extra
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"engine rewrite needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[spark]'"
         ) from error
     found = SparkSession.getActiveSession()
+    ours = found is None
     if found is None:
         home = find_java(_private_directory)
         if home is not None:
@@ -77,28 +81,45 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
             builder = builder.config(name, value)
         try:
             found = builder.getOrCreate()
-        except (PySparkException, OSError, RuntimeError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise TargetUnavailable(f"Spark does not start: {first}", hint="see Java's output above") from error
-    context = found.sparkContext
+        except (*job_errors(), RuntimeError) as error:
+            where = f" with master {master}" if master is not None else ""
+            raise TargetUnavailable(
+                f"Spark does not start{where}: {first_words(error)}",
+                hint="see Java's output above; the master has to be there, and settings are as spark-submit takes them",
+            ) from error
+    try:
+        _ship_all(found.sparkContext, packages)
+    except ConfigurationError:
+        if ours:
+            end_session(found)
+        raise
+    return found
+
+
+def _ship_all(context: SparkContext, packages: str | None) -> None:
     submitted = (context.getConf().get("spark.submit.pyFiles") or "").split(",")
     for path in filter(None, [packages, *(path for path in submitted if path.endswith(".whl"))]):
         _ship(context, path)
-    return found
 
 
 def _ship(context: SparkContext, path: str) -> None:
     """Have executors import from a wheel or zip. A wheel is a zip, but Spark puts only what is called so where Python looks."""
-    plain = Path(path)
+    plain = Path(_FILE.sub("", path))
+    shipped = path
     try:
         if plain.suffix == ".whl":
-            plain = _private_directory() / f"{plain.stem}.zip"
-            shutil.copyfile(path.removeprefix("file://"), plain)
+            shipped = str(_private_directory() / f"{plain.stem}.zip")
+            shutil.copyfile(plain, shipped)
+        elif "://" not in _FILE.sub("", path):
+            plain.open("rb").close()
     except OSError as error:
         raise ConfigurationError(
             f"cannot read {path}: {error.strerror or type(error).__name__}", hint="make it: pip wheel . --no-deps"
         ) from error
-    context.addPyFile(str(plain))
+    try:
+        context.addPyFile(shipped)
+    except job_errors() as error:
+        raise ConfigurationError(f"cannot ship {path}: {first_words(error)}", hint="make it: pip wheel . --no-deps") from error
 
 
 def has_delta(spark: SparkSession) -> bool:
