@@ -79,9 +79,10 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         for name, value in {**_CONF, **(_LOCAL if local else {}), **(conf or {})}.items():
             builder = builder.config(name, value)
+        failures: tuple[type[Exception], ...] = (*job_errors(), RuntimeError)
         try:
             found = builder.getOrCreate()
-        except (*job_errors(), RuntimeError) as error:
+        except failures as error:
             where = f" with master {master}" if master is not None else ""
             raise TargetUnavailable(
                 f"Spark does not start{where}: {first_words(error)}",
