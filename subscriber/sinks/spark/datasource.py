@@ -6,7 +6,7 @@ checkpoint goes on behind what it has; where the changes lie by then, landing zo
 ================  =====================  =============================================================================
 option
 ================  =====================  =============================================================================
-``path``          the lake               the subscription's target, or its directory
+``path``          the lake               the subscription's target, or its directory as it is
 ``table``         ``schema.table``
 ``startingLsn``   ``earliest``           an LSN: what ends behind it; ``earliest``: with the initial copy; ``latest``:
                                          what comes from now on (streams only)
@@ -52,16 +52,18 @@ class PostgresChanges(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Of a batch."""
         changes = self._changes()
-        start = self._lsn("startingLsn", INVALID_LSN)
+        start = self._start()
         latest = changes.latest()
-        end = min(self._lsn("endingLsn", latest), latest)
-        return _BatchReader(changes, _arrow(schema), start, end)
+        end = self._lsn("endingLsn", latest)
+        return _BatchReader(changes, _arrow(schema), start, min(end, latest))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Of a stream."""
+        if self.options.get("endingLsn") is not None:
+            raise ConfigurationError("endingLsn is an option of batches, and this is a stream", hint="leave it out, or use spark.read")
         changes = self._changes()
         latest = self.options.get("startingLsn", "").lower() == "latest"
-        return _StreamReader(changes, _arrow(schema), None if latest else self._lsn("startingLsn", INVALID_LSN))
+        return _StreamReader(changes, _arrow(schema), None if latest else self._start())
 
     def _changes(self) -> Changes:
         known = {name.lower() for name in _OPTIONS}
@@ -71,12 +73,15 @@ class PostgresChanges(DataSource):
         path, (namespace, dot, table) = self.options.get("path"), self.options.get("table", "").partition(".")
         if path is None or not (namespace and dot and table):
             raise ConfigurationError("postgres_changes needs options path and table", hint='.option("table", "public.orders").load(path)')
-        location = Location.parse(path if "://" in path else f"spark://{path}")
-        return Changes(Storage.open(location), TableName(namespace, table))
+        return Changes(Storage.open(Location.of(path)), TableName(namespace, table))
+
+    def _start(self) -> Lsn:
+        earliest = self.options.get("startingLsn", "").lower() == "earliest"
+        return INVALID_LSN if earliest else self._lsn("startingLsn", INVALID_LSN)
 
     def _lsn(self, option: str, default: Lsn) -> Lsn:
         text = self.options.get(option)
-        if text is None or text.lower() == "earliest":
+        if text is None:
             return default
         try:
             return Lsn.parse(text)
@@ -99,7 +104,10 @@ class _BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         return [_Partition(piece) for piece in self._changes.pieces(self._start, self._end)]
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        if partition is None:
+            # what pyspark makes of a list without partitions
+            return iter(())
         assert isinstance(partition, _Partition)
         return self._changes.read(partition.piece, self._schema)
 

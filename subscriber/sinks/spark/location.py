@@ -1,6 +1,7 @@
 """Where a lake is, and how it is written: the target's URL.
 
-``spark:///path`` is a directory; ``spark+s3://bucket/prefix`` (and what else pyarrow has a file system for) a place in an object store.
+``spark:///path`` is a directory, its name percent-encoded where URLs need it (``%23`` is ``#``); ``spark+s3://bucket/prefix`` (and what
+else pyarrow has a file system for) a place in an object store.
 Parameters follow a question mark:
 
 =================  =========  ====================================================================================
@@ -80,6 +81,20 @@ class Location:
         return Copying(self.copy_connection, settings.max_copy_workers_per_table)
 
     @classmethod
+    def of(cls, target: str) -> Location:
+        """Where a lake is for who reads or applies it: by the target's URL, or by its directory, whose name is taken as it is.
+
+        Raises:
+            ConfigurationError: as :meth:`parse`; or the directory is a relative one.
+        """
+        if "://" in target:
+            return cls.parse(target)
+        if not target.startswith("/"):
+            # a process of Spark's may be in another directory
+            raise ConfigurationError(f"the lake's directory {target!r} is not an absolute one", hint=f"as in /var/lib/lake, or {_EXAMPLE}")
+        return cls(path=_directory(target))
+
+    @classmethod
     def parse(cls, url: str) -> Location:
         """Read a target's URL.
 
@@ -91,6 +106,10 @@ class Location:
         except ValueError:
             # its text may quote a secret
             raise ConfigurationError("the target is no URL", hint=_EXAMPLE) from None
+        if "#" in url:
+            raise ConfigurationError(
+                "the target has a #, which no name in a URL can have", hint="write %23 for it, as in spark:///lakes/a%231"
+            )
         kind, _, inner = parts.scheme.partition("+")
         if kind != "spark":
             raise ConfigurationError(f'"{parts.scheme}" is no Spark target', hint=_EXAMPLE)
@@ -106,19 +125,23 @@ class Location:
         else:
             if parts.netloc not in {"", "localhost"}:
                 raise ConfigurationError("the target names a host, but a directory is meant", hint=f"three slashes, {_EXAMPLE}")
-            path = unquote(parts.path).rstrip("/")
-            if not path:
-                raise ConfigurationError("the target names no directory", hint=_EXAMPLE)
-            if _MISTAKEN.search(path):
-                raise ConfigurationError(
-                    f"the target's directory {path!r} is another one for Delta's library", hint="choose one without a backslash, and no %XX"
-                )
-            found = cls(path=path)
+            found = cls(path=_directory(unquote(parts.path)))
         return replace(found, **_parameters(parts.query))
 
     def __str__(self) -> str:
         """Without parameters."""
         return self.path or self.uri or ""
+
+
+def _directory(path: str) -> str:
+    path = path.rstrip("/")
+    if not path:
+        raise ConfigurationError("the target names no directory", hint=_EXAMPLE)
+    if _MISTAKEN.search(path):
+        raise ConfigurationError(
+            f"the target's directory {path!r} is another one for Delta's library", hint="choose one without a backslash, and no %XX"
+        )
+    return path
 
 
 def _parameters(query: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def apply_lake(
     once: bool,
 ) -> None:
     """See :func:`subscriber.subscription.targets.spark_apply`."""
-    location = Location.parse(lake if "://" in lake else f"spark://{lake}")
+    location = Location.of(lake)
     storage = Storage.open(location)
     settings = ApplierSettings(target_rows=target_rows)
     if engine == "local":

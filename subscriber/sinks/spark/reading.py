@@ -35,7 +35,7 @@ def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
         ConfigurationError: no URL, or no LSN.
         TargetError: there is no such cut.
     """
-    storage = Storage.open(_location(target))
+    storage = Storage.open(Location.of(target))
     if as_of_lsn is None:
         found = read_cut(storage)
     else:
@@ -72,7 +72,7 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         raise TargetError(
             f'table "{table}" is not in the cut at {found.lsn}', hint="is it schema.table, and of the subscription, and synchronized?"
         )
-    delta = LakeDelta(Storage.open(_location(target)), where.path)
+    delta = LakeDelta(Storage.open(Location.of(target)), where.path)
     try:
         opened = DeltaTable(delta.uri, version=where.version)
     except DeltaError as error:
@@ -85,7 +85,3 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     # whatever calendar the session takes files without Spark's mark for
     reader = spark.read.schema(schema)
     return reader.parquet(*files, datetimeRebaseMode="CORRECTED") if files else spark.createDataFrame([], schema)
-
-
-def _location(target: str) -> Location:
-    return Location.parse(target if "://" in target else f"spark://{target}")

@@ -445,6 +445,8 @@ def test_a_chain_that_overlaps_is_refused() -> None:
     [
         ("spark://host/path", "names a host"),
         ("spark://", "names no directory"),
+        ("spark:///lakes/a#1", "the target has a #"),
+        ("spark:///lakes/a#", "the target has a #"),
         ("spark:///a/%2541/b", r"'/a/%41/b' is another one"),
         ("spark:///a%5Cb", "is another one"),
         ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
@@ -502,10 +504,34 @@ def test_keywords_and_values_for_executors_are_taken_as_they_are(connection: str
 
 def test_a_url_is_read() -> None:
     assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
+    assert Location.parse("spark:///lakes/a%231") == Location(path="/lakes/a#1")
     assert Location.parse("spark:///a?apply=merge&target_rows=1000") == Location(path="/a", apply="merge", target_rows=1000)
     assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")
     assert Location.parse("spark+abfs://container@account.dfs.core.windows.net/a").uri == "abfs://container@account.dfs.core.windows.net/a"
     assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", batch_delay=1.0)
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?b=c", "a b", "a:b", "50%", "file:"])
+def test_a_directory_is_taken_as_it_is(name: str) -> None:
+    assert Location.of(f"/lakes/{name}/") == Location(path=f"/lakes/{name}")
+    assert Location.of(f"spark:///lakes/{quote(name)}?confirm=applied") == Location(path=f"/lakes/{name}", confirm="applied")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("lake", "'lake' is not an absolute one"),
+        ("file:/lake", "is not an absolute one"),
+        ("file:///lake", '"file" is no Spark target'),
+        ("", "is not an absolute one"),
+        ("/", "names no directory"),
+        ("/a%41", "is another one"),
+        ("/a\\b", "is another one"),
+    ],
+)
+def test_what_is_no_directory_of_a_lake_is_refused(target: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Location.of(target)
 
 
 def test_binary_format_is_refused() -> None:

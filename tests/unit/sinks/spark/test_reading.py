@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.reading import read_table
+from subscriber.sinks.spark.reading import cut_of, read_table
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier
 
@@ -35,7 +35,7 @@ class NoSpark:
         return self
 
 
-@pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
+@pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b", "a#1"])
 async def test_a_lake_may_lie_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     lake = tmp_path / name
@@ -47,6 +47,7 @@ async def test_a_lake_may_lie_in_a_directory_of_any_name(tmp_path: Path, name: s
     all_rounds(applier(lake))
     spark: Any = NoSpark()
     read_table(spark, f"spark://{url}", "public.t")
+    assert cut_of(str(lake)) == cut_of(f"spark://{url}")
     # as Hadoop reads a pattern: a backslash before a character takes it as it is
     assert not [file for file in spark.files if re.search(r"(?<!\\)[\[\]{}*?]", file)]
     named = {Path(re.sub(r"\\(.)", r"\1", file)) for file in spark.files}
