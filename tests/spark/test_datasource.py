@@ -5,20 +5,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.spark import register
 from tests.unit.sinks.spark.model import NAMES, Publisher
-from tests.unit.sinks.spark.stream import batch, begun, make
+from tests.unit.sinks.spark.stream import batch, begun, make, row
 from tests.unit.sinks.spark.test_applier import SMALL, all_rounds, storage
 from tests.unit.sinks.spark.test_changes import landed_of
+from tests.unit.sinks.spark.test_rounds import KEYED, land, relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Change = tuple[int, int, str, int | None, str | None]
 COLUMNS = ("_lsn", "_seq", "_op", "id", "big")
@@ -77,9 +81,48 @@ async def test_a_stream_gives_each_change_once_in_order_over_restarts(tmp_path: 
     first = _batch(spark, lake).first()
     assert first is not None
     assert first["_ts"].astimezone(UTC) == datetime.fromtimestamp(946_684_800 + first["_lsn"], UTC)
-    for options, message in (({"table": "keyed"}, "needs options path and table"), ({"startingLsn": "x"}, "startingLsn: ")):
+    # ranges without a row
+    for options in ({"startingLsn": "FF/0"}, {"endingLsn": "0/1"}, {"endingLsn": "0/0"}):
+        assert _batch(spark, lake, **options).collect() == []
+    for options, message in (
+        ({"table": "keyed"}, "needs options path and table"),
+        ({"startingLsn": "x"}, "startingLsn: "),
+        ({"startingLsn": "latest"}, "startingLsn: "),
+        ({"endingLsn": "earliest"}, "endingLsn: "),
+    ):
         with pytest.raises(Exception, match=message):
             _batch(spark, lake, **options).collect()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+async def test_a_stream_that_runs_ends_where_a_type_was_widened(tmp_path: Path, spark: SparkSession) -> None:
+    register(spark)
+    lake, checkpoint = tmp_path / "a#1", str(tmp_path / "checkpoint")
+    sink = await begun(make(Path(quote(str(lake)))))
+    await land(sink, 200, KEYED, Insert(5, row("1", "a")))
+    found: list[tuple[Any, ...]] = []
+
+    def query(**options: str) -> StreamingQuery:
+        stream = spark.readStream.format("postgres_changes").options(table="public.t", **options).load(str(lake))
+        take = stream.writeStream.foreachBatch(lambda frame, _: found.extend((row["id"], row["note"]) for row in frame.collect()))
+        return take.option("checkpointLocation", checkpoint).start()
+
+    with pytest.raises(Exception, match="endingLsn is an option of batches"):
+        query(endingLsn="0/1").processAllAvailable()
+    running = query()
+    running.processAllAvailable()
+    assert found == [(1, "a")]
+    await land(sink, 300, relation("d", ("id", 25, True), ("note", 25, False)), Insert(5, row("hush", "b")))
+    with pytest.raises(Exception, match=r'column "id" of table "public\.t" is of another type than when the query started') as refused:
+        running.processAllAvailable()
+    assert "hush" not in str(refused.value)
+    await sink.close()
+    # the other types come with the next one
+    again = query()
+    again.processAllAvailable()
+    again.stop()
+    assert found == [(1, "a"), ("hush", "b")]
 
 
 def _batch(spark: SparkSession, lake: Path, **options: str) -> DataFrame:

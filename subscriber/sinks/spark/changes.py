@@ -7,7 +7,7 @@ A table that is being copied has no changes to give: its log begins with the cop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,17 +16,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.abc import TableName, TableState
-from subscriber.errors import TargetError
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.evolve import evolved
+from subscriber.sinks.spark.failures import damaged, reckoned
 from subscriber.sinks.spark.fields import new_names, renamed_rows, resolved
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
 from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.schema import META, TableSchema
+from subscriber.sinks.spark.schema import META_NAMES
 from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.types import widened
 
 __all__ = ["Changes", "Piece"]
 
@@ -92,20 +95,22 @@ class Changes:
         return _Known(table, removed, log if there else None, reached, begun)
 
     def schema(self) -> pa.Schema:
-        """Of the changes: columns of ours, and the table's own as they are now.
+        """Of the changes: columns of ours, and the table's own as they are now, those that were landed and are not logged yet among them.
 
         Raises:
             TargetError: nothing is known of the table yet.
         """
+        # the manifests first, as in latest
+        manifests = read_manifests(self._storage, LANDING)
         known = self._look()
-        if known.log is not None:
-            return known.log.schema
-        described = [
-            file.schema for manifest in read_manifests(self._storage, LANDING) for file in manifest.files if file.table_id == known.table.id
-        ]
+        described = [file.schema for manifest in manifests for file in manifest.files if file.table_id == known.table.id]
         if not described:
+            if known.log is not None:
+                return known.log.schema
             raise TargetError(f'table "{self._name}" has no change log yet', hint="start the applier: subscriber spark-apply")
-        return pa.schema([field.with_nullable(True) for field in _landing(resolved((), described))])
+        own = pa.schema([field for field in known.log.schema if field.name not in META_NAMES]) if known.log is not None else None
+        schema = evolved(own, resolved(own.names if own is not None else (), described))
+        return pa.schema([field.with_nullable(True) for field in schema.landing])
 
     def latest(self) -> Lsn:
         """Up to where changes can be read now. Never goes back.
@@ -159,7 +164,7 @@ class Changes:
                 for manifest, rows in self._landed(manifests, known, start, piece.end, schema):
                     yield from rows
                     start, attempts = int(manifest.end), 0
-            except TargetError:
+            except TargetUnavailable:
                 attempts += 1
                 if attempts == _ATTEMPTS:
                     raise
@@ -179,14 +184,34 @@ class Changes:
             yield manifest, [row for file, new in zip(files, names, strict=True) for row in self._rows(file.path, start, end, schema, new)]
 
     def _rows(self, path: str, start: int, end: int, schema: pa.Schema, names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
-            asked = {*schema.names, "_lsn"}
-            there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
-            for batch in file.iter_batches(columns=there):
-                table: Any = pa.Table.from_batches([renamed_rows(batch, names) if names else batch])
-                wanted = pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end))
-                yield from conformed(table.filter(wanted), schema).combine_chunks().to_batches()
+        for batch in self._batches(path, {*schema.names, "_lsn"}, names):
+            try:
+                with reckoned(self._storage.what(path)):
+                    table: Any = pa.Table.from_batches([batch])
+                    table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
+                    if not table.num_rows:
+                        continue
+                    self._require_held(table.schema, schema)
+                    rows = conformed(table, schema).combine_chunks().to_batches()
+            except TargetError as error:
+                # Spark shows causes, and Arrow's words have values in them
+                raise error from None
+            yield from rows
 
+    def _batches(self, path: str, asked: Collection[str], names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+        try:
+            with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
+                there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
+                for batch in file.iter_batches(columns=there):
+                    yield renamed_rows(batch, names) if names else batch
+        except pa.ArrowException:
+            raise damaged(self._storage.what(path)) from None
 
-def _landing(schemas: list[TableSchema]) -> pa.Schema:
-    return pa.schema([*META, *schemas[-1].arrow])
+    def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
+        """A query keeps its columns, and a cast back to a narrower type would bend values, or fail with one in its words."""
+        for field in wanted:
+            if field.name in there.names and widened(there.field(field.name).type, field.type) != field.type:
+                raise TargetError(
+                    f'column "{field.name}" of table "{self._name}" is of another type than when the query started',
+                    hint="start the query again: it takes the columns as they are now",
+                )
