@@ -2,7 +2,8 @@
 
 Every change has the LSN of its transaction's end, so that a range of LSNs is a range of changes, whichever of the two has them: when landed
 files become log while somebody reads, the rest of the range is looked for anew. Rows of an initial copy are of the LSN of its snapshot.
-A table that is being copied has no changes to give: its log begins with the copy.
+A table that is being copied has no changes to give: its log begins with the copy. One that went and is copied again gives what it had
+before, once its log has that copy.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.evolve import evolved
 from subscriber.sinks.spark.failures import damaged, reckoned
 from subscriber.sinks.spark.fields import new_names, renamed_rows, resolved
-from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
+from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
 from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.schema import META_NAMES
 from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.types import widened
+from subscriber.sinks.spark.waiting import read_copy
 
 __all__ = ["Changes", "Piece"]
 
 _ATTEMPTS: Final = 10
 """How often in a row landed files may be gone when they are to be read: each time the log has them."""
+_UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A table as it is now: ``reached`` is up to where its log has everything."""
+    """A table as it is now.
+
+    Attributes:
+        table: as the catalog has it.
+        removed: it is no longer of the subscription.
+        log: None if there is none.
+        reached: up to where its log has everything.
+        begun: whether there are changes behind that, as they are landed.
+        added: before it none is missing, even if they have not begun.
+    """
 
     table: LakeTable
     removed: bool
     log: LakeDelta | None
     reached: Lsn
     begun: bool
+    added: Lsn
 
 
 class Changes:
@@ -73,6 +86,7 @@ class Changes:
     def __init__(self, storage: Storage, name: TableName) -> None:
         self._storage = storage
         self._name = name
+        self._told = INVALID_LSN
 
     def _look(self) -> _Known:
         lake = Lake.find(self._storage)
@@ -83,16 +97,28 @@ class Changes:
         table = table or lake.state.removed.get(self._name)
         if table is None:
             raise TargetError(f'the lake in {self._storage.place} has no table "{self._name}"', hint="option table is schema.table")
+        was = self._copied_before(lake)
         log = LakeDelta(self._storage, table_directory("log", self._name, table.id))
         there = log.load()
-        reached, begun = INVALID_LSN, False
-        for generation in range(table.generation + 1):
-            done = log.applied(f"subscriber-{lake.target_identifier}-{table.id}-{generation}-log") if there else None
-            if done is not None:
-                reached, begun = max(reached, done), generation == table.generation
-        # a table that was not copied has changes from the start
-        begun = begun or (not table.generation and table.entry.state in {TableState.SYNCDONE, TableState.READY})
-        return _Known(table, removed, log if there else None, reached, begun)
+        application = f"subscriber-{lake.target_identifier}-{table.id}-{{}}-log"
+        found = [log.applied(application.format(generation)) if there else None for generation in range(table.generation + 1)]
+        # what is logged of a table that is about to be copied is of its former copies; one that was not copied has changes from the start
+        begun = table.entry.state not in _UNFINISHED and (found[-1] is not None or not table.generation)
+        added = table.added
+        if was is not None and found[was.generation] is None:
+            # its rows are of LSNs from before the table was added again, and can only be read once the log has them
+            added = was.added
+        return _Known(table, removed, log if there else None, max(done or INVALID_LSN for done in found), begun, added)
+
+    def _copied_before(self, lake: Lake) -> LakeTable | None:
+        """The table as it was before it was added to be copied again, if its copy is still there.
+
+        To be asked before the log is opened: the copy goes once the log has it. One that is never to become log is gone, too.
+        """
+        was = lake.state.removed.get(self._name) if self._name in lake.state.tables else None
+        if was is None or was.until is None or not was.generation:
+            return None
+        return was if read_copy(self._storage, copy_directory(was)) is not None else None
 
     def schema(self) -> pa.Schema:
         """Of the changes: columns of ours, and the table's own as they are now, those that were landed and are not logged yet among them.
@@ -124,7 +150,10 @@ class Changes:
         until = known.table.until or INVALID_LSN
         if known.removed:
             last = min(last, until)
-        return max(last, known.reached) if known.begun else max(known.table.added, known.reached)
+        found = max(known.added, known.reached, last if known.begun else INVALID_LSN)
+        # a copy that was begun and given up leaves a table that went as it was before it was added again
+        self._told = max(self._told, found)
+        return self._told
 
     def pieces(self, start: Lsn, end: Lsn) -> list[Piece]:
         """Divide the range behind ``start`` up to ``end``: the files of the log, in order, and what is behind it."""
