@@ -214,17 +214,13 @@ class Changes:
 
     def _rows(self, path: str, start: int, end: int, schema: pa.Schema, names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         for batch in self._batches(path, {*schema.names, "_lsn"}, names):
-            try:
-                with reckoned(self._storage.what(path)):
-                    table: Any = pa.Table.from_batches([batch])
-                    table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
-                    if not table.num_rows:
-                        continue
-                    self._require_held(table.schema, schema)
-                    rows = conformed(table, schema).combine_chunks().to_batches()
-            except TargetError as error:
-                # Spark shows causes, and Arrow's words have values in them
-                raise error from None
+            with reckoned(self._storage.what(path)):
+                table: Any = pa.Table.from_batches([batch])
+                table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
+                if not table.num_rows:
+                    continue
+                self._require_held(table.schema, schema)
+                rows = conformed(table, schema).combine_chunks().to_batches()
             yield from rows
 
     def _batches(self, path: str, asked: Collection[str], names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:

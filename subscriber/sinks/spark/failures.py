@@ -45,13 +45,15 @@ def translated(what: str) -> Iterator[None]:
 def reckoned(what: str) -> Iterator[None]:
     """Turn what Arrow says of values, not of a file, into a TargetError that names ``what``; never with Arrow's words: values are in them.
 
+    Nor is Arrow's error its cause: Spark shows causes.
+
     Raises:
         TargetError: a type it cannot convert, compare or store.
     """
     try:
         yield
     except pa.ArrowException as error:
-        raise TargetError(f"{what}: Arrow cannot reckon with its columns ({type(error).__name__})", hint="report this") from error
+        raise TargetError(f"{what}: Arrow cannot reckon with its columns ({type(error).__name__})", hint="report this") from None
 
 
 def damaged(what: str) -> TargetError:
