@@ -166,6 +166,9 @@ class SnapshotOrder:
         connection: keywords and values for libpq: the server that exported it; without any password.
         setup: statements that make values as unambiguous as in a session of ours; before the transaction begins.
         sources: what to select from, ``FROM … WHERE …``: the parts that together are the table's rows, none twice.
+        checks: a query a source, for the transaction that reads it: a name may come to stand for another table. It gives one row of two
+            truth values. Before the source is read, the first has to be true, and behind it, in the same transaction, both; if they are
+            not, all that was read is of no use.
         consistent_point: the snapshot holds what was committed before.
     """
 
@@ -173,6 +176,7 @@ class SnapshotOrder:
     connection: str
     setup: tuple[str, ...]
     sources: tuple[str, ...]
+    checks: tuple[str, ...]
     consistent_point: Lsn
 
 

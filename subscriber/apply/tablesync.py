@@ -90,7 +90,7 @@ class SnapshotSource(Protocol):
         """See, after the last part, that all parts were of one and the same table.
 
         Raises:
-            PublisherUnavailable: it was rewritten meanwhile, so that rows may be missing or double: copy it anew.
+            PublisherUnavailable: it was rewritten meanwhile, so that rows may be missing or double, or renamed: copy it anew.
         """
         ...
 

@@ -10,7 +10,7 @@ from functools import partial
 from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.tablesync import CopyPart
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import CopyOutdated
+from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
@@ -19,7 +19,7 @@ from subscriber.walreceiver import copying
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import SETUP
-from subscriber.walreceiver.snapshot import ExportedSnapshot
+from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
 from subscriber.walreceiver.stream import WalSenderStream
 
 __all__ = ["PublisherSource", "copy_format"]
@@ -44,37 +44,74 @@ class PublishedSnapshot:
 
     async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
         """The parts that together are the table's published rows, each to be read by a session of its own."""
-        async with self._snapshot.reader() as reader:
-            found = await copying.copy_parts(reader, table, self._range_size)
-        return [partial(self._read, copying.copy_query(table, part, copy_format), copy_format, rows) for part in found]
+        found = await self._find_parts(table)
+        return [partial(self._read, table, part, copy_format, rows) for part in found]
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
         """The same, for somebody else to read by sessions of his own."""
-        async with self._snapshot.reader() as reader:
-            found = await copying.copy_parts(reader, table, self._range_size)
+        found = await self._find_parts(table)
         return SnapshotOrder(
             snapshot_name=self._snapshot.snapshot_name,
             connection=self._snapshot.address,
             # rows that a policy hides would be missing for good: then rather an error
             setup=(*SETUP, "SET row_security = off"),
             sources=tuple(copying.copy_source(table, part) for part in found),
+            checks=tuple(copying.check_query(part) for part in found),
             consistent_point=self._snapshot.consistent_point,
         )
 
     async def verify(self, table: PublishedTable) -> None:
-        """See that the table is still stored where the snapshot knows it.
+        """See that the table is still stored where the snapshot knows it, and has had its name since.
 
         Raises:
-            CopyOutdated: it was rewritten meanwhile.
+            CopyOutdated: it was rewritten or renamed meanwhile.
         """
         async with self._snapshot.reader() as reader:
-            if await copying.is_rewritten(reader, table):
-                raise CopyOutdated(f'table "{table.name}" was rewritten on the publisher while it was copied', hint="it is copied anew")
+            if await copying.is_rewritten(reader, table) or await copying.is_renamed(reader, table):
+                raise _outdated(table.name)
+
+    async def _find_parts(self, table: PublishedTable) -> list[copying.CopyPart]:
+        async with self._snapshot.reader() as reader:
+            return await copying.copy_parts(reader, table, self._range_size)
 
     @contextlib.asynccontextmanager
-    async def _read(self, query: str, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def _read(
+        self, table: PublishedTable, part: copying.CopyPart, copy_format: CopyFormat, rows: Callable[[int], None]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         async with self._snapshot.reader() as reader:
-            yield reader.copy_out(query, copy_format, rows)
+            try:
+                yield _checked(reader, part, reader.copy_out(copying.copy_query(table, part, copy_format), copy_format, rows))
+            except SubscriberError as error:
+                # the statement may have waited for whoever renamed: then there is no such column, or the target refuses the other's rows
+                if not isinstance(error, CopyOutdated) and await self._is_outdated(part):
+                    raise _outdated(part.relation) from error
+                raise
+
+    async def _is_outdated(self, part: copying.CopyPart) -> bool:
+        try:
+            async with self._snapshot.reader() as reader:
+                return not await copying.is_intact(reader, part, read=False)
+        except PublisherError:
+            # what was the matter first is told
+            return False
+
+
+async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A part's data, which ends with an error if it is of no use: so a sink does not keep it.
+
+    Raises:
+        CopyOutdated: it is another relation's, or the relation was rewritten.
+    """
+    if not await copying.is_intact(reader, part, read=False):
+        raise _outdated(part.relation)
+    async for piece in data:
+        yield piece
+    if not await copying.is_intact(reader, part, read=True):
+        raise _outdated(part.relation)
+
+
+def _outdated(name: TableName) -> CopyOutdated:
+    return CopyOutdated(f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied anew")
 
 
 class PublisherSource:

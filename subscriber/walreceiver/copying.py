@@ -4,6 +4,12 @@ A large table is read in ranges of blocks (``ctid``) by several sessions under o
 because the table may have grown since it was measured. A partitioned table that is published as its root is read partition by
 partition. Both need a heap; ranges also a server that does not read the whole table for each (14, TID Range Scan). Partitions are read
 directly only if the role may: reading through the root asks for privileges on the root alone.
+
+Names and rows do not go together: whichever relation has the name when a statement is parsed is read, with its rows as of the snapshot.
+So what was described by its oid may be another's rows by its name. A part is therefore checked by the transaction that reads it
+(:func:`check_query`), once before, so that no row of another table is given to anybody, and once after, which is what counts: the
+statement holds its lock on what it read until the transaction ends, and as long nobody renames that. Only a whole schema can be renamed
+under it, which is why the lock is asked for, and not the name alone.
 """
 
 from __future__ import annotations
@@ -12,12 +18,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber.abc import CopyFormat, PublishedTable, TableName
-from subscriber.protocol.quoting import quote_identifier
+from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Session
 
-__all__ = ["BlockRange", "CopyPart", "copy_parts", "copy_query", "copy_ranges", "copy_source", "is_rewritten"]
+__all__ = [
+    "BlockRange",
+    "CopyPart",
+    "check_query",
+    "copy_parts",
+    "copy_query",
+    "copy_ranges",
+    "copy_source",
+    "is_intact",
+    "is_renamed",
+    "is_rewritten",
+]
 
 _BLOCK = 8192
+# of a relation c: the snapshot's place of it, and that of the moment
+_STORED_ANEW = "c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +53,13 @@ class CopyPart:
 
     Attributes:
         relation: the table itself or a partition of it.
+        relation_id: its oid; what has the name when it is read may be another.
         only: without its children.
         blocks: a range of it, or None for all.
     """
 
     relation: TableName
+    relation_id: int
     only: bool
     blocks: BlockRange | None = None
 
@@ -61,11 +82,11 @@ async def copy_parts(session: Session, table: PublishedTable, range_size: int) -
         table: as published.
         range_size: bytes a part should have at most.
     """
-    whole = [CopyPart(table.name, only=table.kind == "r")]
+    whole = [CopyPart(table.name, table.relation_id, only=table.kind == "r")]
     if table.size <= range_size:
         return whole
     rows = await session.execute(f"""
-        SELECT n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.current_setting('block_size'),
+        SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.current_setting('block_size'),
                am.amname IS NOT DISTINCT FROM 'heap' AND c.relkind = 'r' AND (c.oid = {table.relation_id}
                    OR (pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
           FROM pg_catalog.pg_class AS c
@@ -79,12 +100,67 @@ async def copy_parts(session: Session, table: PublishedTable, range_size: int) -
     if not rows or any(direct != "t" for *_, direct in rows):
         return whole
     parts: list[CopyPart] = []
-    for namespace, name, size, block_size, _ in rows:
+    for oid, namespace, name, size, block_size, _ in rows:
         ranges: Sequence[BlockRange | None] = [None]
         if session.capabilities.tid_range_scan:
             ranges = copy_ranges(int(size or 0), range_size, int(block_size or _BLOCK))
-        parts += [CopyPart(TableName(namespace or "", name or ""), only=True, blocks=blocks) for blocks in ranges]
+        relation = TableName(namespace or "", name or "")
+        parts += [CopyPart(relation, int(oid or 0), only=True, blocks=blocks) for blocks in ranges]
     return parts
+
+
+def check_query(part: CopyPart) -> str:
+    """Asks the transaction that reads a part of which relation it is, in two columns; both have to be true once it was read.
+
+    The first, whether the relation that has the name is the part's, counts before, too. It tells what is read from a view or a
+    partitioned table that took the name and has the part's relation beneath, which is then locked as well. The lookup is by the catalog
+    of the moment, as that of the statement that reads is; a SELECT of pg_class would be by the snapshot. And the relation has to be
+    stored where it was: :func:`is_rewritten` does not hear of a partition that was detached since.
+
+    The second is whether the relation is locked: a part's transaction locks nothing but what it reads. (LOCK TABLE by name would do no
+    better, and ask for SELECT on all columns.)
+    """
+    stored_anew = f"SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = {part.relation_id} AND {_STORED_ANEW}"
+    same = f"{_has_name(part.relation, part.relation_id)} AND NOT EXISTS ({stored_anew})"
+    held = f"locktype = 'relation' AND relation = {part.relation_id} AND pid = pg_catalog.pg_backend_pid() AND granted"
+    return f"SELECT {same}, EXISTS (SELECT FROM pg_catalog.pg_locks WHERE {held})"  # noqa: S608
+
+
+async def is_intact(session: Session, part: CopyPart, *, read: bool) -> bool:
+    """Whether the name of a part's relation stands for that relation still, stored where it was; once read, whether that is what was.
+
+    Args:
+        session: which reads the part, in a transaction.
+        part: which.
+        read: whether it has done so.
+    """
+    ((same, locked),) = await session.execute(check_query(part))
+    return same == "t" and (locked == "t" or not read)
+
+
+async def is_renamed(session: Session, table: PublishedTable) -> bool:
+    """Whether the table had another name as of the snapshot, or has one now: changes are sent by name, and those are then another's.
+
+    Args:
+        session: under the snapshot, after the last part was read.
+        table: as published, after the snapshot was taken.
+    """
+    namespace, name = quote_literal(table.name.namespace), quote_literal(table.name.name)
+    ((renamed,),) = await session.execute(f"""
+        SELECT NOT {_has_name(table.name, table.relation_id)} OR EXISTS (
+            SELECT FROM pg_catalog.pg_class AS c
+              JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+             WHERE c.oid = {table.relation_id} AND (n.nspname <> {namespace} OR c.relname <> {name}))
+    """)  # noqa: S608
+    return renamed == "t"
+
+
+def _has_name(name: TableName, relation_id: int) -> str:
+    return f"COALESCE(pg_catalog.to_regclass({quote_literal(_quoted(name))})::pg_catalog.oid = {relation_id}, false)"
+
+
+def _quoted(name: TableName) -> str:
+    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
 
 
 async def is_rewritten(session: Session, table: PublishedTable) -> bool:
@@ -100,17 +176,16 @@ async def is_rewritten(session: Session, table: PublishedTable) -> bool:
     rows = await session.execute(f"""
         SELECT FROM pg_catalog.pg_class AS c
          WHERE (c.oid = {table.relation_id} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({table.relation_id})))
-           AND c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+           AND {_STORED_ANEW}
     """)  # noqa: S608
     return bool(rows)
 
 
 def copy_source(table: PublishedTable, part: CopyPart) -> str:
     """What a SELECT of a part's rows selects from: ``FROM … WHERE …``."""
-    relation = f"{quote_identifier(part.relation.namespace)}.{quote_identifier(part.relation.name)}"
     conditions = _conditions(table, part)
     where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
-    return f"FROM {'ONLY ' if part.only else ''}{relation}{where}"
+    return f"FROM {'ONLY ' if part.only else ''}{_quoted(part.relation)}{where}"
 
 
 def _conditions(table: PublishedTable, part: CopyPart) -> list[str]:
@@ -127,8 +202,7 @@ def _conditions(table: PublishedTable, part: CopyPart) -> list[str]:
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
     """The COPY statement of a part, as native writes it: COPY of the table where that says it all, of a SELECT otherwise."""
     columns = ", ".join(quote_identifier(column) for column in table.columns)
-    relation = f"{quote_identifier(part.relation.namespace)}.{quote_identifier(part.relation.name)}"
     options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
     if part.only and not _conditions(table, part) and not table.generated:
-        return f"COPY {relation}{f' ({columns})' if columns else ''} TO STDOUT{options}"
+        return f"COPY {_quoted(part.relation)}{f' ({columns})' if columns else ''} TO STDOUT{options}"
     return f"COPY (SELECT {columns} {copy_source(table, part)}) TO STDOUT{options}"

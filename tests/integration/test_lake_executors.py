@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -20,7 +21,9 @@ from deltalake import DeltaTable
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber import ConfigurationError, Subscription, TableName, Until
+from subscriber.abc import PublishedTable
 from subscriber.apply.progress import CopyProgress, Quiet
+from subscriber.sinks.spark import copytask
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import ApplierSettings
 from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
@@ -29,6 +32,7 @@ from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.lake import Lake
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.sweep import sweep
+from subscriber.subscription.source import PublishedSnapshot
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.database import Database, let_slots_be_created, let_small_transactions_stream
@@ -36,6 +40,7 @@ from tests.integration import every_type, program
 from tests.integration.gates import held, waiting_for
 from tests.integration.lakes import applied, assert_same, storage
 from tests.integration.replica import QUICK
+from tests.integration.swaps import make_two, swap, swap_back
 from tests.integration.test_lake import subscription
 
 pytest.importorskip("adbc_driver_postgresql", reason="pip install 'pg-subscriber[spark-snapshot]'")
@@ -291,6 +296,65 @@ async def test_altered_between_two_parts(publisher_db: Database, tmp_path: Path,
     cut = await applied(lake)
     assert_same(lake, cut, publisher_db, [T])
     assert publisher_db.value("SELECT count(*) FROM t") == rows
+
+
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("partitioned", [False, True])
+async def test_swapped_between_two_parts(publisher_db: Database, tmp_path: Path, partitioned: bool, back: bool) -> None:
+    """The bug was that parts that were read while another table had the name were that one's."""
+    name = make_two(publisher_db, partitioned=partitioned)
+    lake = tmp_path / "lake"
+    generations: list[int] = []
+
+    def between(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        if order.schema.table != T:
+            return numbers
+        generations.append(order.generation)
+        if len(generations) == 2:
+            publisher_db.execute(swap(name))
+        if len(generations) == 3 and back:
+            publisher_db.execute(swap_back(name))
+        return numbers[:1] if len(generations) < 3 else numbers
+
+    async with copier(lake, Watched(lake, between)):
+        await by_executors(publisher_db, tmp_path).run(Until())
+    cut = await applied(lake)
+    assert_same(lake, cut, publisher_db, [T])
+    assert generations[:3] == [1, 1, 2]
+
+
+async def test_swapped_while_a_part_waits_to_be_read(publisher_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And back before anybody looks again: the part itself has to tell."""
+    publisher_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+    publisher_db.execute("INSERT INTO t VALUES (1); INSERT INTO t_new VALUES (2); CREATE PUBLICATION pub FOR TABLE t, t_new")
+    real_check, real_verify, done = copytask._check, PublishedSnapshot.verify, list[str]()
+
+    def once(statements: str) -> None:
+        if statements not in done:
+            done.append(statements)
+            publisher_db.execute(statements)
+
+    def check(cursor: Any, query: str, *, read: bool) -> None:
+        real_check(cursor, query, read=read)
+        if '"."t"' in query:
+            once(swap("t"))
+
+    async def verify(self: PublishedSnapshot, table: PublishedTable) -> None:
+        if table.name == T:
+            await asyncio.to_thread(once, swap_back("t"))
+        await real_verify(self, table)
+
+    def next_time(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
+        if order.schema.table == T and order.generation > 1:
+            once(swap_back("t"))
+        return numbers
+
+    monkeypatch.setattr(copytask, "_check", check)
+    monkeypatch.setattr(PublishedSnapshot, "verify", verify)
+    async with copier(tmp_path / "lake", Watched(tmp_path / "lake", next_time)):
+        await by_executors(publisher_db, tmp_path).run(Until())
+    assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher_db, [T])
 
 
 async def test_executors_that_may_not_connect_are_told_of_until_they_may(

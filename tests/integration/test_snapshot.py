@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.errors import PublisherError
 from subscriber.protocol.messages import Insert
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.copying import CopyPart, copy_parts, copy_query
+from subscriber.walreceiver.copying import CopyPart, copy_parts, copy_query, is_intact, is_renamed, is_rewritten
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
@@ -93,7 +94,7 @@ async def test_counts_and_formats(publisher_db: Database, copy_format: CopyForma
     async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
         counted: list[int] = []
         table = await described(reader, "t")
-        query = copy_query(table, CopyPart(table.name, only=True), copy_format)
+        query = copy_query(table, CopyPart(table.name, table.relation_id, only=True), copy_format)
         chunks = [chunk async for chunk in reader.copy_out(query, copy_format, counted.append)]
         assert sum(counted) == 20000
         assert len(counted) > 1
@@ -107,7 +108,7 @@ async def test_counts_and_formats(publisher_db: Database, copy_format: CopyForma
             assert len(data.splitlines()) == 20000
         empty = await described(reader, "e")
         counted.clear()
-        query = copy_query(empty, CopyPart(empty.name, only=True), copy_format)
+        query = copy_query(empty, CopyPart(empty.name, empty.relation_id, only=True), copy_format)
         data = b"".join([chunk async for chunk in reader.copy_out(query, copy_format, counted.append)])
         assert sum(counted) == 0
         assert bool(data) == (copy_format is CopyFormat.BINARY)
@@ -214,6 +215,114 @@ async def test_partitions_that_may_not_be_read_directly(publisher_db: Database) 
             assert table.size > RANGE
             assert [part.relation.name for part in await copy_parts(reader, table, RANGE)] == ["r"]
             assert len(await rows(reader, table, RANGE)) == 1000
+            await reader.close()
+
+
+RENAMED = "ALTER TABLE s.t RENAME TO u; "
+
+
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        (RENAMED + "CREATE TABLE s.t (a int)", None),
+        (RENAMED + "CREATE VIEW s.t AS SELECT a FROM s.u", None),
+        ("ALTER SCHEMA s RENAME TO s_old; ALTER SCHEMA s_new RENAME TO s", None),
+        # a part may take its time, and all the while nothing is locked that keeps a schema from being renamed
+        (
+            "ALTER SCHEMA s RENAME TO s_old; ALTER SCHEMA s_new RENAME TO s",
+            "ALTER SCHEMA s RENAME TO s_new; ALTER SCHEMA s_old RENAME TO s",
+        ),
+    ],
+    ids=["table", "view", "schema", "schema and back"],
+)
+async def test_what_is_read_is_what_was_described(publisher_db: Database, change: str, undo: str | None) -> None:
+    publisher_db.execute("CREATE SCHEMA s; CREATE TABLE s.t (a int); INSERT INTO s.t VALUES (1); CREATE PUBLICATION p FOR TABLE s.t")
+    publisher_db.execute("CREATE SCHEMA s_new; CREATE TABLE s_new.t (a int); INSERT INTO s_new.t VALUES (2)")
+    async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader, snapshot.reader() as second:
+        (table,) = await published_tables(reader, ["p"])
+        (part,) = await copy_parts(reader, table, RANGE)
+        assert await is_intact(reader, part, read=False)
+        # nothing is locked yet: that would be needed once it was read
+        assert not await is_intact(reader, part, read=True)
+        assert await reader.execute("SELECT a FROM s.t") == [("1",)]
+        assert await is_intact(reader, part, read=True)
+        assert not await is_renamed(reader, table)
+        assert await is_intact(second, part, read=False)
+        await reader.close()
+        await asyncio.to_thread(publisher_db.execute, f"BEGIN; {change}; COMMIT")
+        assert await is_renamed(second, table)
+        await second.execute("SELECT a FROM s.t")
+        if undo is not None:
+            publisher_db.execute(f"BEGIN; {undo}; COMMIT")
+        assert not await is_intact(second, part, read=True)
+
+
+async def test_a_root_that_becomes_a_partition_of_its_successor(publisher_db: Database) -> None:
+    """Which is read by its name, and locks the former."""
+    publisher_db.execute("""
+        CREATE TABLE r (a int) PARTITION BY LIST (a); CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); INSERT INTO r VALUES (1);
+        CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root)
+    """)
+    async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
+        async with snapshot.reader() as finding:
+            table = await described(finding, "r")
+            (part,) = await copy_parts(finding, table, 10**9)
+        change = """
+            BEGIN; ALTER TABLE r RENAME TO r_old; CREATE TABLE r (a int) PARTITION BY RANGE (a);
+            ALTER TABLE r ATTACH PARTITION r_old FOR VALUES FROM (0) TO (10); COMMIT
+        """
+        await asyncio.to_thread(publisher_db.execute, change)
+        assert await read(reader, table, part) == b"1\n"
+        assert not await is_intact(reader, part, read=True)
+
+
+async def test_a_name_that_was_taken_between_the_snapshot_and_the_description(publisher_db: Database) -> None:
+    publisher_db.execute("CREATE TABLE t (a int); CREATE TABLE t_new (a int); CREATE PUBLICATION p FOR ALL TABLES")
+    async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
+        publisher_db.execute("ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; CREATE TABLE later (a int)")
+        connection = await Session.connect(publisher_db.dsn, application_name="test")
+        assert await is_renamed(reader, await described(connection, "t"))
+        # all its rows come behind the snapshot
+        assert not await is_renamed(reader, await described(connection, "later"))
+        await connection.close()
+
+
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
+async def test_a_partition_that_is_detached_and_rewritten(publisher_db: Database) -> None:
+    publisher_db.execute("""
+        CREATE TABLE r (a int, b text) PARTITION BY RANGE (a);
+        CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (1000);
+        INSERT INTO r SELECT g, repeat('y', 300) FROM generate_series(0, 999) g;
+        CREATE PUBLICATION p FOR TABLE r WITH (publish_via_partition_root)
+    """)
+    async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader, snapshot.reader() as second:
+        async with snapshot.reader() as finding:
+            table = await described(finding, "r")
+            parts = await copy_parts(finding, table, RANGE)
+        await asyncio.to_thread(publisher_db.execute, "ALTER TABLE r DETACH PARTITION r1")
+        assert await is_intact(reader, parts[0], read=False)
+        assert await read(reader, table, parts[0])
+        assert await is_intact(reader, parts[0], read=True)
+        await reader.close()
+        await asyncio.to_thread(publisher_db.execute, "VACUUM FULL r1")
+        assert not await is_intact(second, parts[1], read=False)
+        assert not await is_rewritten(second, table), "which is all that the root's own tree tells"
+
+
+async def test_columns_are_all_that_may_be_read(publisher_db: Database) -> None:
+    """A role needs SELECT on the published columns, and nothing for the checks."""
+    publisher_db.execute("CREATE TABLE t (a int, hidden int); INSERT INTO t VALUES (1, 2); CREATE PUBLICATION p FOR TABLE t")
+    with role(publisher_db) as reader_role:
+        publisher_db.execute(f"GRANT SELECT (a) ON t TO {reader_role.name}")
+        async with snapshot_of(publisher_db) as snapshot:
+            reader = await SnapshotReader.open(reader_role.conninfo, snapshot.snapshot_name, application_name="test")
+            table = replace(await described(reader, "t"), columns=("a",))
+            (part,) = await copy_parts(reader, table, RANGE)
+            assert await is_intact(reader, part, read=False)
+            assert await read(reader, table, part) == b"1\n"
+            assert await is_intact(reader, part, read=True)
+            assert not await is_rewritten(reader, table)
+            assert not await is_renamed(reader, table)
             await reader.close()
 
 

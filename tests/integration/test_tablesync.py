@@ -14,9 +14,11 @@ import pytest
 from subscriber import ApplyError, PublisherError, RelationError, TableName, TableState, Until
 from subscriber.errors import CopyOutdated
 from subscriber.subscription.source import PublisherSource
+from subscriber.walreceiver.snapshot import SnapshotReader
 from tests.database import Database
 from tests.integration.gates import closed, held, make_gate, wait_for_state, waiting_at, waiting_for
 from tests.integration.replica import QUICK, Replica, replica, subscription_of
+from tests.integration.swaps import ROWS, make_two, swap, swap_back
 
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 STATES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
@@ -358,6 +360,96 @@ async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Da
             assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) == rows
             assert target_db.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel") > 1
     assert only_the_main_slot(publisher_db)
+
+
+@pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("partitioned", [False, True])
+async def test_swapped_between_two_parts(
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, partitioned: bool, back: bool
+) -> None:
+    """The bug was that parts that were read while another table had the name were that one's."""
+    name = make_two(publisher_db, partitioned=partitioned)
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+    real, readers = SnapshotReader.open, 0
+
+    async def opened(conninfo: str, snapshot_name: str, *, application_name: str) -> SnapshotReader:
+        nonlocal readers
+        readers += 1
+        # the first finds the parts, the second reads one of them, and so on
+        if readers == 3:
+            await asyncio.to_thread(publisher_db.execute, swap(name))
+        if readers == 4 and back:
+            await asyncio.to_thread(publisher_db.execute, swap_back(name))
+        return await real(conninfo, snapshot_name, application_name=application_name)
+
+    monkeypatch.setattr(SnapshotReader, "open", opened)
+    settings = changed(IN_PARTS, max_copy_workers_per_table=1, max_sync_workers_per_subscription=1)
+    async with replica(publisher_db, target_db, settings=settings) as found:
+        assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
+        assert target_db.value("SELECT max(srcopyattempt) FROM subscriber.pg_subscription_rel") > 1
+    assert only_the_main_slot(publisher_db)
+
+
+async def test_swapped_while_a_part_waits_to_be_read_and_back(
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the part itself can tell then."""
+    make_two(publisher_db, partitioned=False)
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+    real_read, real_open, done = SnapshotReader.copy_out, SnapshotReader.open, list[str]()
+
+    async def once(statements: str) -> None:
+        if statements not in done:
+            done.append(statements)
+            await asyncio.to_thread(publisher_db.execute, statements)
+
+    async def swapped(self: SnapshotReader, *arguments: Any) -> AsyncIterator[bytes]:
+        await once(swap("t"))
+        async for piece in real_read(self, *arguments):
+            yield piece
+
+    async def opened(*arguments: Any, **named: Any) -> SnapshotReader:
+        # the next who looks, behind the part
+        if done:
+            await once(swap_back("t"))
+        return await real_open(*arguments, **named)
+
+    monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
+    monkeypatch.setattr(SnapshotReader, "open", opened)
+    async with replica(publisher_db, target_db, settings=changed(QUICK, max_sync_workers_per_subscription=1)) as found:
+        assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
+    assert done == [swap("t"), swap_back("t")]
+
+
+@pytest.mark.parametrize("columns", ["id int PRIMARY KEY, v text", "id text PRIMARY KEY, v text", "id int PRIMARY KEY"])
+async def test_swapped_while_a_part_waits_to_be_read(
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """The statement then reads the other table, which may not even have its columns, or values that the target takes."""
+    publisher_db.execute(f"""
+        CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'old');
+        CREATE TABLE t_new ({columns}); INSERT INTO t_new (id) VALUES ('{"a" if "id text" in columns else "2"}');
+        CREATE PUBLICATION pub FOR TABLE t
+    """)
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    real, reads = SnapshotReader.copy_out, 0
+
+    async def swapped(self: SnapshotReader, *arguments: Any) -> AsyncIterator[bytes]:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            await asyncio.to_thread(publisher_db.execute, swap("t"))
+        async for piece in real(self, *arguments):
+            yield piece
+
+    monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
+    subscription = subscription_of(publisher_db, target_db)
+    await subscription.run(Until())
+    # what has the name now is not published
+    assert reads == 1
+    assert subscription.status.tables == {}
+    assert target_db.value("SELECT count(*) FROM t") == 0
 
 
 async def test_altered_while_the_slot_is_created(publisher_db: Database, target_db: Database) -> None:

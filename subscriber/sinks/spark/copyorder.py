@@ -74,6 +74,7 @@ class CopyOrder:
         table_id, generation: of the table, and of its copy.
         snapshot_name, connection, setup: see :class:`subscriber.abc.SnapshotOrder`.
         queries: a part's rows each; the columns are those of ``schema``.
+        checks: of each query; see :class:`subscriber.abc.SnapshotOrder`.
         schema: the table's.
         lsn: the snapshot's consistent point.
         workers: how many parts are read at once at most.
@@ -87,6 +88,7 @@ class CopyOrder:
     connection: str
     setup: tuple[str, ...]
     queries: tuple[str, ...]
+    checks: tuple[str, ...]
     schema: TableSchema
     lsn: Lsn
     workers: int
@@ -105,6 +107,7 @@ class CopyOrder:
             "connection": self.connection,
             "setup": list(self.setup),
             "queries": list(self.queries),
+            "checks": list(self.checks),
             "schema": self.schema.to_json(),
             "lsn": str(self.lsn),
             "workers": self.workers,
@@ -131,6 +134,7 @@ class CopyOrder:
                 connection=document["connection"],
                 setup=tuple(document["setup"]),
                 queries=tuple(document["queries"]),
+                checks=tuple(document["checks"]),
                 schema=TableSchema.from_json(document["schema"]),
                 lsn=Lsn.parse(document["lsn"]),
                 workers=document["workers"],

@@ -153,12 +153,31 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
                 raise OrderOutdated("the session that exported the snapshot was lost") from None
             raise _refused(error) from None
         try:
+            _check(cursor, order.checks[number], read=False)
             cursor.execute(order.queries[number])
             yield from cursor.fetch_record_batch()
+            _check(cursor, order.checks[number], read=True)
         except (Error, pa.ArrowException, OSError) as error:
             if getattr(error, "sqlstate", None) in _ALTERED:
                 raise OrderOutdated("the table was altered while it was copied") from None
             raise _refused(error) from None
+
+
+def _check(cursor: Any, query: str, *, read: bool) -> None:
+    """See that the part is of the table that was described.
+
+    Args:
+        cursor: of the transaction that reads it.
+        query: what tells.
+        read: whether it has done so.
+
+    Raises:
+        OrderOutdated: it is of another one that has its name, or the table was rewritten.
+    """
+    cursor.execute(query)
+    same, locked = cursor.fetchone()
+    if not same or (read and not locked):
+        raise OrderOutdated("the table was renamed, replaced or rewritten while it was copied")
 
 
 def _refused(error: BaseException) -> PublisherError:

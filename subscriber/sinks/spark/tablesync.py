@@ -275,6 +275,7 @@ class ExecutorTableSink(SparkTableSink):
             connection=f"{order.connection} {self._copying.connection}".strip(),
             setup=order.setup,
             queries=tuple(f"SELECT {columns} {source}" for source in order.sources),
+            checks=order.checks,
             schema=self._schema,
             lsn=order.consistent_point,
             workers=self._copying.workers,
