@@ -141,16 +141,18 @@ async def is_intact(session: Session, part: CopyPart, *, read: bool) -> bool:
 async def is_renamed(session: Session, table: PublishedTable) -> bool:
     """Whether the table had another name as of the snapshot, or has one now: changes are sent by name, and those are then another's.
 
+    So are those of a table that is newer than the snapshot: it may have had another name as its rows came.
+
     Args:
         session: under the snapshot, after the last part was read.
         table: as published, after the snapshot was taken.
     """
     namespace, name = quote_literal(table.name.namespace), quote_literal(table.name.name)
     ((renamed,),) = await session.execute(f"""
-        SELECT NOT {_has_name(table.name, table.relation_id)} OR EXISTS (
+        SELECT NOT {_has_name(table.name, table.relation_id)} OR NOT EXISTS (
             SELECT FROM pg_catalog.pg_class AS c
               JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-             WHERE c.oid = {table.relation_id} AND (n.nspname <> {namespace} OR c.relname <> {name}))
+             WHERE c.oid = {table.relation_id} AND n.nspname = {namespace} AND c.relname = {name})
     """)  # noqa: S608
     return renamed == "t"
 

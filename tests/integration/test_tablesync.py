@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from subscriber import ApplyError, PublisherError, RelationError, TableName, TableState, Until
+from subscriber.abc import PublishedTable
 from subscriber.errors import CopyOutdated
 from subscriber.subscription.source import PublisherSource
 from subscriber.walreceiver.snapshot import SnapshotReader
@@ -359,6 +360,33 @@ async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Da
                 await rewriting
             assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) == rows
             assert target_db.value("SELECT srcopyattempt FROM subscriber.pg_subscription_rel") > 1
+    assert only_the_main_slot(publisher_db)
+
+
+async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
+    publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows came by another name, behind the snapshot: the bug was that it was taken for empty."""
+    make_two(publisher_db, partitioned=False)
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+    publisher_db.execute("DROP TABLE t_new")
+    real, described = PublisherSource.describe, 0
+
+    async def describe(self: PublisherSource, table: TableName) -> PublishedTable | None:
+        nonlocal described
+        described += 1
+        if described == 2:
+            # the first is before there is a snapshot
+            new = (
+                f"BEGIN; CREATE TABLE t_new (LIKE t INCLUDING ALL); INSERT INTO t_new SELECT i, 'new' FROM generate_series(1, {ROWS}) AS i"
+            )
+            await asyncio.to_thread(publisher_db.execute, f"{new}; ALTER PUBLICATION pub ADD TABLE t_new; COMMIT; {swap('t')}")
+        return await real(self, table)
+
+    monkeypatch.setattr(PublisherSource, "describe", describe)
+    async with replica(publisher_db, target_db, settings=QUICK) as found:
+        assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
+        assert target_db.value("SELECT max(srcopyattempt) FROM subscriber.pg_subscription_rel") > 1
     assert only_the_main_slot(publisher_db)
 
 

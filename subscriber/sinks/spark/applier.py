@@ -112,7 +112,7 @@ class Applier:
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
-        self._last: Cut | None = None
+        self._mine: tuple[Cut | None, ...] = ()  # one of these is published, unless there is another applier; none: that is not known
         self._is_locked = storage.root is not None
         path = storage.root / "applier.lock" if storage.root is not None else None
         self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
@@ -127,19 +127,18 @@ class Applier:
         if Lake.find(self._storage) is None:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="subscriber run --target spark://… makes one")
         self._lock.take()
-        self._last = None
+        self._mine = ()
         if not self._is_locked:
             restore_cut(self._storage)
         self._storage.remove_directory(_ROUND)
         self._status.begin()
 
-    def _require_alone(self, last: Cut | None) -> Cut | None:
-        """The cut that is published; where no lock keeps another applier away, it is the last one that this one knows of."""
+    def _require_alone(self, mine: tuple[Cut | None, ...]) -> Cut | None:
+        """The cut that is published; where no lock keeps another applier away, it is one that this one knows of."""
         cut = read_cut(self._storage)
-        if not self._is_locked and last is not None and cut is not None and cut != last:
-            raise SubscriptionInUse(
-                f"the lake in {self._storage.place} has another applier, which published meanwhile", hint="stop one of them"
-            )
+        if not self._is_locked and mine and cut is not None and cut not in mine:
+            text = f"the lake in {self._storage.place} has another applier, which published meanwhile"
+            raise SubscriptionInUse(text, hint="stop one of them")
         return cut
 
     def failed(self, error: SubscriberError) -> None:
@@ -162,8 +161,8 @@ class Applier:
         # the position is read before the manifests: whatever it covers is among them. The catalog is read after them: a table is in it
         # before anything is landed for it, so that of every table whose rows are among them this round knows
         position = self._lake().position
-        cut = self._require_alone(self._last)
-        self._last = cut
+        cut = self._require_alone(self._mine)
+        self._mine = (cut,)
         manifests = self._manifests(cut)
         lake = self._lake()
         known = position.lsn if position is not None else INVALID_LSN
@@ -188,9 +187,10 @@ class Applier:
             self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
-            self._require_alone(cut)
+            self._require_alone((cut,))
+            # it may be published though it cannot be told
+            self._mine = (cut, published)
             write_cut(self._storage, published)
-            self._last = published
             self._published += 1
             if self._published % _FORGET_EVERY == 0:
                 forget_cuts(self._storage, self._settings.cuts)

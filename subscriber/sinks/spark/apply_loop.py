@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier
 
@@ -63,7 +63,7 @@ def apply_forever(
                 pause = _FIRST_RETRY_SECONDS
             except SubscriberError as error:
                 applier.failed(error)
-                if once or not isinstance(error, TargetError):
+                if once or isinstance(error, SubscriptionInUse) or not isinstance(error, TargetError):
                     raise
                 if stop.is_set():
                     return

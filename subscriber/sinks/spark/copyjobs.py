@@ -7,7 +7,7 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from subscriber.sinks.spark.copier import attempt, worst
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["SparkCopyRunner"]
+
+
+_JOBS: Final = "subscriber copy"
 
 
 class SparkCopyRunner:
@@ -45,6 +48,7 @@ class SparkCopyRunner:
         context = self._spark.sparkContext
         try:
             context.setLocalProperty("spark.scheduler.pool", "copy")
+            context.setJobGroup(_JOBS, "initial copy")
             # a worker of the order is a task, which reads one part after another: the publisher has no more sessions than it asked for
             slices = max(min(order.workers, len(numbers)), 1)
             return worst(context.parallelize(numbers, slices).mapPartitions(work).collect())
@@ -52,9 +56,9 @@ class SparkCopyRunner:
             raise job_failed(self._spark, error) from error
 
     def cancel(self) -> None:
-        """Whoever cancels has no other job under way."""
+        """Jobs of copies alone: the session may be somebody else's."""
         with contextlib.suppress(*job_errors()):
-            self._spark.sparkContext.cancelAllJobs()
+            self._spark.sparkContext.cancelJobGroup(_JOBS)
 
 
 def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:

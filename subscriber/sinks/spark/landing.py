@@ -37,14 +37,24 @@ _SPILL_BYTES: Final = 32 * 1024**2
 
 
 class ParquetFile:
-    """A Parquet file being written, by row groups."""
+    """A Parquet file being written, by row groups.
+
+    Raises:
+        TargetError: it cannot be made.
+    """
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
         self._storage = storage
         self.pending: PendingFile = storage.create(name)
-        self._writer = pq.ParquetWriter(
-            self.pending.stream, schema, compression="zstd", compression_level=1, use_dictionary=["_op"], write_page_checksum=True
-        )
+        try:
+            with storage.reading(name):
+                # it writes already
+                self._writer = pq.ParquetWriter(
+                    self.pending.stream, schema, compression="zstd", compression_level=1, use_dictionary=["_op"], write_page_checksum=True
+                )
+        except BaseException:
+            self.pending.discard()
+            raise
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -142,7 +142,7 @@ class LandingStream:
 
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
-        async with self._calls:
+        async with self._calls, self._failing():
             await self._land()
             if self._location.confirm == "applied" and self._lake.position is not None:
                 # the LSN is the applier's, and behind what is landed: only the timeline is new
@@ -174,6 +174,9 @@ class LandingStream:
     @contextlib.asynccontextmanager
     async def _failing(self) -> AsyncIterator[None]:
         """After an error that is not one transaction's nothing more is taken: what was gathered is lost, and comes again."""
+        if self.failure is not None:
+            # of who had the lock before
+            raise self.failure
         try:
             yield
         except SubscriberError as error:
@@ -183,7 +186,8 @@ class LandingStream:
             self.failure = error if isinstance(error, TargetError) else TargetUnavailable("what was to be landed is lost: it comes again")
             self.lander.forget()
             raise
-        except asyncio.CancelledError:
+        except BaseException:
+            # whatever it was: what was gathered may be gone, and the position in memory is past it
             self.failure = TargetUnavailable("a batch was cut off")
             self.lander.forget()
             raise

@@ -169,9 +169,13 @@ class SparkSink:
         self._opened = LandingStream(
             lake, lander, self._location, table_ids=self._table_id, statistics=self._statistics, on_durable=on_durable
         )
-        opened = await self._state(lake, landed)
-        begin = opened.position.lsn if opened.position is not None else INVALID_LSN
-        await unhurried(lambda: PreparedFiles(storage).recover(landed, begin))
+        try:
+            opened = await self._state(lake, landed)
+            begin = opened.position.lsn if opened.position is not None else INVALID_LSN
+            await unhurried(lambda: PreparedFiles(storage).recover(landed, begin))
+        except BaseException:
+            await self.close()
+            raise
         return opened
 
     def _found_or_made(self, storage: Storage, name: str) -> Lake | None:

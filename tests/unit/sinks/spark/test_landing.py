@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -162,6 +164,42 @@ async def test_nothing_can_be_stored_past_what_was_lost(tmp_path: Path, monkeypa
     state = await sink.open("replica", lambda _: None)
     assert state.position == START
     assert landed(tmp_path) == []
+    await sink.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("kind", [TargetError, ZeroDivisionError])
+async def test_what_the_timer_lost_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], waits: bool
+) -> None:
+    """Whatever ended it: the bug was that the next call, or one that waited already, stored a position behind what was gathered."""
+    begun_to_land, go, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def land(*_: object, **__: object) -> None:
+        loop.call_soon_threadsafe(begun_to_land.set)
+        assert go.wait(30)
+        raise kind("of no use")
+
+    durable: list[int] = []
+    sink = await begun(make(tmp_path, "?batch_delay=1ms"), durable)
+    with monkeypatch.context() as patched:
+        patched.setattr(LandingZone, "land", land)
+        await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
+        async with asyncio.timeout(30):
+            await begun_to_land.wait()
+            next_call = asyncio.create_task(sink.advance(Lsn(300)))
+            if not waits:
+                next_call.cancel()
+            await asyncio.sleep(0)
+            go.set()
+            await asyncio.wait([next_call, *(() if waits else sink._now._tasks[:1])])
+    with pytest.raises(TargetError):
+        await (next_call if waits else sink.advance(Lsn(300)))
+    with contextlib.nullcontext() if kind is TargetError else pytest.raises(ZeroDivisionError):
+        await sink.close()
+    assert max(durable, default=0) <= 100
+    state = await sink.open("replica", lambda _: None)
+    assert state.position == START
     await sink.close()
 
 

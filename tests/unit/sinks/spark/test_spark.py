@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +88,33 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
     cut = all_rounds(Applier(storage(lake), RewriteEngine(spark, Location(path=str(lake))), ApplierSettings(target_rows=30)))
     assert read(lake, cut) == publisher.rows()
     assert read_by_spark(spark, f"spark://{quote(str(lake))}", "public.keyed").count() == len(publisher.keyed["keyed"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore")
+def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, spark: SparkSession) -> None:
+    from subscriber.sinks.spark.copyjobs import SparkCopyRunner
+
+    begun_file, end_file = tmp_path / "begun", tmp_path / "end"
+
+    def until(file: Path) -> bool:
+        deadline = time.monotonic() + 60
+        while not (there := file.exists()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return there
+
+    def waits(_: int) -> bool:
+        begun_file.touch()
+        return until(end_file)
+
+    found: list[bool] = []
+    others = threading.Thread(target=lambda: found.extend(spark.sparkContext.parallelize([0], 1).map(waits).collect()))
+    others.start()
+    assert until(begun_file)
+    SparkCopyRunner(spark, Location(path=str(tmp_path))).cancel()
+    end_file.touch()
+    others.join()
+    assert found == [True]
 
 
 async def _and_damage(path: Path, publisher: Publisher) -> None:

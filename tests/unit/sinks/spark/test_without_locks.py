@@ -1,0 +1,100 @@
+"""Appliers where no lock keeps a second one away, as in an object store; here they are in a directory, without its lock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subscriber.errors import SubscriptionInUse, TargetUnavailable
+from subscriber.protocol.messages import Insert
+from subscriber.sinks.spark import SparkSink
+from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.lock import FileLock
+from subscriber.sinks.spark.storage import Storage
+from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import storage
+from tests.unit.sinks.spark.test_rounds import KEYED
+
+
+def _applier(path: Path) -> Applier:
+    work = Applier(storage(path), LocalEngine(storage(path)))
+    work._is_locked, work._lock = False, FileLock(None, "", "")
+    return work
+
+
+async def _land(sink: SparkSink, end: int) -> None:
+    await sink.apply(batch(transaction(end, KEYED, Insert(5, row(str(end), "a")))))
+
+
+def _is_published(path: Path, lsn: int) -> bool:
+    cut = read_cut(storage(path))
+    return cut is not None and cut.lsn == lsn
+
+
+def _until(what: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_cut_whose_writing_failed_is_its_own_whether_the_store_took_it_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    sink = await begun(make(tmp_path, "?batch_delay=0"))
+    await _land(sink, 200)
+    stop, real, lost = threading.Event(), Storage.write, threading.Event()
+
+    def write(self: Storage, name: str, *arguments: Any, **options: Any) -> None:
+        if name == "applied.json" and not lost.is_set():
+            if taken:
+                real(self, name, *arguments, **options)
+            lost.set()
+            raise TargetUnavailable("the answer was lost")
+        real(self, name, *arguments, **options)
+
+    work = threading.Thread(target=apply_forever, args=[_applier(tmp_path), stop], daemon=True)
+    work.start()
+    assert _until(lambda: _is_published(tmp_path, 200))
+    monkeypatch.setattr(Storage, "write", write)
+    await _land(sink, 300)
+    assert lost.wait(30)
+    await _land(sink, 400)
+    assert _until(lambda: _is_published(tmp_path, 400))
+    stop.set()
+    work.join()
+    await sink.close()
+
+
+async def test_one_of_two_ends(tmp_path: Path) -> None:
+    sink, loop = await begun(make(tmp_path, "?batch_delay=0")), asyncio.get_running_loop()
+    await _land(sink, 200)
+    first, second, looked = _applier(tmp_path), _applier(tmp_path), 0
+
+    def between() -> None:
+        nonlocal looked
+        looked += 1
+        if looked == 2:
+            # the first has published
+            asyncio.run_coroutine_threadsafe(_land(sink, 300), loop).result(30)
+            second.open()
+            second.run_round()
+
+    with pytest.raises(SubscriptionInUse, match="has another applier, which published meanwhile"):
+        await asyncio.to_thread(apply_forever, first, threading.Event(), check=between)
+    assert _is_published(tmp_path, 300)
+    # the other one goes on
+    await _land(sink, 400)
+    await sink.close()
+    second.run_round()
+    assert _is_published(tmp_path, 400)
