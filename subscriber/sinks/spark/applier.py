@@ -58,6 +58,7 @@ _log = logging.getLogger(__name__)
 _ROUND: Final = RENAMED
 """Files of the round that is under way."""
 _FORGET_EVERY: Final = 100
+_UNANSWERED: Final = 16
 _FIRST_SWEEP_SECONDS: Final = 60.0
 """After its beginning: programs that are started again and again sweep, too."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
@@ -162,7 +163,8 @@ class Applier:
         # before anything is landed for it, so that of every table whose rows are among them this round knows
         position = self._lake().position
         cut = self._require_alone(self._mine)
-        self._mine = (cut,)
+        # what it tried to publish since may be published yet
+        self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if cut in self._mine else (cut,)
         manifests = self._manifests(cut)
         lake = self._lake()
         known = position.lsn if position is not None else INVALID_LSN
@@ -187,10 +189,12 @@ class Applier:
             self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
-            self._require_alone((cut,))
-            # it may be published though it cannot be told
-            self._mine = (cut, published)
+            self._require_alone(self._mine)
+            if published not in self._mine:
+                # it may be published though the store gives no answer, and later, too
+                self._mine = (*self._mine, published)[-_UNANSWERED:]
             write_cut(self._storage, published)
+            self._mine = (published,)
             self._published += 1
             if self._published % _FORGET_EVERY == 0:
                 forget_cuts(self._storage, self._settings.cuts)

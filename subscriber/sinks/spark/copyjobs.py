@@ -6,8 +6,9 @@ import base64
 import contextlib
 import pickle
 import threading
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from subscriber.sinks.spark.copier import attempt, worst
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["SparkCopyRunner"]
 
 
-_JOBS: Final = "subscriber copy"
-
-
 class SparkCopyRunner:
     """A :class:`subscriber.sinks.spark.copier.CopyRunner`.
 
@@ -36,6 +34,8 @@ class SparkCopyRunner:
     def __init__(self, spark: SparkSession, location: Location) -> None:
         self._spark = spark
         self._location = location
+        #: the group of its jobs; another lake's copy may be in the same session
+        self.jobs = f"subscriber copy {uuid.uuid4()}"
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
         """See the protocol."""
@@ -48,7 +48,7 @@ class SparkCopyRunner:
         context = self._spark.sparkContext
         try:
             context.setLocalProperty("spark.scheduler.pool", "copy")
-            context.setJobGroup(_JOBS, "initial copy")
+            context.setJobGroup(self.jobs, "initial copy")
             # a worker of the order is a task, which reads one part after another: the publisher has no more sessions than it asked for
             slices = max(min(order.workers, len(numbers)), 1)
             return worst(context.parallelize(numbers, slices).mapPartitions(work).collect())
@@ -56,9 +56,9 @@ class SparkCopyRunner:
             raise job_failed(self._spark, error) from error
 
     def cancel(self) -> None:
-        """Jobs of copies alone: the session may be somebody else's."""
+        """Its own jobs alone: the session may be somebody else's."""
         with contextlib.suppress(*job_errors()):
-            self._spark.sparkContext.cancelJobGroup(_JOBS)
+            self._spark.sparkContext.cancelJobGroup(self.jobs)
 
 
 def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shutil
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 
 from subscriber.abc import TableEntry, TableName, TableState
@@ -40,7 +42,7 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.landing import LandingZone, OpenBatch
+from subscriber.sinks.spark.landing import LandingZone, OpenBatch, ParquetFile
 from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.manifest import Manifest, check_chain
 from subscriber.sinks.spark.storage import PendingFile, Storage
@@ -471,6 +473,30 @@ async def test_a_full_disk_acknowledges_nothing(tmp_path: Path) -> None:
     await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", None, None)))))
     await sink.close()
     assert [found["id"] for found in landed(tmp_path)] == [1]
+
+
+def test_a_parquet_file_that_finds_no_room_for_its_first_bytes_leaves_nothing(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores SIGXFSZ: writing fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(TargetError, match=r"x\.parquet.*no space left"):
+            ParquetFile(Storage.open(Location(path=str(tmp_path))), "x.parquet", pa.schema([("a", pa.int32())]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_opening_that_fails_late_gives_the_lock_back(tmp_path: Path) -> None:
+    sink = await begun(make(tmp_path))
+    await sink.close()
+    definition = tmp_path / "definition.json"
+    definition.write_text("damaged")
+    with pytest.raises(TargetError, match=r"definition\.json is damaged"):
+        await sink.open("replica", lambda _: None)
+    definition.unlink()
+    second = await begun(make(tmp_path))
+    await second.close()
 
 
 def test_a_chain_that_overlaps_is_refused() -> None:

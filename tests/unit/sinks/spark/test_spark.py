@@ -92,7 +92,8 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
 
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
-def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.parametrize("copies", [False, True])
+def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, spark: SparkSession, copies: bool) -> None:
     from subscriber.sinks.spark.copyjobs import SparkCopyRunner
 
     begun_file, end_file = tmp_path / "begun", tmp_path / "end"
@@ -108,7 +109,13 @@ def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, sp
         return until(end_file)
 
     found: list[bool] = []
-    others = threading.Thread(target=lambda: found.extend(spark.sparkContext.parallelize([0], 1).map(waits).collect()))
+
+    def work() -> None:
+        if copies:
+            spark.sparkContext.setJobGroup(SparkCopyRunner(spark, Location(path=str(tmp_path / "other"))).jobs, "another lake's copy")
+        found.extend(spark.sparkContext.parallelize([0], 1).map(waits).collect())
+
+    others = threading.Thread(target=work)
     others.start()
     assert until(begun_file)
     SparkCopyRunner(spark, Location(path=str(tmp_path))).cancel()

@@ -13,8 +13,8 @@ import pytest
 
 from subscriber.errors import SubscriptionInUse, TargetUnavailable
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark import SparkSink, applier
+from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.engines import LocalEngine
@@ -65,15 +65,88 @@ async def test_a_cut_whose_writing_failed_is_its_own_whether_the_store_took_it_o
 
     work = threading.Thread(target=apply_forever, args=[_applier(tmp_path), stop], daemon=True)
     work.start()
-    assert _until(lambda: _is_published(tmp_path, 200))
-    monkeypatch.setattr(Storage, "write", write)
-    await _land(sink, 300)
-    assert lost.wait(30)
-    await _land(sink, 400)
-    assert _until(lambda: _is_published(tmp_path, 400))
-    stop.set()
-    work.join()
+    try:
+        assert _until(lambda: _is_published(tmp_path, 200))
+        monkeypatch.setattr(Storage, "write", write)
+        await _land(sink, 300)
+        assert lost.wait(30)
+        await _land(sink, 400)
+        assert _until(lambda: _is_published(tmp_path, 400))
+    finally:
+        stop.set()
+        work.join()
     await sink.close()
+
+
+@pytest.mark.parametrize("between", [Applier._manifests, Applier._cut])
+async def test_a_cut_that_the_store_takes_after_it_said_it_did_not_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: Callable[..., Any]
+) -> None:
+    """Between two looks of a later round: the first one found the former cut."""
+    sink, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path)
+    await _land(sink, 200)
+    work.open()
+    work.run_round()
+    await _land(sink, 300)
+    late: list[Cut] = []
+
+    def write(_: Storage, cut: Cut) -> None:
+        late.append(cut)
+        raise TargetUnavailable("the answer was lost")
+
+    def taken(*arguments: Any) -> Any:
+        if late:
+            write_cut(storage(tmp_path), late.pop())
+            late.clear()
+        return between(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(applier, "write_cut", write)
+        for _ in range(2):
+            with pytest.raises(TargetUnavailable):
+                work.run_round()
+    assert _is_published(tmp_path, 200)
+    monkeypatch.setattr(Applier, between.__name__, taken)
+    await _land(sink, 400)
+    work.run_round()
+    assert _is_published(tmp_path, 400)
+    await _land(sink, 500)
+    work.run_round()
+    assert _is_published(tmp_path, 500)
+    await sink.close()
+
+
+@pytest.mark.parametrize("tidied", [True, False])
+async def test_a_former_cut_that_another_one_publishes_late_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tidied: bool
+) -> None:
+    sink, dead, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path), _applier(tmp_path)
+    await _land(sink, 200)
+    dead.open()
+    dead.run_round()
+    await _land(sink, 300)
+    late: list[Cut] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(applier, "write_cut", lambda _, cut: late.append(cut))
+        dead.run_round()
+    work.open()
+    work.run_round()
+    assert read_cut(storage(tmp_path)) == late[0], "both publish the same one"
+    await _land(sink, 400)
+    await _land(sink, 500)
+    work.run_round()
+    if tidied:
+        work.tidy(now=True)
+    write_cut(storage(tmp_path), late[0])
+    with pytest.raises(SubscriptionInUse):
+        work.run_round()
+    # a start finds the newest one
+    work.open()
+    assert _is_published(tmp_path, 500)
+    await _land(sink, 600)
+    await sink.close()
+    work.run_round()
+    assert _is_published(tmp_path, 600)
 
 
 async def test_one_of_two_ends(tmp_path: Path) -> None:
