@@ -113,7 +113,8 @@ class Applier:
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
-        self._mine: tuple[Cut | None, ...] = ()  # one of these is published, unless there is another applier; none: that is not known
+        # what was published when it last looked, and what it tried since, which may be published yet; none: that is not known
+        self._mine: tuple[Cut | None, ...] = ()
         self._is_locked = storage.root is not None
         path = storage.root / "applier.lock" if storage.root is not None else None
         self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
@@ -134,12 +135,15 @@ class Applier:
         self._storage.remove_directory(_ROUND)
         self._status.begin()
 
-    def _require_alone(self, mine: tuple[Cut | None, ...]) -> Cut | None:
+    def _require_alone(self) -> Cut | None:
         """The cut that is published; where no lock keeps another applier away, it is one that this one knows of."""
         cut = read_cut(self._storage)
-        if not self._is_locked and mine and cut is not None and cut not in mine:
+        known = cut in self._mine
+        if not self._is_locked and self._mine and cut is not None and not known:
             text = f"the lake in {self._storage.place} has another applier, which published meanwhile"
             raise SubscriptionInUse(text, hint="stop one of them")
+        # what it tried to publish after this one may be published yet
+        self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if known else (cut,)
         return cut
 
     def failed(self, error: SubscriberError) -> None:
@@ -162,9 +166,7 @@ class Applier:
         # the position is read before the manifests: whatever it covers is among them. The catalog is read after them: a table is in it
         # before anything is landed for it, so that of every table whose rows are among them this round knows
         position = self._lake().position
-        cut = self._require_alone(self._mine)
-        # what it tried to publish since may be published yet
-        self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if cut in self._mine else (cut,)
+        cut = self._require_alone()
         manifests = self._manifests(cut)
         lake = self._lake()
         known = position.lsn if position is not None else INVALID_LSN
@@ -189,10 +191,10 @@ class Applier:
             self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
-            self._require_alone(self._mine)
+            self._require_alone()
             if published not in self._mine:
                 # it may be published though the store gives no answer, and later, too
-                self._mine = (*self._mine, published)[-_UNANSWERED:]
+                self._mine = (self._mine[0], *(*self._mine[1:], published)[-_UNANSWERED:])
             write_cut(self._storage, published)
             self._mine = (published,)
             self._published += 1

@@ -116,6 +116,26 @@ async def test_a_cut_that_the_store_takes_after_it_said_it_did_not_is_its_own(
     await sink.close()
 
 
+async def test_however_many_cuts_the_store_refuses_the_published_one_stays_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, work = await begun(make(tmp_path, "?batch_delay=0")), _applier(tmp_path)
+    await _land(sink, 200)
+    work.open()
+    work.run_round()
+    with monkeypatch.context() as patch:
+        patch.setattr(applier, "write_cut", _refused)
+        for number in range(20):
+            await _land(sink, 300 + 10 * number)
+            with pytest.raises(TargetUnavailable):
+                work.run_round()
+    work.run_round()
+    assert _is_published(tmp_path, 490)
+    await sink.close()
+
+
+def _refused(_: Storage, __: Cut) -> None:
+    raise TargetUnavailable("the answer was lost")
+
+
 @pytest.mark.parametrize("tidied", [True, False])
 async def test_a_former_cut_that_another_one_publishes_late_is_not_gone_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tidied: bool
