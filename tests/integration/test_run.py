@@ -265,6 +265,8 @@ def test_publisher_away(make_server: Callable[..., EmbeddedServer], target_db: D
         with running(*pair.arguments(*quick)) as goes_on, running(*pair.arguments("--name=other", "-o", "copy_data=false")) as ends:
             pair.target.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
             pair.target.wait("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'", 2)
+            # both have had a stream: until then an attempt that fails is the first
+            publisher.wait("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND flush_lsn IS NOT NULL", 2)
             publisher.close()
             server.stop()
             for program in (goes_on, ends):

@@ -49,7 +49,8 @@ def apply_forever(
         pause = _FIRST_RETRY_SECONDS
         end: float | None = None
         while True:
-            if stop.is_set():
+            # a round looks before what is landed amid it: only one that began after the stop knows that nothing waits
+            if stopping := stop.is_set():
                 now = time.monotonic()
                 end = now + rest_seconds if end is None else end
                 if now >= end:
@@ -73,7 +74,7 @@ def apply_forever(
                 pause = min(pause * 2, _RETRY_SECONDS)
                 continue
             if cut is None:
-                if once or stop.is_set():
+                if once or stopping:
                     return
                 stop.wait(_LOOK_SECONDS)
     finally:

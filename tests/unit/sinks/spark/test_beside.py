@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from subscriber.errors import TargetUnavailable
+from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark import beside as beside_module
+from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.beside import ApplierThread
+from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.location import Location
+from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
+from tests.unit.sinks.spark.test_applier import current, storage
 
 
 class LongRound:
@@ -62,3 +70,26 @@ def test_an_end_does_not_wait_for_ever_and_no_second_applier_begins_beside_the_r
     thread.join(30)
     applier.stop()
     assert applier._thread is None
+
+
+async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that a round which found nothing was the last one, though it had looked before the stop."""
+    sink = await begun(make(tmp_path, "?batch_delay=0"))
+    await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", "a", None)))))
+    work, stop = Applier(storage(tmp_path), LocalEngine(storage(tmp_path))), threading.Event()
+    loop, real, round_ = asyncio.get_running_loop(), work.run_round, 0
+
+    def run_round() -> Cut | None:
+        nonlocal round_
+        found = real()
+        round_ += 1
+        if found is None and not stop.is_set():
+            asyncio.run_coroutine_threadsafe(sink.apply(batch(transaction(300, Insert(5, row("2", "b", None))))), loop).result(30)
+            stop.set()
+        return found
+
+    monkeypatch.setattr(work, "run_round", run_round)
+    await asyncio.to_thread(apply_forever, work, stop, rest_seconds=60)
+    await sink.close()
+    assert current(tmp_path) == [(1, "a"), (2, "b")]
+    assert round_ == 4, "and it ended as soon as nothing waited"
