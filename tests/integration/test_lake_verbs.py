@@ -84,8 +84,13 @@ async def landed(lake: Path, publisher: Database) -> None:
         while True:
             found = Lake.find(storage(lake))
             assert found is not None
-            ready = all(table.entry.state.value in {"s", "r"} for table in found.state.tables.values())
-            if ready and found.state.tables and (found.landed() or Lsn(0)) >= lsn:
+            reached = found.landed() or Lsn(0)
+            # a table that was handed over ahead of the stream is of no cut yet
+            ready = all(
+                table.entry.state.value == "r" or (table.entry.state.value == "s" and (table.entry.lsn or Lsn(0)) <= reached)
+                for table in found.state.tables.values()
+            )
+            if ready and found.state.tables and reached >= lsn:
                 return
             await asyncio.sleep(0.05)
 

@@ -182,15 +182,18 @@ async def test_backend_killed_in_the_middle_of_a_copy(target_db: Database) -> No
         await sink.start_copy()
         await sink.copy(["id", "v"], CopyFormat.TEXT, text((-1, "")))
 
+        terminate = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active'"
+
         async def endless() -> AsyncIterator[bytes]:
             number = 0
             while True:
                 yield b"".join(b"%d\t%s\n" % (number + more, b"x" * 100) for more in range(100))
                 number += 100
                 if number == 20_000:
-                    found = target_db.fetch(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active'"
-                    )
+                    # asyncpg sends rows before the target has begun the COPY
+                    async with asyncio.timeout(30):
+                        while not (found := target_db.fetch(terminate)):
+                            await asyncio.sleep(0.01)
                     assert found == [(True,)]
                 await asyncio.sleep(0)
 
