@@ -141,7 +141,7 @@ class Applier:
         known = cut in self._mine
         if not self._is_locked and self._mine and cut is not None and not known:
             text = f"the lake in {self._storage.place} has another applier, which published meanwhile"
-            raise SubscriptionInUse(text, hint="stop one of them")
+            raise SubscriptionInUse(text, hint="stop one of them; if there is one only, the store took a cut late: start it again")
         # what it tried to publish after this one may be published yet
         self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if known else (cut,)
         return cut

@@ -66,7 +66,7 @@ def apply_forever(
                 applier.failed(error)
                 if once or isinstance(error, SubscriptionInUse) or not isinstance(error, TargetError):
                     raise
-                if stop.is_set():
+                if stopping:
                     return
                 level = logging.WARNING if isinstance(error, TargetUnavailable) else logging.ERROR
                 _log.log(level, "applying: %s; next attempt in %.1f s", error.one_line(), pause)

@@ -72,8 +72,9 @@ def test_an_end_does_not_wait_for_ever_and_no_second_applier_begins_beside_the_r
     assert applier._thread is None
 
 
-async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bug was that a round which found nothing was the last one, though it had looked before the stop."""
+@pytest.mark.parametrize("failing", [False, True])
+async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
+    """The bug was that a round which found nothing, or failed, was the last one, though it had looked before the stop."""
     sink = await begun(make(tmp_path, "?batch_delay=0"))
     await sink.apply(batch(transaction(200, RELATION, Insert(5, row("1", "a", None)))))
     work, stop = Applier(storage(tmp_path), LocalEngine(storage(tmp_path))), threading.Event()
@@ -86,6 +87,8 @@ async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monk
         if found is None and not stop.is_set():
             asyncio.run_coroutine_threadsafe(sink.apply(batch(transaction(300, Insert(5, row("2", "b", None))))), loop).result(30)
             stop.set()
+            if failing:
+                raise TargetUnavailable("away for a moment")
         return found
 
     monkeypatch.setattr(work, "run_round", run_round)
@@ -93,3 +96,19 @@ async def test_what_is_landed_amid_the_last_look_is_applied(tmp_path: Path, monk
     await sink.close()
     assert current(tmp_path) == [(1, "a"), (2, "b")]
     assert round_ == 4, "and it ended as soon as nothing waited"
+
+
+async def test_an_error_after_the_stop_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, stop, rounds = await begun(make(tmp_path, "?batch_delay=0")), threading.Event(), 0
+    work = Applier(storage(tmp_path), LocalEngine(storage(tmp_path)))
+
+    def run_round() -> Cut | None:
+        nonlocal rounds
+        rounds += 1
+        stop.set()
+        raise TargetUnavailable("away for good")
+
+    monkeypatch.setattr(work, "run_round", run_round)
+    await asyncio.to_thread(apply_forever, work, stop, rest_seconds=60)
+    await sink.close()
+    assert rounds == 2
