@@ -66,6 +66,11 @@ class Database:
         """All rows of a query."""
         return self._connection.execute(query.encode()).fetchall()
 
+    def stream(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """All rows of a query, one after another: nothing else may be asked before the last one."""
+        with self._connection.cursor() as cursor:
+            yield from cursor.stream(query.encode())
+
     def value(self, query: str) -> Any:
         """The first column of the first row."""
         return self.fetch(query)[0][0]

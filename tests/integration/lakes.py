@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -57,16 +58,24 @@ async def applied(path: Place, settings: ApplierSettings | None = None) -> Cut:
 
 def lake_rows(path: Place, cut: Cut, name: TableName, columns: list[str]) -> Counter[tuple[str | None, ...]]:
     """A table's rows at a cut, each value as PostgreSQL's text of it."""
+    return Counter(_lake_rows(path, cut, name, columns))
+
+
+def _lake_rows(path: Place, cut: Cut, name: TableName, columns: list[str]) -> Iterator[tuple[str | None, ...]]:
     table = cut.tables[name]
-    found: Counter[tuple[str | None, ...]] = Counter()
-    for item in DeltaTable(f"{path}/{table.path}", version=table.version).to_pyarrow_table().to_pylist():
-        special = json.loads(item["_special"] or "{}")
-        found[tuple(special.get(column, _text(item[column])) for column in columns)] += 1
-    return found
+    for batch in DeltaTable(f"{path}/{table.path}", version=table.version).to_pyarrow_dataset().to_batches():
+        for item in batch.to_pylist():
+            special = json.loads(item["_special"] or "{}")
+            yield tuple(special.get(column, _text(item[column])) for column in columns)
 
 
 def publisher_rows(database: Database, name: TableName) -> tuple[list[str], Counter[tuple[str | None, ...]]]:
     """The same of the publisher's table: names of its columns, and its rows."""
+    columns, rows = _publisher_rows(database, name)
+    return columns, Counter(rows)
+
+
+def _publisher_rows(database: Database, name: TableName) -> tuple[list[str], Iterator[tuple[str | None, ...]]]:
     relation = f'"{name.namespace}"."{name.name}"'
     columns = [
         column
@@ -79,9 +88,8 @@ def publisher_rows(database: Database, name: TableName) -> tuple[list[str], Coun
     types = dict(database.fetch(f"SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '{relation}'::regclass"))
     # concat gives what a type's output function does; a cast to text trims character(n)
     texts = ", ".join(f'CASE WHEN "{column}" IS NULL THEN NULL ELSE concat("{column}") END' for column in columns)
-    rows = database.fetch(f"SELECT {texts} FROM {relation}")
-    found = Counter(tuple(_canonical(value, types[column]) for value, column in zip(row, columns, strict=True)) for row in rows)
-    return columns, found
+    rows = database.stream(f"SELECT {texts} FROM {relation}")
+    return columns, (tuple(_canonical(value, types[column]) for value, column in zip(row, columns, strict=True)) for row in rows)
 
 
 def _canonical(value: str | None, type_: str) -> str | None:
@@ -127,6 +135,14 @@ def assert_same(path: Place, cut: Cut, database: Database, names: list[TableName
         columns, expected = publisher_rows(database, name)
         found = lake_rows(path, cut, name, columns)
         assert found == expected, f"{name}: {_difference(columns, found - expected, expected - found)}"
+
+
+def assert_same_large(path: Place, cut: Cut, database: Database, name: TableName) -> None:
+    """The same of a table whose rows are too many to have in memory twice: nothing is kept of a row but its hash."""
+    columns, rows = _publisher_rows(database, name)
+    expected = Counter(map(hash, rows))
+    found = Counter(map(hash, _lake_rows(path, cut, name, columns)))
+    assert found == expected, f"{name}: {(found - expected).total()} rows that should not be there, {(expected - found).total()} missing"
 
 
 def _difference(columns: list[str], wrong: Counter[tuple[str | None, ...]], missing: Counter[tuple[str | None, ...]]) -> str:
