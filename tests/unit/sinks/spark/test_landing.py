@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -502,100 +501,6 @@ async def test_an_opening_that_fails_late_gives_the_lock_back(tmp_path: Path) ->
 def test_a_chain_that_overlaps_is_refused() -> None:
     with pytest.raises(TargetError, match="overlaps"):
         check_chain([Manifest(previous=Lsn(1), begin=Lsn(1), end=Lsn(5)), Manifest(previous=Lsn(3), begin=Lsn(3), end=Lsn(8))], "landing")
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("spark://host/path", "names a host"),
-        ("spark://", "names no directory"),
-        ("spark:///lakes/a#1", "the target has a #"),
-        ("spark:///lakes/a#", "the target has a #"),
-        ("spark:///a/%2541/b", r"'/a/%41/b' is another one"),
-        ("spark:///a%5Cb", "is another one"),
-        ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
-        ("spark:///lake?colour=red", "unrecognized parameter"),
-        ("spark:///lake?apply=always", "unrecognized apply value"),
-        ("spark:///lake?target_rows=many", 'invalid value for parameter "target_rows"'),
-        ("spark:///lake?batch_delay=soon", "invalid value"),
-    ],
-)
-def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        Location.parse(url)
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("spark:///lake?copy_connection=postgresql://u:hush@h/db", "keywords and values"),
-        ("spark:///lake?copy_connection=user%3Du%20password%20%3D%20hush", "holds a password"),
-        ("spark:///lake?copy_connection=host%3D'a%20b'password%3Dhush", "keywords and values"),
-        ("spark:///lake?copy_connection=host%3D'a%20b'%20sslpassword%3Dhush", "holds a password"),
-        ("spark:///lake?copy_connection=user%3Du&hush@h/db", "unrecognized parameter"),
-        ("spark:///lake?copy_connection=dbname%3Dpostgresql://u:hush@h/db", "a connection string as dbname"),
-        ("spark:///lake?copy_connection=dbname=postgres://u:hush@h/db", "a connection string as dbname"),
-        ("spark:///lake?copy_connection=host=db1%20dbname%3D'postgresql%5C://u:hush@h/db'", "a connection string as dbname"),
-        ("spark:///lake?copy_connection=dbname%3D'user=u%20password=hush'", "a connection string as dbname"),
-        ("spark+s3://KEY:hush@bucket/prefix", "secret key"),
-        ("spark+s3://KEY:0/hush@bucket/prefix", "secret key"),
-        ("spark+abfs://container:hush@account.dfs.core.windows.net/prefix", "secret key"),
-        ("spark://u:hush@h/lake", "names a host"),
-        ("spark+s3://KEY:hush\u2100@bucket", "no URL"),
-    ],
-)
-def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words) as refused:
-        Location.parse(url)
-    assert "hush" not in f"{refused.value} {refused.value.hint} {refused.value.one_line()}"
-
-
-@pytest.mark.parametrize(
-    "connection",
-    [
-        "",
-        "host=db1 passfile=/a\\ b",
-        "service = 'password = none'",
-        r" host='it\'s' ",
-        "host= user=u",
-        "application_name=o'k",
-        "dbname=postgres",
-    ],
-)
-def test_keywords_and_values_for_executors_are_taken_as_they_are(connection: str) -> None:
-    assert Location.parse(f"spark:///lake?copy_connection={quote(connection)}").copy_connection == connection
-
-
-def test_a_url_is_read() -> None:
-    assert Location.parse("spark:///a%20b/?confirm=applied&batch_size=1MB") == Location(path="/a b", confirm="applied", batch_size=1024**2)
-    assert Location.parse("spark:///lakes/a%231") == Location(path="/lakes/a#1")
-    assert Location.parse("spark:///a?apply=merge&target_rows=1000") == Location(path="/a", apply="merge", target_rows=1000)
-    assert Location.parse("spark+hdfs://me@name:8020/lake") == Location(uri="hdfs://me@name:8020/lake")
-    assert Location.parse("spark+abfs://container@account.dfs.core.windows.net/a").uri == "abfs://container@account.dfs.core.windows.net/a"
-    assert Location.parse("spark+s3://bucket/prefix?batch_delay=1s") == Location(uri="s3://bucket/prefix", batch_delay=1.0)
-
-
-@pytest.mark.parametrize("name", ["a#1", "a?b=c", "a b", "a:b", "50%", "file:"])
-def test_a_directory_is_taken_as_it_is(name: str) -> None:
-    assert Location.of(f"/lakes/{name}/") == Location(path=f"/lakes/{name}")
-    assert Location.of(f"spark:///lakes/{quote(name)}?confirm=applied") == Location(path=f"/lakes/{name}", confirm="applied")
-
-
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("lake", "'lake' is not an absolute one"),
-        ("file:/lake", "is not an absolute one"),
-        ("file:///lake", '"file" is no Spark target'),
-        ("", "is not an absolute one"),
-        ("/", "names no directory"),
-        ("/a%41", "is another one"),
-        ("/a\\b", "is another one"),
-    ],
-)
-def test_what_is_no_directory_of_a_lake_is_refused(target: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        Location.of(target)
 
 
 def test_binary_format_is_refused() -> None:
