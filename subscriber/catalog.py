@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from subscriber.abc import TableEntry, TableName, TwoPhaseState, WorkerActivity
+from subscriber.abc import TableEntry, TableName, TwoPhaseState, WorkerActivity, WorkerDetails
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "TableObservation"]
+__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "TableObservation", "left_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +217,7 @@ class Observation:
         last_error: the latest error of its workers, one line.
         last_error_time: when.
         applier: where landing and applying are two programs, the other one.
+        left_out: published tables that the latest run did not replicate, each with the reason.
     """
 
     definition: Definition
@@ -228,3 +229,10 @@ class Observation:
     last_error: str | None = None
     last_error_time: datetime | None = None
     applier: ApplierObservation | None = None
+    left_out: Mapping[TableName, str] = field(default_factory=dict)
+
+
+def left_out(details: str | None, tables: Sequence[TableObservation]) -> Mapping[TableName, str]:
+    """Published tables that are not replicated, from the details of the latest report, without those that were added since."""
+    added = {table.table for table in tables}
+    return {table: reason for table, reason in WorkerDetails.from_json(details).left_out.items() if table not in added}

@@ -4,6 +4,7 @@
 ``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
 """
 
+from subscriber.abc.details import WorkerDetails
 from subscriber.abc.seams import ParallelTransaction, ReplicationStream, Sink, SnapshotTableSink, Spool, TableSink
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
@@ -47,4 +48,5 @@ __all__ = [
     "TableState",
     "TwoPhaseState",
     "WorkerActivity",
+    "WorkerDetails",
 ]

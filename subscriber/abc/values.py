@@ -280,6 +280,7 @@ class WorkerActivity:
         transactions_per_second, changes_per_second: over the last seconds.
         copied_rows: of a copy under way.
         estimated_rows: of its table, None if unknown.
+        details: :class:`subscriber.abc.WorkerDetails` as JSON, or None.
     """
 
     table: TableName | None = None
@@ -296,6 +297,7 @@ class WorkerActivity:
     changes_per_second: float = 0.0
     copied_rows: int = 0
     estimated_rows: int | None = None
+    details: str | None = None
 
 
 @dataclass(slots=True)

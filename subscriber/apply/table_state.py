@@ -29,14 +29,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container, Mapping
+from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 
-__all__ = ["TableStates", "Watchers"]
+__all__ = ["NOT_IN_SUBSCRIPTION", "TableStates", "Watchers"]
 
 _log = logging.getLogger(__name__)
+
+NOT_IN_SUBSCRIPTION: Final = "published since the tables were listed (hint: refresh the subscription, or start the run again, to add it)"
+"""Why a published table is left out, if no other reason is known."""
 
 _OWN_SYNC = frozenset({TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY})
 
@@ -66,7 +70,11 @@ class Watchers:
 
 
 class TableStates:
-    """What both kinds of worker know of the tables. See the module's text for the handover."""
+    """What both kinds of worker know of the tables. See the module's text for the handover.
+
+    Attributes:
+        left_out: published tables that the subscription does not replicate, each with the reason.
+    """
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
         self._entries: dict[TableName, TableEntry] = {}
@@ -74,7 +82,7 @@ class TableStates:
         self._handover: dict[TableName, Lsn] = {}
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
-        self._told: set[TableName] = set()
+        self.left_out: dict[TableName, str] = {}
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -140,7 +148,7 @@ class TableStates:
         table = TableName(relation.namespace, relation.name)
         entry = self._entries.get(table)
         if entry is None:
-            if table not in self._told and table.namespace != CATALOG_SCHEMA:
+            if table not in self.left_out and table.namespace != CATALOG_SCHEMA:
                 self._unknown.add(table)
             return False
         if entry.state is TableState.SYNCDONE:
@@ -159,7 +167,7 @@ class TableStates:
                     " (hint: refresh the subscription, or start the run again, to add it)",
                     table,
                 )
-                self._told.add(table)
+                self.left_out[table] = NOT_IN_SUBSCRIPTION
         self._unknown.clear()
 
     async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool]) -> bool:

@@ -87,6 +87,7 @@ class _Collector:
         behind = gauge("pending_bytes", "WAL received that is not durable in the target yet.")
         silence = gauge("seconds_since_last_message", "Since the publisher was last heard.")
         tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
+        left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
         transactions = counter("transactions", "Transactions applied since the start.")
         changes = counter("changes", "Changes applied since the start.", "kind")
         conflicts = counter("conflicts", "Conflicts met, as in pg_stat_subscription_stats.", "conflict")
@@ -102,6 +103,7 @@ class _Collector:
             states = [entry.state for entry in status.tables.values()]
             for state in TableState:
                 tables.add_metric([name, state.value], states.count(state))
+            left_out.add_metric([name], len(status.left_out))
             transactions.add_metric([name], counted.transactions)
             for kind in _CHANGES:
                 changes.add_metric([name, kind.removesuffix("s")], getattr(counted, kind))
@@ -109,4 +111,4 @@ class _Collector:
                 conflicts.add_metric([name, conflict.removeprefix("confl_")], getattr(counted, conflict))
             for worker in ("apply", "sync"):
                 errors.add_metric([name, worker], getattr(counted, f"{worker}_error_count"))
-        yield from (streaming, lsn, behind, silence, tables, transactions, changes, conflicts, errors)
+        yield from (streaming, lsn, behind, silence, tables, left_out, transactions, changes, conflicts, errors)

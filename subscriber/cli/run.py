@@ -44,6 +44,9 @@ def add_parser(verbs: Verbs) -> None:
         "--until-caught-up", action="store_true", help="end when everything that is committed on the publisher now is in the target"
     )
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
+    parser.add_argument(
+        "--allow-missing-tables", action="store_true", help="with --until-...: end with 0 although published tables are not replicated"
+    )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
     add_settings_argument(parser)
     add_create_tables_option(parser)
@@ -62,8 +65,11 @@ async def _execute(args: argparse.Namespace) -> int:
 
 
 async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
-    if args.options or args.until_caught_up or args.until_lsn is not None:
-        args.usage("-o and --until-... are for --connection and --publication; a created subscription is changed by subscriber alter")
+    if args.options or args.allow_missing_tables or args.until_caught_up or args.until_lsn is not None:
+        args.usage(
+            "-o, --until-... and --allow-missing-tables are for --connection and --publication;"
+            " a created subscription is changed by subscriber alter"
+        )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     with served(args.metrics, lambda: launcher.subscriptions), clean_end(launcher.stop) as ending:
         await launcher.run()
@@ -82,7 +88,7 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         settings=Settings.parse(args.settings),
         progress=progress,
     )
-    until = Until(args.until_lsn) if args.until_caught_up or args.until_lsn is not None else None
+    until = Until(args.until_lsn, args.allow_missing_tables) if args.until_caught_up or args.until_lsn is not None else None
     with served(args.metrics, lambda: {args.name: subscription}), clean_end(subscription.stop) as ending:
         await subscription.run(until)
     return ending.status

@@ -76,11 +76,13 @@ def _applier(applier: ApplierObservation) -> list[str]:
 def _tables(status: SubscriptionStatus) -> list[str]:
     tables = status.observation.tables
     counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in _STATES.items()]
+    counts.append(("left out", len(status.observation.left_out)))
     lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
     for table in tables:
         if table.entry.state is TableState.DATASYNC and table.worker is not None:
             of = f" of about {table.worker.estimated_rows}" if table.worker.estimated_rows else ""
             lines.append(f"    {table.table}: {table.worker.copied_rows} rows{of}")
+    lines += [f"    {table}: left out: {reason}" for table, reason in status.observation.left_out.items()]
     return lines
 
 

@@ -23,6 +23,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.following import Following
+from subscriber.subscription.left_out import LeftOutTables
 from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
 from subscriber.subscription.session import FollowedSlot
@@ -182,6 +183,7 @@ class Subscription:
             flushed=running.tracker.flushed,
             streaming=running.session is not None,
             tables=dict(running.states.entries()),
+            left_out=dict(running.states.left_out),
             last_error=running.last_error,
             statistics=self._sink.statistics,
             last_message=running.session.receiver.received_at if running.session is not None else None,
@@ -204,9 +206,12 @@ class Subscription:
                 running.until = until.lsn or prepared.publisher_lsn
             running.tracker = FlushTracker(prepared.position.lsn)
             running.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
+            left_out = LeftOutTables(self.name, self._conninfo, self._publications, running.states)
+            left_out.compare(prepared.published, prepared.left_out)
             running.prepared = True
             running.watchers.notify()
             await self._sweep_spools(prepared)
+            complete = until is not None and not until.allow_missing_tables
             # until and disable_on_error want to know at once what somebody has to mend
             patient = until is None and not self._options.disable_on_error
             # so does whoever starts a subscription for the first time, as long as no table came through
@@ -216,15 +221,19 @@ class Subscription:
                 self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, report=reporting.report
             )
             async with task_group() as group:
-                beside = [group.create_task(launcher.run()), group.create_task(reporting.run())]
+                beside = [group.create_task(work) for work in (launcher.run(), reporting.run(), left_out.run())]
                 try:
                     await following.run()
+                    if complete:
+                        await running.unless_stopped(left_out.look())
                 finally:
                     # the last error, before the sink is closed; a target that does not answer is not waited for
                     await _last_report(reporting)
                 await launcher.leave(_LEAVE_SECONDS)
                 for task in beside:
                     task.cancel()
+            if complete and not running.stop.is_set():
+                left_out.require_none()
 
     async def _prepare(self) -> Prepared:
         """The setup, once both servers are up."""

@@ -23,12 +23,18 @@ class TableRefresh:
         publications: subscribed to.
         copy_data: whether new tables are copied.
         sink: opened.
+
+    Attributes:
+        published: name and oid of each published table, as :meth:`refresh` found it.
+        left_out: those that :meth:`refresh` did not add, each with the reason.
     """
 
     def __init__(self, publications: Sequence[str], sink: Sink, *, copy_data: bool) -> None:
         self._publications = publications
         self._sink = sink
         self._copy_data = copy_data
+        self.published: dict[TableName, int] = {}
+        self.left_out: dict[TableName, str] = {}
 
     async def refresh(
         self,
@@ -53,6 +59,7 @@ class TableRefresh:
             PublisherError, TargetError
         """
         published = {table.name: table for table in await published_tables(connection, self._publications)}
+        self.published = {name: table.relation_id for name, table in published.items()}
         entries = await self._sink.tables()
         new = sorted(published.keys() - entries.keys())
         if demanded:
@@ -78,17 +85,17 @@ class TableRefresh:
     async def _add(self, table: TableName, state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
             # as native refuses REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, unseen by both
-            _log.warning(
-                'table "%s" is published now, but cannot be copied while two_phase is enabled: it is left out'
-                " (hint: copy it by another subscription, or start once with copy_data = false)",
-                table,
+            self.left_out[table] = (
+                "cannot be copied while two_phase is enabled (hint: copy it by another subscription, or start once with copy_data = false)"
             )
+            _log.warning('table "%s" is published now, but left out: %s', table, self.left_out[table])
             return
         try:
             await self._sink.add_table(table, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
         except RelationError as error:
             if first or demanded:
                 raise
+            self.left_out[table] = error.one_line()
             _log.warning("a table is published now, but left out: %s", error.one_line())
             return
         if not first:

@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from typing import Final
 
-from subscriber.abc import Sink, TableName, WorkerActivity
+from subscriber.abc import Sink, TableName, WorkerActivity, WorkerDetails
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.subscription.running import Running
@@ -97,6 +97,7 @@ class Reporting:
             changes=changes,
             transactions_per_second=per_second[0],
             changes_per_second=per_second[1],
+            details=WorkerDetails(left_out=running.states.left_out).to_json(),
         )
 
     def _rates(self, transactions: int, changes: int) -> tuple[float, float]:

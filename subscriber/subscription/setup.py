@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.config import Settings, SubscriptionOptions
@@ -29,7 +29,7 @@ from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.publication import missing_publications, published_tables
+from subscriber.walreceiver.publication import missing_publications, published_names, published_tables
 
 __all__ = ["Prepared", "Setup"]
 
@@ -47,6 +47,8 @@ class Prepared:
         publisher_lsn: where the publisher's WAL ended when the setup was done.
         capabilities: the publisher's.
         first: whether the subscription was made just now.
+        published: name and oid of each published table.
+        left_out: those of them that could not be added to the subscription, each with the reason.
     """
 
     state: SubscriptionState
@@ -55,6 +57,8 @@ class Prepared:
     publisher_lsn: Lsn
     capabilities: Capabilities
     first: bool
+    published: Mapping[TableName, int] = field(default_factory=dict)
+    left_out: Mapping[TableName, str] = field(default_factory=dict)
 
 
 class Setup:
@@ -123,6 +127,7 @@ class Setup:
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
+            refresh = self._tables
             if self._managed and state.pending_refresh is not None:
                 # the verb that changed the publications was cut off before
                 refresh = TableRefresh(self._publications, self._sink, copy_data=state.pending_refresh)
@@ -134,7 +139,7 @@ class Setup:
                     published = await published_tables(connection, self._publications)
                     await self._sink.describe_tables([table for table in published if table.name in tables])
             else:
-                tables = await self._tables.refresh(connection, state, first=first)
+                tables = await refresh.refresh(connection, state, first=first)
             await drop_leftover_slots(connection, self._sink, state, tables)
             return Prepared(
                 state=state,
@@ -143,6 +148,8 @@ class Setup:
                 publisher_lsn=await connection.current_wal_lsn(),
                 capabilities=connection.capabilities,
                 first=first and not self._managed,
+                published=refresh.published or await published_names(connection, self._publications),
+                left_out=refresh.left_out,
             )
         finally:
             await connection.close()

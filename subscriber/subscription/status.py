@@ -17,9 +17,12 @@ class Until:
 
     ``lsn`` None means: caught up with the publisher as it is when the run starts. In both cases all tables have to be synchronized,
     and none may be ahead of the others, as one is right behind its copy.
+
+    If published tables are not replicated then, the run ends with a RelationError that names them; ``allow_missing_tables`` accepts them.
     """
 
     lsn: Lsn | None = None
+    allow_missing_tables: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class Status:
         received, applied, flushed: from the publisher; visible in the target; durable there.
         streaming: whether there is a connection that follows the slot.
         tables: the subscription's tables with their states.
+        left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest that was met in this run, mended since or not.
         statistics: counted since the subscription object was made.
         last_message: when the publisher was last heard, seconds since 1970; None without a stream.
@@ -40,6 +44,7 @@ class Status:
     flushed: Lsn = INVALID_LSN
     streaming: bool = False
     tables: dict[TableName, TableEntry] = field(default_factory=dict)
+    left_out: dict[TableName, str] = field(default_factory=dict)
     last_error: SubscriberError | None = None
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)
     last_message: float | None = None

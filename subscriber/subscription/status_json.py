@@ -61,6 +61,10 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "stats_reset": _time(found.stats_reset),
         "tables": [_table(table) for table in found.tables],
         "tables_by_state": _by_state(found.tables),
+        "tables_left_out": [
+            {"schema": _text(table.namespace), "name": _text(table.name), "reason": _text(reason)}
+            for table, reason in found.left_out.items()
+        ],
     }
 
 

@@ -23,7 +23,7 @@ from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.types import type_facts
 
-__all__ = ["missing_publications", "published_tables"]
+__all__ = ["missing_publications", "published_names", "published_tables"]
 
 
 @dataclass(slots=True)
@@ -60,6 +60,14 @@ async def missing_publications(session: Session, names: Sequence[str]) -> list[s
     rows = await session.execute(f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({_literals(names)})")  # noqa: S608
     found = {name for (name,) in rows}
     return [name for name in names if name not in found]
+
+
+async def published_names(session: Session, publications: Sequence[str]) -> dict[TableName, int]:
+    """The names of the tables that :func:`published_tables` describes, each with the table's oid at the publisher."""
+    if not publications:
+        return {}
+    tables = _gather(await session.execute(_tables_query(session, publications, None)))
+    return {table.name: oid for oid, table in tables.items()}
 
 
 async def published_tables(session: Session, publications: Sequence[str], table: TableName | None = None) -> list[PublishedTable]:

@@ -187,6 +187,9 @@ _STEPS: Final = (
     GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
                     subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;
     """,
+    """
+    ALTER TABLE subscriber.worker ADD details text;
+    """,
 )
 """Each takes the catalog one version further. Never changed, only added to."""
 

@@ -66,6 +66,7 @@ COLUMNS: Final[Mapping[str, Collection[str]]] = {
         "changes_per_second",
         "copied_rows",
         "estimated_rows",
+        "details",
     ),
     "subscription_stats": (
         "subid",

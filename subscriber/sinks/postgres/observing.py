@@ -11,7 +11,7 @@ from typing import Any, Final
 import asyncpg
 
 from subscriber.abc import TableEntry, TableName, WorkerActivity
-from subscriber.catalog import Observation, TableObservation
+from subscriber.catalog import Observation, TableObservation, left_out
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog import VERSION
@@ -40,10 +40,14 @@ _CONNINFOS: Final = "SELECT oid::int8 AS oid, subconninfo FROM subscriber.pg_sub
 _WORKERS: Final = """
 SELECT w.subid::int8 AS subid, w.relid::int8 AS relid, v.pid, w.received_lsn::text AS received, w.applied_lsn::text AS applied,
        w.flushed_lsn::text AS flushed, w.latest_end_lsn::text AS latest_end, w.last_msg_send_time, w.last_msg_receipt_time,
-       w.latest_end_time, w.transactions, w.changes, w.transactions_per_second, w.changes_per_second, w.copied_rows, w.estimated_rows
+       w.latest_end_time, w.transactions, w.changes, w.transactions_per_second, w.changes_per_second, w.copied_rows, w.estimated_rows,
+       w.details
 FROM subscriber.worker w
 JOIN subscriber.pg_stat_subscription v ON v.subid = w.subid AND coalesce(v.relid, 0) = w.relid AND v.pid IS NOT NULL
 """
+
+# of the latest run, also when it has ended
+_DETAILS: Final = "SELECT subid::int8 AS subid, details FROM subscriber.worker WHERE relid = 0"
 
 _TABLES: Final = """
 SELECT r.srsubid::int8 AS subid, r.srrelid::int8 AS relid, n.nspname::text AS namespace, c.relname::text AS name,
@@ -88,9 +92,14 @@ async def _observe(reader: CatalogReader) -> Sequence[Observation]:
         conninfos = {row["oid"]: row["subconninfo"] for row in await reader.fetch(_CONNINFOS)}
     workers = {(row["subid"], row["relid"]): row for row in await reader.fetch(_WORKERS)}
     tables = await reader.fetch(_TABLES)
+    details = {row["subid"]: row["details"] for row in await reader.fetch(_DETAILS)}
     await _decode_json(reader.connection)
     return [
-        _observation(row | {"subconninfo": conninfos.get(row["oid"])}, workers, [table for table in tables if table["subid"] == row["oid"]])
+        _observation(
+            row | {"subconninfo": conninfos.get(row["oid"]), "details": details.get(row["oid"])},
+            workers,
+            [table for table in tables if table["subid"] == row["oid"]],
+        )
         for row in await reader.fetch(_SUBSCRIPTIONS)
     ]
 
@@ -120,6 +129,7 @@ def _observation(
         stats_reset=row["stats_reset"],
         last_error=stats.get("last_error"),
         last_error_time=row["last_error_time"],
+        left_out=left_out(row["details"], known),
     )
 
 
@@ -148,6 +158,7 @@ def _activity(row: Mapping[str, Any], table: TableName | None) -> WorkerActivity
         changes_per_second=row["changes_per_second"],
         copied_rows=row["copied_rows"],
         estimated_rows=row["estimated_rows"],
+        details=row["details"],
     )
 
 

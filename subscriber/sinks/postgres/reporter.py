@@ -22,20 +22,22 @@ _WORKERS: Final = """
 WITH gone AS (DELETE FROM subscriber.worker WHERE subid = $1::int8::oid AND relid <> ALL ($2::int8[]::oid[]))
 INSERT INTO subscriber.worker (subid, relid, lock_key, worker_type, received_lsn, applied_lsn, flushed_lsn, last_msg_send_time,
     last_msg_receipt_time, latest_end_lsn, latest_end_time, transactions, changes, transactions_per_second, changes_per_second,
-    copied_rows, estimated_rows)
+    copied_rows, estimated_rows, details)
 SELECT $1::int8::oid, w.* FROM ROWS FROM (
     pg_catalog.unnest($2::int8[]::oid[]), pg_catalog.unnest($3::int8[]), pg_catalog.unnest($4::text[]),
     pg_catalog.unnest($5::text[]::pg_lsn[]), pg_catalog.unnest($6::text[]::pg_lsn[]), pg_catalog.unnest($7::text[]::pg_lsn[]),
     pg_catalog.unnest($8::timestamptz[]), pg_catalog.unnest($9::timestamptz[]), pg_catalog.unnest($10::text[]::pg_lsn[]),
     pg_catalog.unnest($11::timestamptz[]), pg_catalog.unnest($12::int8[]), pg_catalog.unnest($13::int8[]),
-    pg_catalog.unnest($14::float8[]), pg_catalog.unnest($15::float8[]), pg_catalog.unnest($16::int8[]), pg_catalog.unnest($17::int8[])
+    pg_catalog.unnest($14::float8[]), pg_catalog.unnest($15::float8[]), pg_catalog.unnest($16::int8[]), pg_catalog.unnest($17::int8[]),
+    pg_catalog.unnest($18::text[])
 ) AS w
 ON CONFLICT (subid, relid) DO UPDATE SET lock_key = excluded.lock_key, worker_type = excluded.worker_type,
     received_lsn = excluded.received_lsn, applied_lsn = excluded.applied_lsn, flushed_lsn = excluded.flushed_lsn,
     last_msg_send_time = excluded.last_msg_send_time, last_msg_receipt_time = excluded.last_msg_receipt_time,
     latest_end_lsn = excluded.latest_end_lsn, latest_end_time = excluded.latest_end_time, transactions = excluded.transactions,
     changes = excluded.changes, transactions_per_second = excluded.transactions_per_second,
-    changes_per_second = excluded.changes_per_second, copied_rows = excluded.copied_rows, estimated_rows = excluded.estimated_rows
+    changes_per_second = excluded.changes_per_second, copied_rows = excluded.copied_rows, estimated_rows = excluded.estimated_rows,
+    details = excluded.details
 """
 
 # as natively a table that is dropped leaves the subscription at once; with all that is known of it: a position would keep its slot
@@ -93,8 +95,16 @@ class Reporter:
         await self._reader.fetch(_DROPPED, self._oid)
         rows = [(await self._relid(worker), worker) for worker in workers]
         known = [(relid, worker) for relid, worker in rows if relid is not None]
-        columns = list(zip(*(self._row(relid, worker) for relid, worker in known), strict=True)) or [()] * 16
+        columns = list(zip(*(self._row(relid, worker) for relid, worker in known), strict=True)) or [()] * 17
         await self._reader.fetch(_WORKERS, self._oid, *columns)
+        await self.count(last_error)
+
+    async def count(self, last_error: str | None) -> None:
+        """Write the counters, and the error if there is one.
+
+        Raises:
+            TargetUnavailable: the session was lost.
+        """
         counted = {name: self._tally.unwritten(name) for name in _COUNTERS}
         if last_error is not None or any(counted.values()):
             text = None if last_error is None else self._reader.storable(last_error)
@@ -125,6 +135,7 @@ class Reporter:
             worker.changes_per_second,
             worker.copied_rows,
             worker.estimated_rows,
+            worker.details,
         )
 
 

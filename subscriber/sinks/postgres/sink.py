@@ -462,7 +462,7 @@ class PostgresSink:
     async def _leave(self, opened: _Open) -> None:
         await opened.parallel.close()
         with contextlib.suppress(TargetError):
-            await opened.reporter.report([], None)
+            await opened.reporter.count(None)
         await opened.durability.close()
         if not opened.durability.idle and opened.session.usable:
             # a commit that waits for the disk takes all before it along

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from subscriber.abc import TableName, WorkerActivity
-from subscriber.catalog import ApplierObservation, Observation, TableObservation
+from subscriber.catalog import ApplierObservation, Observation, TableObservation, left_out
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import read_cut
@@ -51,22 +51,25 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     error = read_quietly(storage, ERROR)
     applier = read_quietly(storage, APPLIER)
     running = is_held(writer)
-    workers = {found.table: found for found in map(_activity, status.get("workers", []))} if running else {}
+    told = [_activity(values) for values in status.get("workers", [])]
+    workers = {worker.table: worker for worker in told} if running else {}
     reset = read_quietly(storage, RESET)
+    tables = tuple(
+        TableObservation(table=name, entry=table.entry, worker=workers.get(name))
+        for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
+    )
     return [
         Observation(
             definition=defined(storage, lake),
             pid=status.get("pid") if running else None,
             worker=workers.get(None),
-            tables=tuple(
-                TableObservation(table=name, entry=table.entry, worker=workers.get(name))
-                for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
-            ),
+            tables=tables,
             counters={name: max(count - int(reset.get("counters", {}).get(name, 0)), 0) for name, count in read_counters(storage).items()},
             stats_reset=_time(reset.get("stats_reset")),
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
             applier=_applier(storage, applier),
+            left_out=left_out(next((worker.details for worker in told if worker.table is None), None), tables),
         )
     ]
 

@@ -11,7 +11,7 @@ import secrets
 from sqlalchemy import Table, insert, inspect, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.schema import CreateSchema, CreateTable
+from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import SubscriptionChanged, TargetError
@@ -44,7 +44,14 @@ async def ensure_catalog(database: Database) -> None:
 
 
 async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
-    if await read_version(connection, tables) is not None:
+    version = await read_version(connection, tables)
+    if version == VERSION:
+        return
+    if version is not None:
+        # version 1: what workers report is of no worth to keep
+        await connection.execute(DropTable(tables.worker, if_exists=True))
+        await connection.execute(CreateTable(tables.worker))
+        await connection.execute(update(tables.version).values(version=VERSION))
         return
     if tables.schema is not None:
         await connection.execute(CreateSchema(tables.schema, if_not_exists=True))

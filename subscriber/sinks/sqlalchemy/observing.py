@@ -11,7 +11,7 @@ from sqlalchemy import Table, inspect, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableName, WorkerActivity
-from subscriber.catalog import Definition, Observation, TableObservation
+from subscriber.catalog import Definition, Observation, TableObservation, left_out
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.catalog import definition
 from subscriber.sinks.sqlalchemy.catalog_types import Unknown
@@ -61,6 +61,7 @@ async def _observe(database: Database) -> Sequence[Observation]:
             {relid: worker for (oid, relid), worker in workers.items() if oid == row["oid"] and oid in running},
             [entry for entry in entries if entry["srsubid"] == row["oid"]],
             stats.get(row["oid"], {}),
+            details=workers.get((row["oid"], 0), {}).get("details"),
         )
         for row in sorted(subscriptions, key=lambda row: str(row["subname"]))
     ]
@@ -92,7 +93,9 @@ async def _running(database: Database, oids: Sequence[int]) -> frozenset[int]:
         await locks.close()
 
 
-def _observation(tables: CatalogTables, defined: Definition, workers: Mapping[int, Row], entries: Sequence[Row], stats: Row) -> Observation:
+def _observation(
+    tables: CatalogTables, defined: Definition, workers: Mapping[int, Row], entries: Sequence[Row], stats: Row, *, details: str | None
+) -> Observation:
     apply = workers.get(0)
     # what workers tell is written anew within a second; counters stay
     stats, error = understood_row(tables.subscription_stats, stats)
@@ -113,6 +116,7 @@ def _observation(tables: CatalogTables, defined: Definition, workers: Mapping[in
         stats_reset=_time(stats.get("stats_reset")),
         last_error=stats.get("last_error"),
         last_error_time=_time(stats.get("last_error_time")),
+        left_out=left_out(details, known),
     )
 
 
@@ -145,6 +149,7 @@ def _activity(row: Row, table: TableName | None) -> WorkerActivity:
         changes_per_second=_told(row["changes_per_second"]) or 0.0,
         copied_rows=_told(row["copied_rows"]) or 0,
         estimated_rows=_told(row["estimated_rows"]),
+        details=row["details"],
     )
 
 

@@ -98,4 +98,5 @@ class Reporter:
             "changes_per_second": worker.changes_per_second,
             "copied_rows": worker.copied_rows,
             "estimated_rows": worker.estimated_rows,
+            "details": worker.details,
         }

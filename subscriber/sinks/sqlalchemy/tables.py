@@ -42,8 +42,8 @@ from subscriber.sinks.sqlalchemy.catalog_types import Flag, LsnText, Names, Seco
 
 __all__ = ["CATALOG_SCHEMA_NAME", "COUNTERS", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "catalog_tables"]
 
-VERSION: Final = 1
-"""Of the catalog. There is no other one yet."""
+VERSION: Final = 2
+"""Of the catalog. 2 added ``worker.details``."""
 
 CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
 PREFIX: Final = "subscriber_"
@@ -232,4 +232,5 @@ def _worker_columns() -> tuple[Column[Any], ...]:
         Column("changes_per_second", Seconds),
         Column("copied_rows", Whole),
         Column("estimated_rows", Whole),
+        Column("details", Text),
     )

@@ -1,0 +1,102 @@
+"""Published tables that a subscription does not replicate.
+
+They are found by comparing the publisher's list with the subscription's: at the start of a run, once a minute, and at the end of a run that
+ends by itself (``until``). The stream alone is not enough: a table without changes never appears there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, TableStates
+from subscriber.errors import PublisherError, RelationError
+from subscriber.protocol.session_name import session_name
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.publication import published_names
+
+__all__ = ["LeftOutTables"]
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL: Final = 60.0
+_SHOWN: Final = 10
+
+
+class LeftOutTables:
+    """Keeps :attr:`TableStates.left_out` up to date.
+
+    Args:
+        name: the subscription's.
+        conninfo: of the publisher.
+        publications: subscribed to.
+        states: of the subscription's tables.
+    """
+
+    def __init__(self, name: str, conninfo: str, publications: Sequence[str], states: TableStates) -> None:
+        self._name = name
+        self._conninfo = conninfo
+        self._publications = publications
+        self._states = states
+        self._replicated: set[int] = set()
+
+    def compare(self, published: Mapping[TableName, int], reasons: Mapping[TableName, str] | None = None) -> None:
+        """Note which published tables are not of the subscription, and warn of those that were not known.
+
+        Args:
+            published: name and oid of each published table.
+            reasons: why a table is left out, where that is known.
+        """
+        entries, before = self._states.entries(), dict(self._states.left_out)
+        self._replicated |= {oid for name, oid in published.items() if name in entries}
+        # a table that was renamed is still replicated, or the stream's next change of it is an error that names it
+        found = [name for name, oid in published.items() if name not in entries and oid not in self._replicated]
+        known = {**before, **(reasons or {})}
+        self._states.left_out = {name: known.get(name, NOT_IN_SUBSCRIPTION) for name in sorted(found)}
+        new = {name: reason for name, reason in self._states.left_out.items() if name not in before and name not in (reasons or {})}
+        if new:
+            _log.warning('subscription "%s": published tables are not replicated: %s', self._name, _listed(new))
+
+    async def run(self) -> None:
+        """Look once a minute, until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            # a publisher that is away is the stream's business
+            with contextlib.suppress(PublisherError):
+                await self.look()
+
+    async def look(self) -> None:
+        """Ask the publisher now.
+
+        Raises:
+            PublisherError: it cannot be asked.
+        """
+        session = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._name, "tables"))
+        try:
+            self.compare(await published_names(session, self._publications))
+        finally:
+            await session.close()
+
+    def require_none(self) -> None:
+        """See that all published tables are replicated, as of the last look.
+
+        Raises:
+            RelationError: some are not.
+        """
+        left_out = self._states.left_out
+        if left_out:
+            word = "table is" if len(left_out) == 1 else "tables are"
+            raise RelationError(
+                f"{len(left_out)} published {word} not replicated: {_listed(left_out)}",
+                hint="--allow-missing-tables (Until.allow_missing_tables) accepts that",
+            )
+
+
+def _listed(tables: Mapping[TableName, str]) -> str:
+    shown = [f'"{table}": {reason}' for table, reason in list(tables.items())[:_SHOWN]]
+    more = len(tables) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
