@@ -53,6 +53,14 @@ class ReplicationStream(Protocol):
         """Send one CopyData message (a standby status update) and flush it."""
         ...
 
+    async def wal_end(self, least: Lsn) -> Lsn:
+        """Where the publisher's WAL ends. What is known is enough if it is not before ``least``; otherwise the publisher is asked.
+
+        Raises:
+            PublisherError: or one of its kin: it cannot be asked.
+        """
+        ...
+
     async def close(self) -> None:
         """End the stream politely if the connection still lives (CopyDone both ways, a second at most), and close the connection."""
         ...

@@ -10,6 +10,9 @@ Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :m
   strike. While nothing is read (the queue is full) a request of the server is not seen either: then updates go out four times a
   second, often enough for a ``wal_sender_timeout`` of one.
 
+An LSN moves the position in the target and the slot. So one that is far beyond the end of the publisher's WAL, as far as that is known,
+counts only after the publisher was asked for that end: a wrong one would lose what comes below it.
+
 ``wal_receiver_timeout`` works as native's: silence for half of it asks the server for a reply, silence for all of it ends the
 connection. Time during which we did not read is not silence.
 
@@ -26,7 +29,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
-from subscriber.errors import PublisherUnavailable
+from subscriber.errors import ProtocolError, PublisherUnavailable
 from subscriber.protocol.frames import (
     PAYLOAD,
     PrimaryKeepalive,
@@ -37,7 +40,7 @@ from subscriber.protocol.frames import (
     message_tag,
     payloads,
 )
-from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
+from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, Tag
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
@@ -49,6 +52,8 @@ __all__ = ["Receiver"]
 _UNREAD_STATUS_INTERVAL = 0.25
 _READ_RECORDS = 1000
 _ORDERS = (SpoolTruncate, SpoolDiscard)
+_WAL_END_SLACK = 64 * 1024**2
+"""Bytes that an LSN may be beyond the known end of the publisher's WAL: what it wrote since then."""
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
@@ -68,6 +73,7 @@ class Receiver:
         self._tracker = tracker
         self._spool = spool
         self._settings = settings
+        self._plausible_end = INVALID_LSN
         self._budget = max(settings.logical_decoding_work_mem // 2, 1)
         self._reassembly = Reassembly()
         self._queue: deque[tuple[Event, int]] = deque()
@@ -223,7 +229,7 @@ class Receiver:
                 await self._room.wait()
 
     async def _take_frames(self, frames: Sequence[bytes]) -> None:
-        reassembly, tracker = self._reassembly, self._tracker
+        reassembly = self._reassembly
         place, count = 0, len(frames)
         frame: XLogData | PrimaryKeepalive | None = None
         while place < count:
@@ -233,8 +239,8 @@ class Receiver:
                 if place < count and message_tag(frames[place]) == Tag.COMMIT:
                     frame = decode_frame(frames[place])
                     assert isinstance(frame, XLogData)  # its tag
-                    self._put(reassembly.feed_whole(begin, rows, frame.payload))
-                    tracker.receive(max(frame.start_lsn, frame.end_lsn))
+                    await self._put(reassembly.feed_whole(begin, rows, frame.payload))
+                    await self._heard(max(frame.start_lsn, frame.end_lsn))
                     place += 1
                     continue
                 reassembly.feed(begin)
@@ -257,19 +263,19 @@ class Receiver:
                         if isinstance(output, _ORDERS):
                             await self._order(output)
                         else:
-                            self._put(output)
+                            await self._put(output)
                     # after the events: what they end at is pending before it counts as received
-                    tracker.receive(max(frame.start_lsn, frame.end_lsn))
+                    await self._heard(max(frame.start_lsn, frame.end_lsn))
             else:
-                tracker.receive(frame.end_lsn)
+                await self._heard(frame.end_lsn)
                 if frame.reply_requested:
                     self._forced = True
                     self._asked = True
                 self._feedback_wanted.set()
         if frame is not None:
             if isinstance(frame, XLogData):
-                tracker.receive(max(frame.start_lsn, frame.end_lsn))
-            self.sent_at, self.received_at = frame.send_time / 1_000_000 + _EPOCH_SECONDS, time.time()
+                await self._heard(max(frame.start_lsn, frame.end_lsn))
+            self.sent_at, self.received_at = kept_in_years(frame.send_time) / 1_000_000 + _EPOCH_SECONDS, time.time()
 
     async def _order(self, order: SpoolTruncate | SpoolDiscard) -> None:
         async with self._spool_turn:
@@ -278,17 +284,36 @@ class Receiver:
             else:
                 await self._spool.discard(order.spool_id)
 
-    def _put(self, event: Event) -> None:
+    async def _heard(self, lsn: Lsn) -> None:
+        if lsn > self._plausible_end:
+            await self._check_wal_end(lsn)
+        self._tracker.receive(lsn)
+
+    async def _pend(self, end_lsn: Lsn, *, in_order: bool) -> None:
+        if end_lsn > self._plausible_end:
+            await self._check_wal_end(end_lsn)
+        self._tracker.pend(end_lsn, in_order=in_order)
+
+    async def _check_wal_end(self, lsn: Lsn) -> None:
+        wal_end = await self._stream.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
+        self._plausible_end = Lsn(wal_end + _WAL_END_SLACK)
+        if lsn > self._plausible_end:
+            error = ProtocolError(f"the publisher sent LSN {lsn}, but its WAL ends at {wal_end}")
+            error.hint = "nothing of it is applied or stored; find out what sent it: the publisher, or a proxy before it"
+            raise error
+
+    async def _put(self, event: Event) -> None:
         held = RECORD_OVERHEAD
         match event:
             case Transaction():
+                await self._pend(event.end_lsn, in_order=True)
                 held += self._attach(event)
-                self._tracker.pend(event.end_lsn)
             case PreparedTransaction(transaction):
+                # a late one is sent behind what was received (see FlushTracker)
+                await self._pend(transaction.end_lsn, in_order=False)
                 held += self._attach(transaction)
-                self._tracker.pend(transaction.end_lsn)
             case CommitPrepared(end_lsn=end_lsn) | RollbackPrepared(rollback_end_lsn=end_lsn):
-                self._tracker.pend(end_lsn)
+                await self._pend(end_lsn, in_order=True)
             case LogicalMessage(content=content):
                 held += len(content)
         self._held += held

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, Self
 
-__all__ = ["INVALID_LSN", "POSTGRES_EPOCH", "Lsn", "datetime_from_postgres", "postgres_from_datetime"]
+__all__ = ["INVALID_LSN", "POSTGRES_EPOCH", "Lsn", "datetime_from_postgres", "kept_in_years", "postgres_from_datetime"]
 
 POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -66,6 +66,19 @@ def datetime_from_postgres(microseconds: int) -> datetime:
     return POSTGRES_EPOCH + timedelta(microseconds=microseconds)
 
 
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST: Final = (datetime(1, 1, 2, tzinfo=UTC) - POSTGRES_EPOCH) // _MICROSECOND
+_LAST: Final = (datetime(9999, 12, 31, tzinfo=UTC) - POSTGRES_EPOCH) // _MICROSECOND
+
+
+def kept_in_years(microseconds: int) -> int:
+    """The same time if it is in the years 1 to 9999, else the nearest that is: what any target can store.
+
+    No clock is outside them. A publisher that says otherwise must not stop its changes.
+    """
+    return min(max(microseconds, _FIRST), _LAST)
+
+
 def postgres_from_datetime(moment: datetime) -> int:
     """Turn an aware datetime into microseconds since the PostgreSQL epoch."""
-    return (moment - POSTGRES_EPOCH) // timedelta(microseconds=1)
+    return (moment - POSTGRES_EPOCH) // _MICROSECOND

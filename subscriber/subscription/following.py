@@ -230,8 +230,12 @@ class Following:
     async def _settle(self, session: StreamSession) -> None:
         """Make everything applied durable: the next stream starts behind it."""
         lsn = session.tracker.applied
-        await self._sink.advance(lsn)
-        session.tracker.flush(lsn)
+        if session.tracker.contradicted and lsn < session.tracker.flushed:
+            # idle progress stored a WAL end that was wrong: what comes below it is missing here
+            await self._sink.set_position(replace(self._position, lsn=lsn))
+        else:
+            await self._sink.advance(lsn)
+            session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._running.watchers.notify()
 

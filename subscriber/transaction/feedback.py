@@ -36,16 +36,26 @@ Which LSNs
     below ``flushed``. It is then not pending, and need not be: as long as its COMMIT PREPARED, whose LSN is new, is not acknowledged, both
     come again after a crash.
 
+Order
+    A walsender decodes WAL in order. A message bears the LSN of a record that it has decoded, and a keepalive the end of the last one
+    (``sentPtr``) or of an empty transaction. So in one session a COMMIT, COMMIT PREPARED or ROLLBACK PREPARED always ends behind everything
+    received before it: streamed and empty transactions, messages and keepalives. Only a late prepare does not. If another one does not, the
+    publisher has claimed a WAL end that it had not reached, and idle progress may have stored that end in the target. Then the tracker is
+    *contradicted*: it proposes and reports nothing more, and ``applied`` falls back to the end of the last transaction that was applied.
+    The caller moves the target's position back to it. If the slot has moved past it, the check at the next start finds that.
+
 Trace (target at 100)
     ``receive(150)``: idle, write 150, apply 150, flush 100; ``idle_lsn()`` is 150; the target stores it, ``flush(150)``.
     ``pend(200)``, ``receive(250)`` by a keepalive: write 250, apply 150, flush 150; ``idle_lsn()`` is None.
     ``applied_to(200)``: apply 200. ``flush(200)``: idle, apply 250, flush 200; ``idle_lsn()`` is 250.
 
-Source: PostgreSQL manual, Streaming Replication Protocol (Standby status update); worker.c, get_flush_position and send_feedback.
+Source: PostgreSQL manual, Streaming Replication Protocol (Standby status update); worker.c, get_flush_position and send_feedback;
+walsender.c, XLogSendLogical, WalSndPrepareWrite, WalSndUpdateProgress and WalSndKeepalive; logical.c, ``write_location`` in the callbacks.
 """
 
 from __future__ import annotations
 
+from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
 __all__ = ["FlushTracker"]
@@ -58,9 +68,12 @@ class FlushTracker:
         position: up to where the target holds everything durably.
     """
 
-    __slots__ = ("_applied", "_flushed", "_pending", "_received")
+    __slots__ = ("_applied", "_contradicted", "_flushed", "_heard", "_pending", "_position", "_received")
 
     def __init__(self, position: Lsn) -> None:
+        self._position = position
+        self._heard = INVALID_LSN
+        self._contradicted: tuple[Lsn, Lsn, Lsn] | None = None
         self._received = position
         self._applied = position
         self._flushed = position
@@ -74,6 +87,8 @@ class FlushTracker:
     @property
     def applied(self) -> Lsn:
         """Up to where everything received is visible in the target: all of it while nothing is pending."""
+        if self._contradicted is not None:
+            return min(self._applied, max(self._position, self._pending))
         if self.idle:
             # kept, so that what was once reported does not go back when the next transaction is pending
             self._applied = self._received
@@ -91,12 +106,36 @@ class FlushTracker:
 
     def receive(self, lsn: Lsn) -> None:
         """A frame with this LSN came; 0 where it has none. To be called after :meth:`pend` for what the frame completed."""
+        self._heard = max(self._heard, lsn)
         self._received = max(self._received, lsn)
 
-    def pend(self, end_lsn: Lsn) -> None:
-        """A transaction, prepare, COMMIT PREPARED or ROLLBACK PREPARED that ends here was handed on and must become durable."""
+    def pend(self, end_lsn: Lsn, *, in_order: bool = False) -> None:
+        """A transaction, prepare, COMMIT PREPARED or ROLLBACK PREPARED that ends here was handed on and must become durable.
+
+        Args:
+            end_lsn: its end.
+            in_order: it must end behind everything received in this session.
+
+        Raises:
+            ProtocolError: it does not. It must not be handed on; the tracker is contradicted.
+        """
+        if in_order:
+            if end_lsn <= self._heard:
+                raise self._contradict(end_lsn)
+            self._heard = end_lsn
         self._received = max(self._received, end_lsn)
         self._pending = max(self._pending, end_lsn)
+
+    def _contradict(self, end_lsn: Lsn) -> ProtocolError:
+        self._contradicted = self._contradicted or self.status()
+        error = ProtocolError(f"the publisher sent a transaction that ends at {end_lsn}, after it had sent everything up to {self._heard}")
+        error.hint = "nothing of it is applied; find out what sent a wrong WAL end: the publisher, or a proxy before it"
+        return error
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the publisher sent a transaction below a WAL end that it had sent before."""
+        return self._contradicted is not None
 
     def applied_to(self, end_lsn: Lsn) -> None:
         """Everything pending up to here is visible in the target.
@@ -123,8 +162,8 @@ class FlushTracker:
 
     def idle_lsn(self) -> Lsn | None:
         """The position to store in the target and then to :meth:`flush`; None while something is pending, or if it is stored already."""
-        return self._received if self.idle and self._received > self._flushed else None
+        return self._received if self.idle and self._received > self._flushed and self._contradicted is None else None
 
     def status(self) -> tuple[Lsn, Lsn, Lsn]:
         """Write, flush and apply position for a standby status update, in the order of its fields."""
-        return self._received, self._flushed, self.applied
+        return self._contradicted or (self._received, self._flushed, self.applied)

@@ -16,7 +16,7 @@ from psycopg import pq
 from subscriber.errors import PublisherError
 from subscriber.protocol import commands
 from subscriber.protocol.capabilities import StreamOptions
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.stream import WalSenderStream
@@ -106,6 +106,8 @@ def _optional_lsn(text: str | None) -> Lsn | None:
 class WalReceiverConnection(Session):
     """A logical walsender (``replication=database``). One caller at a time; all errors are PublisherError or its kin."""
 
+    _wal_end = INVALID_LSN
+
     @classmethod
     async def connect(cls, conninfo: str, *, application_name: str, replication: bool = True) -> Self:
         """As :meth:`Session.connect`, as a walsender."""
@@ -122,7 +124,8 @@ class WalReceiverConnection(Session):
         assert identifier is not None
         assert timeline is not None
         assert position is not None
-        return SystemIdentity(identifier, int(timeline), Lsn.parse(position), dbname)
+        self._wal_end = Lsn.parse(position)
+        return SystemIdentity(identifier, int(timeline), self._wal_end, dbname)
 
     async def require_system(self, system_identifier: str) -> None:
         """See that this is the publisher that was meant: with several hosts in the connection string another one may answer.
@@ -149,14 +152,6 @@ class WalReceiverConnection(Session):
         """The value of a run-time parameter."""
         ((value,),) = await self.execute(commands.show(name))
         return value or ""
-
-    async def current_wal_lsn(self) -> Lsn:
-        """Where its WAL ends now: flushed (no walsender sends more), or replayed on a standby."""
-        ((position,),) = await self.execute(
-            "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
-            " ELSE pg_catalog.pg_current_wal_flush_lsn() END"
-        )
-        return Lsn.parse(position or "0/0")
 
     async def create_slot(
         self,
@@ -225,4 +220,4 @@ class WalReceiverConnection(Session):
         result = await self.query(commands.start_replication(slot, lsn, options))
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise PublisherError("the publisher did not start streaming")
-        return WalSenderStream(self)
+        return WalSenderStream(self, self._wal_end)

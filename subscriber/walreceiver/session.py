@@ -22,6 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, capabilities
+from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.session_name import session_name
 from subscriber.walreceiver.failures import connect_error, connection_lost, conninfo_error, result_error
 
 __all__ = ["SETUP", "Row", "Session", "check_conninfo"]
@@ -37,6 +39,7 @@ SETUP: Final = (
   JOIN pg_catalog.pg_settings AS s ON s.name = v.name""",
 )
 """The settings of every session with the publisher."""
+_OF_ONE_SESSION: Final = frozenset({"replication", "client_encoding", "service", "target_session_attrs", "load_balance_hosts"})
 _CANCEL_SECONDS: Final = 2.0
 _COPY_STATES: Final = frozenset({pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH})
 _GOOD_STATES: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
@@ -171,6 +174,30 @@ class Session:
         params |= {"host": self.pgconn.host.decode(), "port": self.pgconn.port.decode()}
         params |= {"dbname": self.pgconn.db.decode(), "user": self.pgconn.user.decode()}
         return make_conninfo(**params)
+
+    async def sibling(self, role: str) -> Session:
+        """Another session, for queries, with this very server.
+
+        Args:
+            role: what it is for; part of its application_name.
+
+        Raises:
+            PublisherUnavailable, PublisherError: as :meth:`connect`.
+        """
+        found = {option.keyword.decode(): option.val.decode() for option in self.pgconn.info if option.val is not None}
+        params = {name: value for name, value in found.items() if name not in _OF_ONE_SESSION}
+        params |= {"host": self.pgconn.host.decode(), "hostaddr": self.pgconn.hostaddr.decode(), "port": self.pgconn.port.decode()}
+        name = found.get("application_name") or found.get("fallback_application_name", "")
+        params["application_name"] = session_name(name, role)
+        return await Session.connect(make_conninfo(**params), application_name=name)
+
+    async def current_wal_lsn(self) -> Lsn:
+        """Where its WAL ends now: flushed (no walsender sends more), or replayed on a standby."""
+        ((position,),) = await self.execute(
+            "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
+            " ELSE pg_catalog.pg_current_wal_flush_lsn() END"
+        )
+        return Lsn.parse(position or "0/0")
 
     async def close(self) -> None:
         """Disconnect, whatever state it is in. Idempotent."""

@@ -18,12 +18,14 @@ import psycopg
 from psycopg import pq
 
 from subscriber.errors import PublisherUnavailable, SubscriberError
+from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.failures import connection_lost, result_error
 from subscriber.walreceiver.session import Session
 
 __all__ = ["WalSenderStream"]
 
 _DRAIN_BYTES: Final = 1024 * 1024
+_ASK_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 1.0
 _TLS_READS: Final = 4
 """TLS keeps what did not fit into libpq's buffer (a record is 16 kB at most) where no socket wait can see it."""
@@ -32,7 +34,8 @@ _TLS_READS: Final = 4
 class WalSenderStream:
     """See :class:`subscriber.abc.ReplicationStream`. Made by ``WalReceiverConnection.start_replication``; it owns that connection."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, wal_end: Lsn) -> None:
+        self._wal_end = wal_end
         self._session = session
         self._pgconn = session.pgconn
         self._reads = _TLS_READS if self._pgconn.ssl_in_use else 1
@@ -101,6 +104,22 @@ class WalSenderStream:
                 await self._session.flush()
             except psycopg.Error as error:
                 raise connection_lost(error) from error
+
+    async def wal_end(self, least: Lsn) -> Lsn:
+        """Where the publisher's WAL ends, as far as that is known; see :meth:`subscriber.abc.ReplicationStream.wal_end`."""
+        if self._wal_end < least:
+            try:
+                async with asyncio.timeout(_ASK_SECONDS):
+                    session = await self._session.sibling("wal end")
+                    try:
+                        self._wal_end = await session.current_wal_lsn()
+                    finally:
+                        await session.close()
+            except TimeoutError:
+                raise PublisherUnavailable(
+                    "the publisher did not say where its WAL ends", hint="it is asked on a session of its own; it is tried again"
+                ) from None
+        return self._wal_end
 
     async def close(self) -> None:
         """End the stream and close the connection. Idempotent."""

@@ -27,7 +27,7 @@ from psycopg.pq.abc import PGresult
 
 from subscriber.abc import Batch, RelationGate
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.sinks.postgres.changes import TransactionSender
 from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.fingerprint import UNCHANGED, TargetsChanged, parameters
@@ -303,5 +303,5 @@ class Applier:
 
 def _set_up_origin(pipeline: Pipeline, context: ChangeContext, transaction: Transaction, session: ApplySession) -> None:
     if session.origin is not None:
-        values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(transaction.commit_time)]
+        values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(kept_in_years(transaction.commit_time))]
         pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)

@@ -31,7 +31,7 @@ from typing import Final
 
 from subscriber.abc import RelationGate
 from subscriber.errors import DataLossError, TargetError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier
 from subscriber.sinks.postgres.session import ApplySession
@@ -121,7 +121,7 @@ class TwoPhase:
 
     async def _set_up_origin(self, lsn: Lsn, microseconds: int) -> None:
         if self._session.origin is not None:
-            await self._session.fetch(_XACT_SETUP, str(lsn), microseconds)
+            await self._session.fetch(_XACT_SETUP, str(lsn), kept_in_years(microseconds))
 
     @contextlib.contextmanager
     def _naming(self, message_type: str, xid: int, lsn: Lsn) -> Iterator[None]:

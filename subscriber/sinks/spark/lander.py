@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from subscriber.abc import ApplyStatistics, Batch, RelationGate
 from subscriber.errors import SubscriberError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.encode import Described, TransactionEncoder
 from subscriber.sinks.spark.landing import LandingZone, OpenBatch
@@ -89,7 +89,7 @@ class Lander:
                 self.forget()
             raise
         self._transactions += 1
-        self._commit_time = transaction.commit_time
+        self._commit_time = kept_in_years(transaction.commit_time)
         self.position = transaction.end_lsn
         self._statistics.transactions += 1
         await transaction.discard()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from subscriber.errors import ApplyError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.sinks.spark.schema import META, TableSchema
 from subscriber.sinks.spark.values import NotText, to_arrow
 from subscriber.transaction.model import Transaction
@@ -79,7 +79,7 @@ class RowBuffer:
         self._finals[transaction.end_lsn] = transaction.final_lsn
         self._seqs.append(seq)
         self._xids.append(transaction.xid)
-        self._times.append(transaction.commit_time + _EPOCH_OFFSET)
+        self._times.append(kept_in_years(transaction.commit_time) + _EPOCH_OFFSET)
         self._moved.append(moved)
         self._unchanged.append(unchanged)
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.spark.landing import OpenBatch, ParquetFile
 from subscriber.sinks.spark.manifest import LandedFile, read_document, write_document
@@ -118,7 +118,7 @@ class PreparedFiles:
         for number, data in enumerate(document["files"]):
             file = LandedFile.from_json(data)
             path = f"{directory}/{int(message.end_lsn):020d}-{file.table_id}-{number}.parquet"
-            size = self._rewrite(file, path, message.end_lsn, message.commit_time + _EPOCH_OFFSET)
+            size = self._rewrite(file, path, message.end_lsn, kept_in_years(message.commit_time) + _EPOCH_OFFSET)
             found.append(LandedFile(table_id=file.table_id, path=path, rows=file.rows, size=size, schema=file.schema))
         write_document(self._storage, f"{source}/{_DOCUMENT}", {**document, "ended": str(message.end_lsn)})
         return found

@@ -140,6 +140,9 @@ class MemoryStream:
             assert status.flush >= self.statuses[-1].flush
         self.statuses.append(status)
 
+    async def wal_end(self, least: Lsn) -> Lsn:
+        return self._history.end
+
     async def close(self) -> None:
         return
 

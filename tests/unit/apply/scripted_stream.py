@@ -31,11 +31,15 @@ class ScriptedStream:
     Attributes:
         sent: when and what was reported.
         reads: how often something was read.
+        known_wal_end: where the publisher's WAL ends.
+        asked: with what least end it was asked for.
     """
 
     def __init__(self) -> None:
         self.sent: list[tuple[float, StandbyStatusUpdate]] = []
         self.reads = 0
+        self.known_wal_end = Lsn(1 << 40)
+        self.asked: list[Lsn] = []
         self._waiting: deque[list[bytes] | SubscriberError] = deque()
         self._changed = asyncio.Event()
 
@@ -69,6 +73,10 @@ class ScriptedStream:
 
     async def send(self, message: bytes) -> None:
         self.sent.append((asyncio.get_running_loop().time(), decode_status_update(message)))
+
+    async def wal_end(self, least: Lsn) -> Lsn:
+        self.asked.append(least)
+        return self.known_wal_end
 
     async def close(self) -> None:
         return

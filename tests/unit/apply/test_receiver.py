@@ -14,7 +14,17 @@ from subscriber.apply.receiver import Receiver
 from subscriber.config import Settings
 from subscriber.errors import ProtocolError, PublisherUnavailable, SpoolError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import LogicalMessage, StreamAbort
+from subscriber.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    Insert,
+    LogicalMessage,
+    Prepare,
+    StreamAbort,
+    StreamCommit,
+    TupleData,
+)
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, Transaction
 from tests.unit.apply.memory_publisher import keepalive, xlog
@@ -68,6 +78,68 @@ async def session(*, status_interval: float = 10.0, timeout: float = 60.0, memor
         yield found
     finally:
         await found.receiver.close()
+
+
+# --- numbers
+
+FAR = 1 << 32
+MAX = 0xFFFF_FFFF_FFFF_FFFF
+
+
+@simulated
+async def test_wal_end_is_asked_for_only_where_it_is_implausible() -> None:
+    async with session() as s:
+        s.stream.known_wal_end = Lsn(1000)
+        s.stream.give([keepalive(900)])
+        s.stream.give([keepalive(2000)])
+        await asyncio.sleep(1)
+        assert s.tracker.received == 2000
+        assert s.stream.asked == [0]
+        s.stream.known_wal_end = Lsn(FAR + 1000)
+        s.stream.give([keepalive(FAR)])
+        await asyncio.sleep(1)
+        assert s.tracker.received == FAR
+        assert len(s.stream.asked) == 2
+
+
+@pytest.mark.parametrize("lsn", [FAR, MAX])
+@pytest.mark.parametrize("frames", ["keepalive", "commit", "header", "streamed", "prepared", "row"])
+def test_lsn_beyond_the_wal_end(lsn: int, frames: str) -> None:
+    begin, commit = Begin(Lsn(lsn - 8), 0, 7), Commit(0, Lsn(lsn - 8), Lsn(lsn), 0)
+    prepare = (Lsn(lsn - 8), Lsn(lsn), 0, 7, "gid")
+    given: dict[str, list[bytes]] = {
+        "keepalive": [keepalive(lsn)],
+        "commit": [xlog(begin, 80), xlog(commit, 100)],
+        "header": [xlog(Begin(Lsn(90), 0, 7), 80), xlog(Commit(0, Lsn(90), Lsn(100), 0), lsn)],
+        "streamed": [*chunk(7, first=True, rows=1, size=1), xlog(StreamCommit(7, 0, Lsn(lsn - 8), Lsn(lsn), 0), 100)],
+        "prepared": [xlog(BeginPrepare(*prepare), 80), xlog(Prepare(0, *prepare), 100)],
+        "row": [xlog(Begin(Lsn(90), 0, 7), 80), xlog(Insert(1, TupleData(b"n", [None])), lsn)],
+    }
+
+    async def work() -> None:
+        async with session() as s:
+            s.stream.known_wal_end = Lsn(1000)
+            s.stream.give(given[frames])
+            if frames == "header":
+                assert await s.xid() == 7, "it is whole, and its end is plausible"
+            with pytest.raises(ProtocolError, match="but its WAL ends at 0/3E8"):
+                await s.event()
+            assert s.tracker.received <= 1000
+
+    run(work())
+
+
+@simulated
+async def test_commit_below_a_keepalive() -> None:
+    async with session() as s:
+        s.stream.give(transaction(1))
+        s.stream.give([keepalive(500)])
+        s.stream.give(transaction(5))
+        s.stream.give([keepalive(10_000)])
+        s.stream.give(transaction(6))
+        assert [await s.xid(), await s.xid()] == [1, 5]
+        with pytest.raises(ProtocolError, match="ends at 0/260, after it had sent everything up to 0/2710"):
+            await s.event()
 
 
 # --- events
@@ -327,22 +399,22 @@ async def test_a_slow_spool_is_not_silence() -> None:
 @simulated
 async def test_spills_the_largest_open_transaction() -> None:
     async with session(memory=SMALL, timeout=0) as s:
-        s.stream.give(chunk(7, first=True, rows=1, size=10_000))
+        s.stream.give(chunk(9, first=True, rows=1, size=10_000))
         s.stream.give(chunk(8, first=True, rows=2, size=8_000))
         await asyncio.sleep(1)
         assert s.spool.appended == []
-        s.stream.give(chunk(7, first=False, rows=1, size=9_000))
+        s.stream.give(chunk(9, first=False, rows=1, size=9_000))
         await asyncio.sleep(1)
         assert [count for _, count in s.spool.appended] == [2]
         s.stream.give(stream_commit(8))
-        s.stream.give(chunk(7, first=False, rows=1, size=100))
-        s.stream.give(stream_commit(7))
+        s.stream.give(chunk(9, first=False, rows=1, size=100))
+        s.stream.give(stream_commit(9))
         first = await s.event()
         assert isinstance(first, Transaction)
         assert (first.xid, first.spilled, first.count) == (8, 0, 2)
         second = await s.event()
         assert isinstance(second, Transaction)
-        assert (second.xid, second.spilled, second.count) == (7, 2, 3)
+        assert (second.xid, second.spilled, second.count) == (9, 2, 3)
         assert s.held < 1000, "what is in the spool is not in memory"
         sizes = [len(record) async for part in second.chunks() for record in part]
         assert [size // 1000 for size in sizes] == [10, 9, 0]

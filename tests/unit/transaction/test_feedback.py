@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.transaction.feedback import FlushTracker
 
@@ -143,6 +144,57 @@ def test_beyond_received_is_a_programming_error(call: str) -> None:
     with pytest.raises(ValueError, match=r"1/1 cannot have been applied: only 1/0 was received"):
         getattr(tracker, call)(Lsn(0x1_0000_0001))
     assert tracker.status() == (0x1_0000_0000, 100, 0x1_0000_0000)
+
+
+def test_commit_below_what_was_received_contradicts_it() -> None:
+    tracker = tracker_at(100)
+    tracker.pend(Lsn(200), in_order=True)
+    tracker.receive(Lsn(200))
+    tracker.flush(Lsn(200))
+    tracker.receive(Lsn(900))
+    assert tracker.status() == (900, 200, 900)
+    with pytest.raises(ProtocolError, match="ends at 0/12C, after it had sent everything up to 0/384"):
+        tracker.pend(Lsn(300), in_order=True)
+    assert tracker.contradicted
+    assert tracker.idle_lsn() is None, "the wrong end is not stored"
+    assert tracker.applied == 200
+    assert tracker.status() == (900, 200, 900), "what is reported never goes back"
+
+
+def test_wrong_end_that_was_stored_already() -> None:
+    tracker = tracker_at(100)
+    tracker.receive(Lsn(900))
+    tracker.flush(Lsn(900))
+    with pytest.raises(ProtocolError):
+        tracker.pend(Lsn(300), in_order=True)
+    assert (tracker.applied, tracker.flushed) == (100, 900)
+    # a call to the sink that was under way
+    tracker.flush(Lsn(900))
+    assert tracker.applied == 100
+
+
+def test_contradicted_while_transactions_are_pending() -> None:
+    tracker = tracker_at(100)
+    tracker.pend(Lsn(200), in_order=True)
+    tracker.pend(Lsn(300), in_order=True)
+    tracker.receive(Lsn(900))
+    with pytest.raises(ProtocolError):
+        tracker.pend(Lsn(400), in_order=True)
+    assert tracker.applied == 100
+    tracker.applied_to(Lsn(200))
+    assert tracker.applied == 200
+    tracker.flush(Lsn(300))
+    assert tracker.applied == 300
+    assert tracker.idle_lsn() is None
+
+
+def test_order_is_of_one_session_and_not_of_late_prepares() -> None:
+    tracker = tracker_at(1000)
+    tracker.pend(Lsn(500), in_order=True)
+    tracker.receive(Lsn(600))
+    tracker.pend(Lsn(550))
+    with pytest.raises(ProtocolError):
+        tracker.pend(Lsn(600), in_order=True)
 
 
 class Following(RuleBasedStateMachine):
