@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.columns import Comparison, TargetTable
+from subscriber.sinks.sqlalchemy.statement_size import limit_of
 
 __all__ = ["Bulk", "BulkTables", "bulk", "uses_bulk"]
 
@@ -146,7 +147,9 @@ class BulkTables:
         """Whether so many changes are to be made this way."""
         return how is not None and rows >= _LEAST and not self._refused
 
-    async def execute(self, connection: AsyncConnection, how: Bulk, rows: Sequence[tuple[Any, ...]], *, deletes: bool) -> int | None:
+    async def execute(
+        self, connection: AsyncConnection, how: Bulk, rows: Sequence[tuple[Any, ...]], *, deletes: bool, largest: int | None = None
+    ) -> int | None:
         """Make changes, in the transaction that is open.
 
         Args:
@@ -154,6 +157,7 @@ class BulkTables:
             how: their kind.
             rows: as :attr:`Bulk.pick` gives them; by their keys, so that the table is gone through once.
             deletes: a row that was deleted is not found again.
+            largest: as for :meth:`StatementLimit.pieces`.
 
         Returns:
             How many of them found their row; None: nothing was done, as temporary tables are refused.
@@ -168,7 +172,9 @@ class BulkTables:
         last = {row[: how.width]: row for row in rows}
         staged = list(last.values())
         await connection.exec_driver_sql(f"DELETE FROM {name}")  # noqa: S608 (ours)
-        await connection.exec_driver_sql(how.fill.replace(_STAGE, name), staged)
+        fill = how.fill.replace(_STAGE, name)
+        for piece in limit_of(connection).pieces(fill, staged, largest):
+            await connection.exec_driver_sql(fill, piece)
         found = 0
         for change in how.changes(name, [row[0] for row in staged]):
             found += int((await connection.exec_driver_sql(change)).rowcount)

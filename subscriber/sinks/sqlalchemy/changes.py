@@ -20,6 +20,7 @@ from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, ChangeRefused, 
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
 from subscriber.sinks.sqlalchemy.runs import RunReader
+from subscriber.sinks.sqlalchemy.statement_size import BINARY_GROWS, limit_of
 from subscriber.sinks.sqlalchemy.statements import Statement, delete_all
 from subscriber.sinks.tally import ChangeContext, Counted, describe
 from subscriber.transaction.model import Transaction
@@ -65,7 +66,7 @@ class TransactionRunner:
         self._batching = None if bulk_tables is None else Batching()
         self._bulk_tables = bulk_tables or BulkTables()
         self._counts_many = connection.dialect.supports_sane_multi_rowcount
-        self._bytes = 0
+        self._bytes = self._largest = 0
         self._open: dict[int, RelationPlan | None] = {}
         self._readers: dict[RelationPlan, RunReader] = {}
 
@@ -98,11 +99,14 @@ class TransactionRunner:
                         run = self._runs(plan).read(chunk, place, stop, tag, offset)
                         if run is not None:
                             self._batching.extend(run)
-                            self._bytes += sum(map(len, chunk[place : place + len(run.vectors)]))
+                            sizes = list(map(len, chunk[place : place + len(run.vectors)]))
+                            self._bytes += sum(sizes)
+                            self._largest = max(self._largest, *sizes)
                             place += len(run.vectors) - 1
                         else:
                             self._batching.add(_operation(record, plan, prefixed=transaction.prefixed))
                             self._bytes += len(record)
+                            self._largest = max(self._largest, len(record))
                         if self._batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
                             await self.flush()
                 elif tag not in _SILENT:
@@ -158,7 +162,9 @@ class TransactionRunner:
 
     async def _execute(self, statement: Statement, operation: Operation) -> None:
         with translated(), passing_values():
-            result = await self._connection.exec_driver_sql(statement.sql, statement.pick(operation.vector))
+            row = statement.pick(operation.vector)
+            limit_of(self._connection).require(statement.sql, row)
+            result = await self._connection.exec_driver_sql(statement.sql, row)
         found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
         self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
 
@@ -177,29 +183,35 @@ class TransactionRunner:
                 found = await self._execute_many(group)
                 statement = group.statement
                 self._counted.changes(statement.kind, statement.table, statement.identity, len(group.vectors), found)
+        self._largest = 0
 
     async def _execute_many(self, group: Group) -> int:
         """Execute a group; return how many of its changes found their row."""
-        statement, vectors = group.statement, group.vectors
+        statement, vectors, largest = group.statement, group.vectors, self._largest * BINARY_GROWS
         if group.bulky and statement.order is not None:
             vectors = _by_key(vectors, statement.order)
         how = statement.bulk
         if how is not None and group.bulky and self._bulk_tables.takes(how, len(vectors)):
             found = await self._bulk_tables.execute(
-                self._connection, how, [how.pick(vector) for vector in vectors], deletes=statement.kind == "DELETE"
+                self._connection, how, [how.pick(vector) for vector in vectors], deletes=statement.kind == "DELETE", largest=largest
             )
             if found is not None:
                 return found
         rows = list(map(statement.pick, vectors))
+        pieces = limit_of(self._connection).pieces(statement.sql, rows, largest)
         if statement.kind == "INSERT":
-            await self._insert(statement, rows)
+            for piece in pieces:
+                await self._insert(statement, piece)
             return len(rows)
+        for _ in pieces:
+            # each is sent by itself: only their sizes matter
+            pass
         if self._counts_many:
             return _found((await self._connection.exec_driver_sql(statement.sql, rows)).rowcount, len(rows))
         # the driver does not tell how many rows many statements found
         return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in rows])
 
-    async def _insert(self, statement: Statement, rows: list[Any]) -> None:
+    async def _insert(self, statement: Statement, rows: Sequence[Any]) -> None:
         many = statement.many
         if many is not None and len(rows) >= many.rows:
             first = len(rows) % many.rows

@@ -20,6 +20,8 @@ from subscriber.sinks.sqlalchemy.schema import check
 __all__ = ["check_target", "subscription_exists"]
 
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
+_PACKET: Final = 16 * 1024**2
+"""MariaDB's default."""
 
 
 async def subscription_exists(database: Database, name: str) -> bool:
@@ -96,6 +98,15 @@ async def _mysql(connection: AsyncConnection) -> list[Finding]:
     findings = []
     if int(await variable("read_only")):
         findings.append(Finding("error", "the target is read-only", "name the primary, or set read_only = 0"))
+    packet = int(await variable("max_allowed_packet"))
+    if packet < _PACKET:
+        findings.append(
+            Finding(
+                "warning",
+                f"max_allowed_packet = {packet} of the target: larger rows are refused",
+                f"SET GLOBAL max_allowed_packet = {4 * _PACKET}, and set it in the server's configuration",
+            )
+        )
     try:
         flushed = int(await variable("innodb_flush_log_at_trx_commit"))
     except TargetError:

@@ -37,6 +37,7 @@ from sqlalchemy.pool import NullPool
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.errors import translated
 from subscriber.sinks.sqlalchemy.session_settings import connect_arguments, session_statements
+from subscriber.sinks.sqlalchemy.statement_size import learn_limit
 from subscriber.sinks.sqlalchemy.tables import CatalogTables, catalog_tables
 
 __all__ = ["Database", "Session"]
@@ -191,6 +192,7 @@ class Database:
                     self.dialect_name, self._application_name, writes=self._create, replicates=self._replicates
                 ):
                     await connection.exec_driver_sql(statement)
+                await learn_limit(connection)
                 await connection.commit()
         except BaseException:
             await session.close()

@@ -51,6 +51,7 @@ from subscriber.sinks.sqlalchemy.relation_plan import RowBinder
 from subscriber.sinks.sqlalchemy.schema import add_columns
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.state import SubscriptionRows, TableRow
+from subscriber.sinks.sqlalchemy.statement_size import BINARY_GROWS, limit_of
 from subscriber.sinks.sqlalchemy.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.suspects import suspect
 from subscriber.sinks.tally import Tally
@@ -245,11 +246,11 @@ class SqlAlchemyTableSink:
             waiting += [binder.fields(fields, binary=binary) for fields in decoder.feed(chunk)]
             size += len(chunk)
             if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
-                await self._store(statement, target, waiting)
+                await self._store(statement, target, waiting, size * BINARY_GROWS if binary else size)
                 waiting, size = [], 0
         decoder.finish()
         if waiting:
-            await self._store(statement, target, waiting)
+            await self._store(statement, target, waiting, size * BINARY_GROWS if binary else size)
 
     async def _target(self, connection: AsyncConnection, described: PublishedTable) -> TargetTable:
         target = await load_target_table(connection, described, described)
@@ -257,11 +258,13 @@ class SqlAlchemyTableSink:
             target.require_complete()
         return target
 
-    async def _store(self, statement: Statement, target: TargetTable, rows: list[Sequence[object]]) -> None:
+    async def _store(self, statement: Statement, target: TargetTable, rows: list[Sequence[object]], size: int) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, _):
             try:
                 with translated(), passing_values():
-                    await connection.exec_driver_sql(statement.sql, [statement.pick(row) for row in rows])
+                    picked = [statement.pick(row) for row in rows]
+                    for piece in limit_of(connection).pieces(statement.sql, picked, size):
+                        await connection.exec_driver_sql(statement.sql, piece)
             except ChangeRefused as error:
                 if error.of_some_column:
                     error.column = suspect(target.columns, rows, error.sqlstate)

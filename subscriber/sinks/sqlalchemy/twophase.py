@@ -51,6 +51,7 @@ from subscriber.sinks.sqlalchemy.engine import Session
 from subscriber.sinks.sqlalchemy.fencing import Fence
 from subscriber.sinks.sqlalchemy.integrity import known_row
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
+from subscriber.sinks.sqlalchemy.statement_size import limit_of
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -121,13 +122,13 @@ class TwoPhase:
                     await self._fence.hold(connection)
                     if not started:
                         await self._remove(connection, transaction.xid)
-                    await self._write(connection, writing.take())
+                    await self._write(connection, writing.take(limit_of(connection).chunk))
                 started = True
 
         async def complete(connection: AsyncConnection) -> None:
             if not started:
                 await self._remove(connection, transaction.xid)
-            await self._write(connection, writing.take(last=True))
+            await self._write(connection, writing.take(limit_of(connection).chunk, last=True))
             await connection.execute(insert(self._tables.prepared_transaction).values(self._header_values(prepared, writing)))
             if finish is not None:
                 await finish(connection)
@@ -315,12 +316,13 @@ class _Chunks:
         self.records += 1
         self.size += len(record)
 
-    def take(self, *, last: bool = False) -> list[dict[str, Any]]:
-        """Rows of what has come: whole chunks; with ``last`` the rest too."""
+    def take(self, most: int, *, last: bool = False) -> list[dict[str, Any]]:
+        """Rows of what has come: whole chunks of at most ``most`` bytes; with ``last`` the rest too."""
         rows: list[dict[str, Any]] = []
-        end = len(self._buffer) if last else len(self._buffer) // _CHUNK * _CHUNK
-        for start in range(0, end, _CHUNK):
-            data = bytes(self._buffer[start : min(start + _CHUNK, end)])
+        size = min(most, _CHUNK)
+        end = len(self._buffer) if last else len(self._buffer) // size * size
+        for start in range(0, end, size):
+            data = bytes(self._buffer[start : min(start + size, end)])
             rows.append({"srsubid": self._oid, "xid": self._xid, "number": self._number, "data": data})
             self._number += 1
         del self._buffer[:end]
