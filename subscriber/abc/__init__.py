@@ -5,7 +5,7 @@
 """
 
 from subscriber.abc.details import WorkerDetails
-from subscriber.abc.seams import ParallelTransaction, ReplicationStream, Sink, SnapshotTableSink, Spool, TableSink
+from subscriber.abc.seams import ManyTablesSink, ParallelTransaction, ReplicationStream, Sink, SnapshotTableSink, Spool, TableSink
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
@@ -32,6 +32,7 @@ __all__ = [
     "Capabilities",
     "CopyFormat",
     "Finding",
+    "ManyTablesSink",
     "ParallelTransaction",
     "Position",
     "PublishedTable",

@@ -21,11 +21,13 @@ from subscriber.abc.values import (
     TwoPhaseState,
     WorkerActivity,
 )
+from subscriber.errors import RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 
 __all__ = [
+    "ManyTablesSink",
     "ParallelTransaction",
     "ReplicationStream",
     "Sink",
@@ -167,6 +169,19 @@ class SnapshotTableSink(Protocol):
             PublisherUnavailable: the snapshot is gone; copy anew.
             TargetError: the rows cannot be stored.
         """
+        ...
+
+
+@runtime_checkable
+class ManyTablesSink(Protocol):
+    """A :class:`Sink` that does something for many tables in about the time that one takes: it has these methods too."""
+
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """:meth:`Sink.add_table` of each; the errors of those that were not added."""
+        ...
+
+    async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """:meth:`Sink.set_ready` of each."""
         ...
 
 

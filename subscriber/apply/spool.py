@@ -111,6 +111,10 @@ class SpoolDirectory:
         """Where the files are."""
         return self._directory
 
+    def is_left(self) -> bool:
+        """Whether an earlier process of the same key left it."""
+        return self._directory.exists()
+
     async def open(self) -> None:
         """Make the directory, and remove what an earlier process of the same key left in it.
 
@@ -127,7 +131,7 @@ class SpoolDirectory:
         """
 
         def work() -> None:
-            if self._directory.exists():
+            if self.is_left():
                 self._prepare()
                 self._remove()
 

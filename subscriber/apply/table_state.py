@@ -78,6 +78,9 @@ class TableStates:
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
         self._entries: dict[TableName, TableEntry] = {}
+        # of them, those that are not ready, by what they wait for: asked after every batch, of thousands of tables
+        self._own: set[TableName] = set()
+        self._ahead: set[TableName] = set()
         self._handed = handed
         self._handover: dict[TableName, Lsn] = {}
         self._requested: set[TableName] = set()
@@ -90,7 +93,10 @@ class TableStates:
 
         Of tables known already the entry here is kept: it was set after it became durable, and may be newer than what was read.
         """
-        self._entries = {table: self._entries.get(table, entry) for table, entry in entries.items()}
+        known = self._entries
+        self._entries, self._own, self._ahead = {}, set(), set()
+        for table, entry in entries.items():
+            self._put(table, known.get(table, entry))
         for forgotten in (self._handover.keys() | self._requested) - self._entries.keys():
             self.abandon_handover(forgotten)
         self._handed = max(self._handed, position)
@@ -102,39 +108,54 @@ class TableStates:
 
     def set(self, table: TableName, entry: TableEntry) -> None:
         """Note what was stored durably."""
+        self.update({table: entry})
+
+    def update(self, entries: Mapping[TableName, TableEntry]) -> None:
+        """Note what was stored durably, of several tables."""
+        for table, entry in entries.items():
+            self._put(table, entry)
+        if entries:
+            self.changed.notify()
+
+    def _put(self, table: TableName, entry: TableEntry) -> None:
         self._entries[table] = entry
-        self.changed.notify()
+        for members, is_member in ((self._own, entry.state in _OWN_SYNC), (self._ahead, entry.state is TableState.SYNCDONE)):
+            if is_member:
+                members.add(table)
+            else:
+                members.discard(table)
 
     def remove(self, table: TableName) -> None:
         """The table is no longer of the subscription."""
         self._entries.pop(table, None)
+        self._own.discard(table)
+        self._ahead.discard(table)
         self.abandon_handover(table)
 
     @property
     def unsynchronized(self) -> list[TableName]:
         """Tables whose own synchronization still has work."""
-        return sorted(table for table, entry in self._entries.items() if entry.state in _OWN_SYNC)
+        return sorted(self._own)
 
     @property
     def all_synchronized(self) -> bool:
         """Whether no table's own synchronization has work left."""
-        return not self.unsynchronized
+        return not self._own
 
     @property
     def synchronized_to(self) -> Lsn:
         """Up to where the table is that is furthest ahead of the apply worker; INVALID_LSN: none is."""
-        ahead = [entry.lsn for entry in self._entries.values() if entry.state is TableState.SYNCDONE and entry.lsn is not None]
-        return max(ahead, default=INVALID_LSN)
+        return max((self._entries[table].lsn or INVALID_LSN for table in self._ahead), default=INVALID_LSN)
 
     @property
     def any_synchronized(self) -> bool:
         """Whether some table's synchronization is done."""
-        return any(entry.state not in _OWN_SYNC for entry in self._entries.values())
+        return len(self._own) < len(self._entries)
 
     @property
     def all_ready(self) -> bool:
         """Whether all tables are in the apply worker's hands."""
-        return all(entry.state is TableState.READY for entry in self._entries.values())
+        return not self._own and not self._ahead
 
     @property
     def handed(self) -> Lsn:
@@ -187,13 +208,10 @@ class TableStates:
         self._handed = max(self._handed, end_lsn)
         return True
 
-    def passed(self, position: Lsn) -> list[tuple[TableName, Lsn]]:
+    def passed(self, position: Lsn) -> dict[TableName, Lsn]:
         """Tables in ``s`` whose LSN the apply worker's durable position has reached: they become ``r``."""
-        return [
-            (table, entry.lsn)
-            for table, entry in self._entries.items()
-            if entry.state is TableState.SYNCDONE and entry.lsn is not None and entry.lsn <= position
-        ]
+        found = {table: self._entries[table].lsn for table in sorted(self._ahead)}
+        return {table: lsn for table, lsn in found.items() if lsn is not None and lsn <= position}
 
     # --- the synchronization's side
 

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from subscriber.abc import Batch, Sink, TableEntry, TableState, TwoPhaseState
+from subscriber.abc import Batch, ManyTablesSink, Sink, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.batch import collect
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
@@ -213,7 +213,12 @@ class ApplyWorker:
             self._receiver.report()
 
     async def _ready_tables(self) -> None:
-        for table, lsn in self._tables.passed(self._tracker.flushed):
-            await self._sink.set_ready(table, lsn)
-            self._tables.set(table, TableEntry(TableState.READY, lsn))
+        passed = self._tables.passed(self._tracker.flushed)
+        if passed and isinstance(self._sink, ManyTablesSink):
+            await self._sink.set_all_ready(passed)
+        else:
+            for table, lsn in passed.items():
+                await self._sink.set_ready(table, lsn)
+        self._tables.update({table: TableEntry(TableState.READY, lsn) for table, lsn in passed.items()})
+        for table in passed:
             _log.info('table "%s" is ready', table)

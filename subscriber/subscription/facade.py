@@ -267,8 +267,9 @@ class Subscription:
     async def _sweep_spools(self, prepared: Prepared) -> None:
         """A process that was killed right after it had synchronized a table left that table's rows in a spool that is not used again."""
         for table, entry in prepared.tables.items():
-            if entry.state in {TableState.SYNCDONE, TableState.READY}:
-                await self._table_spool(prepared, table).sweep()
+            spool = self._table_spool(prepared, table)
+            if entry.state in {TableState.SYNCDONE, TableState.READY} and spool.is_left():
+                await spool.sweep()
 
     def _make_launcher(self, prepared: Prepared, patient: Callable[[], bool]) -> SyncLauncher:
         state, position = prepared.state, prepared.position

@@ -78,9 +78,11 @@ async def find_problems(
         SpoolError: there is no place for large transactions.
     """
     await SpoolDirectory.probe(settings.spool_directory)
+    tables = await published_tables(connection, publications)
     publisher = await check_publisher(
         connection,
         publications,
+        tables,
         None if slot_name == NO_SLOT else slot_name,
         copy_data=options.copy_data,
         only_local=options.origin == "none",
@@ -89,7 +91,6 @@ async def find_problems(
     )
     if not known and (options.create_slot or not later):
         publisher += await _first_slot(connection, slot_name, options)
-    tables = await published_tables(connection, publications)
     return publisher, await sink.check(tables, two_phase=options.two_phase)
 
 

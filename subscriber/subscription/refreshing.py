@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from subscriber.abc import PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import ManyTablesSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.tablesync import sync_slot_prefix
 from subscriber.errors import RelationError, SlotInUse, TargetError
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -67,8 +67,7 @@ class TableRefresh:
         if self._sink.capabilities.described:
             await self._sink.describe_tables(list(published.values()))
         changing()
-        for name in new:
-            await self._add(name, state, first=first, demanded=demanded)
+        await self._add(new, state, first=first, demanded=demanded)
         for name in sorted(entries.keys() - published.keys()):
             if entries[name].state is TableState.DATASYNC:
                 await undo_copy(self._sink, name)
@@ -82,24 +81,37 @@ class TableRefresh:
                 raise TargetError(finding.message, hint=finding.hint)
             _log.warning("%s (hint: %s)", finding.message, finding.hint)
 
-    async def _add(self, table: TableName, state: SubscriptionState, *, first: bool, demanded: bool) -> None:
+    async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
             # as native refuses REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, unseen by both
-            self.left_out[table] = (
-                "cannot be copied while two_phase is enabled (hint: copy it by another subscription, or start once with copy_data = false)"
-            )
-            _log.warning('table "%s" is published now, but left out: %s', table, self.left_out[table])
+            for table in tables:
+                self.left_out[table] = (
+                    "cannot be copied while two_phase is enabled"
+                    " (hint: copy it by another subscription, or start once with copy_data = false)"
+                )
+                _log.warning('table "%s" is published now, but left out: %s', table, self.left_out[table])
             return
+        failed = await _add_tables(self._sink, tables, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
+        for table in tables:
+            if table in failed:
+                if first or demanded:
+                    raise failed[table]
+                self.left_out[table] = failed[table].one_line()
+                _log.warning("a table is published now, but left out: %s", failed[table].one_line())
+            elif not first:
+                _log.info('table "%s" is published now: added', table)
+
+
+async def _add_tables(sink: Sink, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+    if isinstance(sink, ManyTablesSink):
+        return await sink.add_tables(tables, entry) if tables else {}
+    failed = dict[TableName, RelationError]()
+    for table in tables:
         try:
-            await self._sink.add_table(table, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
+            await sink.add_table(table, entry)
         except RelationError as error:
-            if first or demanded:
-                raise
-            self.left_out[table] = error.one_line()
-            _log.warning("a table is published now, but left out: %s", error.one_line())
-            return
-        if not first:
-            _log.info('table "%s" is published now: added', table)
+            failed[table] = error
+    return failed
 
 
 async def undo_copy(sink: Sink, table: TableName) -> None:

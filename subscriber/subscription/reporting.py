@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from typing import Final
 
-from subscriber.abc import Sink, TableName, WorkerActivity, WorkerDetails
+from subscriber.abc import Sink, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.subscription.running import Running
@@ -112,8 +112,11 @@ class Reporting:
         return (transactions - before_transactions) / (now - since), (changes - before_changes) / (now - since)
 
     def _synchronizations(self) -> list[WorkerActivity]:
+        entries, copying = self._running.states.entries(), self._progress.copying
         found = []
         for table in self._running.states.unsynchronized:
-            rows, estimated = self._progress.copying.get(table, (0, None))
-            found.append(WorkerActivity(table=table, copied_rows=rows, estimated_rows=estimated))
+            # thousands may wait for their turn
+            if table in copying or entries[table].state is not TableState.INIT:
+                rows, estimated = copying.get(table, (0, None))
+                found.append(WorkerActivity(table=table, copied_rows=rows, estimated_rows=estimated))
         return found

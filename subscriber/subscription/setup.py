@@ -293,10 +293,10 @@ class Setup:
                 hint="leave slot_name out, or give the new subscription another name",
             )
         await check_position(connection, position)
-        for entry in (await self._sink.tables()).values():
-            if entry.state is TableState.SYNCDONE and entry.lsn is not None and entry.lsn > position.lsn:
-                # synchronized beyond the main position: after a failover that may be beyond where the timelines part
-                await check_position(connection, replace(position, lsn=entry.lsn))
+        synchronized = [entry.lsn for entry in (await self._sink.tables()).values() if entry.state is TableState.SYNCDONE and entry.lsn]
+        if max(synchronized, default=position.lsn) > position.lsn:
+            # synchronized beyond the main position: after a failover that may be beyond where the timelines part
+            await check_position(connection, replace(position, lsn=max(synchronized)))
         if state.publications != self._publications:
             await self._sink.set_publications(self._publications)
         two_phase = state.two_phase

@@ -13,7 +13,7 @@ from typing import Literal
 from subscriber.abc import Finding, PublishedTable
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.publication import missing_publications, published_tables
+from subscriber.walreceiver.publication import missing_publications
 
 __all__ = ["check_publisher"]
 
@@ -21,6 +21,7 @@ __all__ = ["check_publisher"]
 async def check_publisher(
     connection: WalReceiverConnection,
     publications: Sequence[str],
+    tables: Sequence[PublishedTable],
     slot_name: str | None,
     *,
     copy_data: bool = True,
@@ -33,6 +34,7 @@ async def check_publisher(
     Args:
         connection: with the role that will replicate.
         publications: to be subscribed to.
+        tables: what they publish.
         slot_name: the subscription's, existing or not; None if it shall have none.
         copy_data: whether tables are to be copied, so that they must be readable.
         only_local: whether changes that came from elsewhere are to be left out (origin = none).
@@ -40,7 +42,7 @@ async def check_publisher(
         missing: what a publication is that does not exist.
 
     Raises:
-        PublisherError: the publisher refused to answer; or column lists of two publications contradict each other.
+        PublisherError: the publisher refused to answer.
     """
     findings = await _settings(connection)
     findings += await _slot(connection, slot_name)
@@ -49,7 +51,6 @@ async def check_publisher(
         Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or mend the name')
         for name in await missing_publications(connection, publications)
     ]
-    tables = await published_tables(connection, publications)
     if not tables:
         findings.append(Finding("warning", "the publications publish no table", "ALTER PUBLICATION … ADD TABLE on the publisher"))
     if tables and copy_data:

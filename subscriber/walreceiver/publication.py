@@ -103,7 +103,8 @@ def _tables_query(session: Session, publications: Sequence[str], table: TableNam
         WITH published AS MATERIALIZED (
             SELECT gpt.relid, p.pubviaroot{details}
               FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
-             WHERE p.pubname IN ({_literals(publications)}))
+             WHERE p.pubname IN ({_literals(publications)})),
+        roots AS MATERIALIZED (SELECT relid FROM published WHERE pubviaroot)
         SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, {attributes}, {row_filter}
           FROM published
           JOIN pg_catalog.pg_class AS c ON c.oid = published.relid
@@ -119,8 +120,8 @@ def _tables_query(session: Session, publications: Sequence[str], table: TableNam
          WHERE n.nspname <> {quote_literal(CATALOG_SCHEMA)}
            AND NOT (c.relispartition AND EXISTS (
                    SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS ancestor
-                     JOIN published AS root ON root.relid = ancestor.relid
-                    WHERE root.pubviaroot AND root.relid <> c.oid))
+                     JOIN roots AS root ON root.relid = ancestor.relid
+                    WHERE root.relid <> c.oid))
            {only}
          ORDER BY n.nspname, c.relname, c.oid
     """  # noqa: S608

@@ -5,7 +5,8 @@ psycopg connects (it knows every conninfo, tries each host, resolves names off t
 
 Settings are made by SQL after the connection is there, not by ``options`` in the startup packet as native does: so the caller's own
 ``options`` (in the string, in PGOPTIONS or in a service file) stay untouched. They are those that make values unambiguous
-(libpqwalreceiver.c), an empty search_path, and no timeout that could cut a long copy or an idle snapshot (as pg_dump does).
+(libpqwalreceiver.c), an empty search_path, and no timeout that could cut a long copy or an idle snapshot (as pg_dump does). JIT is off:
+to compile a query about the catalogs of thousands of tables takes longer than the query.
 
 A call that is cancelled or fails while the server is busy leaves the connection unusable except for :meth:`Session.close`.
 """
@@ -35,7 +36,7 @@ SETUP: Final = (
     """SELECT pg_catalog.set_config(s.name, v.setting, false)
   FROM (VALUES ('DateStyle', 'ISO'), ('IntervalStyle', 'postgres'), ('extra_float_digits', '3'), ('TimeZone', 'UTC'),
                ('bytea_output', 'hex'), ('statement_timeout', '0'), ('lock_timeout', '0'), ('idle_in_transaction_session_timeout', '0'),
-               ('idle_session_timeout', '0'), ('transaction_timeout', '0')) AS v (name, setting)
+               ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off')) AS v (name, setting)
   JOIN pg_catalog.pg_settings AS s ON s.name = v.name""",
 )
 """The settings of every session with the publisher."""

@@ -10,6 +10,7 @@ from subscriber.abc import Finding
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.publication import published_tables
 from tests.database import Database, fresh_database
 from tests.integration.roles import role
 from tests.integration.streams import streaming
@@ -22,7 +23,10 @@ async def check(
 ) -> list[Finding]:
     connection = await WalReceiverConnection.connect(conninfo, application_name="check")
     try:
-        return await check_publisher(connection, publications, slot, copy_data=copy_data, sync_workers=sync_workers, only_local=only_local)
+        tables = await published_tables(connection, publications)
+        return await check_publisher(
+            connection, publications, tables, slot, copy_data=copy_data, sync_workers=sync_workers, only_local=only_local
+        )
     finally:
         await connection.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -21,7 +22,7 @@ from subscriber import (
     drop_subscription,
 )
 from subscriber.abc import TableEntry, TableName
-from subscriber.errors import PublisherUnavailable, TargetUnavailable
+from subscriber.errors import PublisherUnavailable, RelationError, TargetUnavailable
 from subscriber.sinks.postgres import PostgresSink
 from subscriber.subscription.targets import open_catalog, open_target
 from tests.database import Database, ServerAddress, fresh_database
@@ -239,15 +240,14 @@ async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Dat
     tables(publisher18_db, target_db, "t", "u", "w")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u, w; INSERT INTO u VALUES (1, 'u')")
     name = await create(publisher18_db, target_db)
-    add_table = PostgresSink.add_table
+    add_tables = PostgresSink.add_tables
 
-    async def add_one(self: PostgresSink, table: TableName, entry: TableEntry) -> None:
-        if table.name == "w":
-            raise TargetUnavailable("connection to the target was lost")
-        await add_table(self, table, entry)
+    async def add_one(self: PostgresSink, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        await add_tables(self, [table for table in tables if table.name != "w"], entry)
+        raise TargetUnavailable("connection to the target was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(PostgresSink, "add_table", add_one)
+        patched.setattr(PostgresSink, "add_tables", add_one)
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             with pytest.raises(TargetUnavailable) as caught:
                 await subscription.add_publications(["more"])

@@ -6,10 +6,10 @@ Source: PostgreSQL manual, Logical Replication, Restrictions and Security; CREAT
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final, cast
 
-from subscriber.abc import Finding, PublishedTable
+from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.sinks.postgres.catalog import VERSION
@@ -17,8 +17,8 @@ from subscriber.sinks.postgres.errors import CATALOG_HINT
 from subscriber.sinks.postgres.integrity import catalog_version
 from subscriber.sinks.postgres.origin import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map_relation
-from subscriber.sinks.postgres.table_reader import read_table
+from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map_relation, missing_table
+from subscriber.sinks.postgres.table_reader import read_tables
 from subscriber.sinks.postgres.target import Target
 
 __all__ = ["check_target", "subscription_exists"]
@@ -37,9 +37,15 @@ SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('tr
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
-_PRIVILEGES: Final = """
-SELECT p.name FROM pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'SELECT']) AS p(name)
-WHERE NOT pg_catalog.has_table_privilege($1::text::name, $2::int8::oid, p.name)
+# for each pair of a role and a table: what the role may not do with it, and whether we may become that role
+_RIGHTS: Final = """
+SELECT wanted.oid, pg_catalog.pg_has_role(wanted.role, 'MEMBER') AS member,
+       ARRAY(SELECT p.name FROM pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'SELECT']) AS p(name)
+             WHERE NOT pg_catalog.has_table_privilege(wanted.role, wanted.oid::oid, p.name)) AS missing
+FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::int8[])) AS wanted(role, oid)
+"""
+_TYPE_NAMES: Final = """
+SELECT oid, pg_catalog.format_type(oid::oid, NULL) AS name FROM pg_catalog.unnest($1::int8[]) AS oid
 """
 
 
@@ -62,9 +68,7 @@ async def check_target(
         findings = await _server(reader, two_phase=two_phase)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
             findings += await _origins(asyncpg_run(reader.connection))
-        for table in tables:
-            findings += await _table(reader, table, as_owner=as_owner)
-    return findings
+        return findings + await _tables(reader, tables, as_owner=as_owner)
 
 
 async def subscription_exists(target: Target, name: str) -> bool:
@@ -87,6 +91,8 @@ async def _reader(target: Target) -> AsyncIterator[CatalogReader]:
     finally:
         await connection.close()
     try:
+        # a query about thousands of tables takes less time than its compilation
+        await reader.fetch("SELECT pg_catalog.set_config('jit', 'off', false)")
         yield reader
     finally:
         await reader.close()
@@ -158,16 +164,24 @@ async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: 
     return []
 
 
-async def _table(reader: CatalogReader, published: PublishedTable, *, as_owner: bool) -> list[Finding]:
-    try:
-        target = await read_table(reader, published.name, as_owner=as_owner)
-        mapping = map_relation(_as_relation(published), target)
-    except RelationError as error:
-        return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's")]
-    findings = await _rights(reader, target)
-    if mapping.problem is not None:
-        findings.append(Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
-    return findings + await _types(reader, published, mapping)
+async def _tables(reader: CatalogReader, published: Sequence[PublishedTable], *, as_owner: bool) -> list[Finding]:
+    targets = await read_tables(reader, [table.name for table in published], as_owner=as_owner)
+    rights = await _rights(reader, targets.values())
+    type_names = await _type_names(reader, {oid for table in published for oid in table.column_types})
+    findings = list[Finding]()
+    for table in published:
+        try:
+            if table.name not in targets:
+                raise missing_table(table.name)
+            mapping = map_relation(_as_relation(table), targets[table.name])
+        except RelationError as error:
+            findings.append(Finding("error", str(error), error.hint or "compare the target's table with the publisher's"))
+            continue
+        findings += rights[table.name]
+        if mapping.problem is not None:
+            findings.append(Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
+        findings += _types(table, mapping, type_names)
+    return findings
 
 
 def _as_relation(published: PublishedTable) -> Relation:
@@ -181,31 +195,38 @@ def _as_relation(published: PublishedTable) -> Relation:
     return Relation(published.relation_id, published.name.namespace, published.name.name, identity, columns)
 
 
-async def _rights(reader: CatalogReader, table: TargetTable) -> list[Finding]:
-    if table.role is not None:
-        rows = await reader.fetch(
-            "SELECT pg_catalog.pg_has_role($1::text::name, 'MEMBER') AS member, current_user::text AS role", table.role
-        )
-        if not rows[0]["member"]:
-            message = f'role "{rows[0]["role"]}" cannot become "{table.role}", the owner of table "{table.name}"'
-            return [Finding("error", message, "grant it that role, or set run_as_owner = true")]
-    rows = await reader.fetch("SELECT current_user::text AS role")
-    role = table.role or rows[0]["role"]
-    missing = [row["name"] for row in await reader.fetch(_PRIVILEGES, role, table.oid)]
+async def _rights(reader: CatalogReader, tables: Collection[TargetTable]) -> Mapping[TableName, list[Finding]]:
+    ((current,),) = [row.values() for row in await reader.fetch("SELECT current_user::text AS role")]
+    roles = [table.role or current for table in tables]
+    rows = {row["oid"]: row for row in await reader.fetch(_RIGHTS, roles, [table.oid for table in tables])}
+    return {
+        table.name: _right(table, role, rows[table.oid]["missing"], current=current, member=rows[table.oid]["member"])
+        for table, role in zip(tables, roles, strict=True)
+    }
+
+
+def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: str, member: bool) -> list[Finding]:
+    if table.role is not None and not member:
+        message = f'role "{current}" cannot become "{role}", the owner of table "{table.name}"'
+        return [Finding("error", message, "grant it that role, or set run_as_owner = true")]
     if missing:
         message = f'role "{role}" lacks {", ".join(missing)} on table "{table.name}" of the target'
         return [Finding("error", message, "grant them to the role")]
     return []
 
 
-async def _types(reader: CatalogReader, published: PublishedTable, mapping: RelationMapping) -> list[Finding]:
+async def _type_names(reader: CatalogReader, oids: Collection[int]) -> Mapping[int, str]:
+    # oids of other types differ between databases and tell nothing
+    known = [oid for oid in oids if 0 < oid < _FIRST_NORMAL_OID]
+    return {row["oid"]: row["name"] for row in await reader.fetch(_TYPE_NAMES, known)}
+
+
+def _types(published: PublishedTable, mapping: RelationMapping, names: Mapping[int, str]) -> list[Finding]:
     findings = []
     for column, type_oid in zip(mapping.columns, published.column_types, strict=False):
-        # oids of other types differ between databases and tell nothing
-        if type_oid != column.type_oid and 0 < type_oid < _FIRST_NORMAL_OID and column.type_oid < _FIRST_NORMAL_OID:
-            rows = await reader.fetch("SELECT pg_catalog.format_type($1::int8::oid, NULL) AS name", type_oid)
+        if type_oid != column.type_oid and type_oid in names and column.type_oid < _FIRST_NORMAL_OID:
             message = (
-                f'column "{column.name}" of table "{published.name}" is of type {rows[0]["name"]} on the publisher '
+                f'column "{column.name}" of table "{published.name}" is of type {names[type_oid]} on the publisher '
                 f"and of type {column.type_name} in the target"
             )
             findings.append(Finding("warning", message, "values must be valid texts of the target's type; binary = true will fail"))

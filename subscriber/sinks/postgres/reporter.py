@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from subscriber.abc import WorkerActivity
+from subscriber.abc import TableName, WorkerActivity
 from subscriber.sinks.postgres.locks import table_key, writer_key
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.tally import Tally
 
 __all__ = ["Reporter"]
 
-_RELID: Final = """
-SELECT c.oid::int8 AS relid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = $1 AND c.relname = $2
+_RELIDS: Final = """
+SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS relid
+FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::text[]::name[])) AS wanted(nspname, relname)
+JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
 """
 
 _WORKERS: Final = """
@@ -93,8 +95,8 @@ class Reporter:
             TargetUnavailable: the session was lost.
         """
         await self._reader.fetch(_DROPPED, self._oid)
-        rows = [(await self._relid(worker), worker) for worker in workers]
-        known = [(relid, worker) for relid, worker in rows if relid is not None]
+        relids = await self._relids([worker.table for worker in workers if worker.table is not None])
+        known = [(relids[worker.table], worker) for worker in workers if worker.table in relids]
         columns = list(zip(*(self._row(relid, worker) for relid, worker in known), strict=True)) or [()] * 17
         await self._reader.fetch(_WORKERS, self._oid, *columns)
         await self.count(last_error)
@@ -111,11 +113,12 @@ class Reporter:
             await self._reader.fetch(_COUNT, self._oid, text, datetime.now(UTC), *counted.values())
             self._tally.wrote(counted)
 
-    async def _relid(self, worker: WorkerActivity) -> int | None:
-        if worker.table is None:
-            return 0
-        found = await self._reader.fetch(_RELID, worker.table.namespace, worker.table.name)
-        return found[0]["relid"] if found else None
+    async def _relids(self, tables: Sequence[TableName]) -> dict[TableName | None, int]:
+        """The oids of those that there are; None stands for the apply worker."""
+        rows = []
+        if tables:
+            rows = await self._reader.fetch(_RELIDS, [table.namespace for table in tables], [table.name for table in tables])
+        return {None: 0, **{TableName(row["namespace"], row["name"]): row["relid"] for row in rows}}
 
     def _row(self, relid: int, worker: WorkerActivity) -> tuple[object, ...]:
         return (

@@ -272,7 +272,15 @@ class PostgresSink:
         Raises:
             RelationError: it does not exist in the target, or is no table.
         """
-        await self._open.rows.add_table(table, entry)
+        for error in (await self.add_tables([table], entry)).values():
+            raise error
+
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables with their first state; the errors of those that do not exist in the target, or are no tables."""
+        rows = self._open.rows
+        found = await rows.find_tables(tables)
+        await rows.add_tables([relid for relid in found.values() if not isinstance(relid, RelationError)], entry)
+        return {table: error for table, error in found.items() if isinstance(error, RelationError)}
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table."""
@@ -286,13 +294,13 @@ class PostgresSink:
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY. A table that was dropped in the target is none of this: its next change tells."""
-        opened = self._open
-        try:
-            relid = await opened.rows.find_table(table)
-        except RelationError:
-            return
-        async with opened.session.transaction():
-            await opened.rows.set_entry(relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE)
+        await self.set_all_ready({table: lsn})
+
+    async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """SYNCDONE to READY, of many tables."""
+        rows = self._open.rows
+        found = await rows.find_tables(list(tables))
+        await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
 
     async def apply(self, batch: Batch) -> None:
         """Apply a batch and its end LSN, together. See :meth:`subscriber.abc.Sink.apply`.

@@ -35,8 +35,22 @@ WHERE r.srsubid = %s::int8::oid
 """
 
 _FIND: Final = """
-SELECT c.oid::int8, c.relkind::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname = %s
+SELECT n.nspname::text, c.relname::text, c.oid::int8, c.relkind::text
+FROM ROWS FROM (pg_catalog.unnest(%s::text[]::name[]), pg_catalog.unnest(%s::text[]::name[])) AS wanted(nspname, relname)
+JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
+"""
+
+_ADD: Final = """
+INSERT INTO subscriber.pg_subscription_rel (srsubid, srrelid, srsubstate, srsublsn)
+SELECT %s::int8::oid, relid::oid, %s::text::"char", %s::pg_lsn FROM pg_catalog.unnest(%s::int8[]) AS relid
+ON CONFLICT (srsubid, srrelid) DO UPDATE SET srsubstate = excluded.srsubstate, srsublsn = excluded.srsublsn
+"""
+
+_READY: Final = """
+UPDATE subscriber.pg_subscription_rel AS r SET srsubstate = 'r', srsublsn = passed.lsn::pg_lsn
+FROM ROWS FROM (pg_catalog.unnest(%s::int8[]), pg_catalog.unnest(%s::text[])) AS passed(relid, lsn)
+WHERE r.srsubid = %s::int8::oid AND r.srrelid = passed.relid::oid AND r.srsubstate::text = 's'
 """
 
 _SAVE_POSITION: Final = """
@@ -165,34 +179,27 @@ class SubscriptionRows:
         Raises:
             RelationError: native's words.
         """
-        rows = await self._session.fetch(_FIND, table.namespace, table.name)
-        if not rows:
-            raise RelationError(
-                f'relation "{table}" does not exist', sqlstate="42P01", hint="create the table in the target with the publisher's columns"
-            )
-        relid, kind = rows[0]
-        if kind not in {"r", "p"}:
-            raise RelationError(
-                f'cannot use relation "{table}" as logical replication target',
-                sqlstate="42809",
-                hint="only tables and partitioned tables can be targets",
-            )
-        return int(relid)
+        found = (await self.find_tables([table]))[table]
+        if isinstance(found, RelationError):
+            raise found
+        return found
 
-    async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table, or set its state if it is there."""
-        relid = await self.find_table(table)
+    async def find_tables(self, tables: Sequence[TableName]) -> Mapping[TableName, int | RelationError]:
+        """The oid of each, or why it may not be subscribed to."""
+        rows = await self._session.fetch(_FIND, [table.namespace for table in tables], [table.name for table in tables])
+        known = {TableName(namespace, name): (relid, kind) for namespace, name, relid, kind in rows}
+        return {table: _usable(table, *known.get(table, (0, ""))) for table in tables}
+
+    async def add_tables(self, relids: Sequence[int], entry: TableEntry) -> None:
+        """Add tables, or set their state if they are there."""
         lsn = None if entry.lsn is None else str(entry.lsn)
         async with self._session.transaction():
-            await self._session.fetch(
-                "INSERT INTO subscriber.pg_subscription_rel (srsubid, srrelid, srsubstate, srsublsn) "
-                'VALUES (%s::int8::oid, %s::int8::oid, %s::text::"char", %s::pg_lsn) '
-                "ON CONFLICT (srsubid, srrelid) DO UPDATE SET srsubstate = excluded.srsubstate, srsublsn = excluded.srsublsn",
-                self.oid,
-                relid,
-                entry.state.value,
-                lsn,
-            )
+            await self._session.fetch(_ADD, self.oid, entry.state.value, lsn, relids)
+
+    async def set_ready(self, tables: Mapping[int, Lsn]) -> None:
+        """SYNCDONE to READY."""
+        async with self._session.transaction():
+            await self._session.fetch(_READY, list(tables), [str(lsn) for lsn in tables.values()], self.oid)
 
     async def remove(self, relid: int) -> None:
         """Forget a table, with its position and what a copy noted."""
@@ -226,6 +233,16 @@ class SubscriptionRows:
             only_from.value,
         )
         return bool(rows)
+
+
+def _usable(table: TableName, relid: int, kind: str) -> int | RelationError:
+    if not relid:
+        hint = "create the table in the target with the publisher's columns"
+        return RelationError(f'relation "{table}" does not exist', sqlstate="42P01", hint=hint)
+    if kind not in {"r", "p"}:
+        hint = "only tables and partitioned tables can be targets"
+        return RelationError(f'cannot use relation "{table}" as logical replication target', sqlstate="42809", hint=hint)
+    return relid
 
 
 def _entry(state: str, lsn: str | None) -> TableEntry:

@@ -1,4 +1,4 @@
-"""Reads the target's side of a relation from the system catalogs.
+"""Reads the target's side of relations from the system catalogs: any number of them by the same few queries.
 
 Read through a session of its own: it takes no locks on the tables, so an open transaction of the apply session is never waited for.
 """
@@ -6,6 +6,7 @@ Read through a session of its own: it takes no locks on the tables, so an open t
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from subscriber.abc import TableName
@@ -14,42 +15,54 @@ from subscriber.sinks.postgres.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import TargetColumn, TargetTable, missing_table
 
-__all__ = ["read_table", "require_table"]
+__all__ = ["read_table", "read_tables", "require_table"]
 
 _EXISTS: Final = """
 SELECT c.oid::int8 AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2
 """
 
-# $3: apply as the table's owner. The fingerprint comes with the first query: what changes before the others makes it differ later.
-_TABLE: Final = f"""
-SELECT c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind,
+# $1, $2: schemas and names. $3: apply as the table's owner. The fingerprint comes with the first query: what changes before the others
+# makes it differ later.
+_TABLES: Final = f"""
+WITH wanted AS MATERIALIZED (
+    SELECT c.oid FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::text[]::name[])) AS given(nspname, relname)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = given.nspname
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = given.relname
+), referencing AS MATERIALIZED (
+    SELECT x.confrelid, pg_catalog.array_agg(pg_catalog.json_build_array(fn.nspname, f.relname)::text) AS tables
+    FROM pg_catalog.pg_constraint x
+    JOIN pg_catalog.pg_class f ON f.oid = x.conrelid
+    JOIN pg_catalog.pg_namespace fn ON fn.oid = f.relnamespace
+    WHERE x.contype = 'f' AND x.conrelid <> x.confrelid AND x.confrelid IN (SELECT oid FROM wanted)
+    GROUP BY x.confrelid
+)
+SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind,
        CASE WHEN $3 AND o.rolname <> current_user THEN o.rolname::text END AS role,
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
                  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
             THEN r.rolname::text END AS rls_user,
        CASE WHEN c.relhasrules AND c.relkind IN ('r', 'p') THEN
             (SELECT min(w.rulename::text) FROM pg_catalog.pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_enabled IN ('A', 'R')) END AS rule,
-       ARRAY(SELECT pg_catalog.json_build_array(fn.nspname, f.relname)::text
-             FROM pg_catalog.pg_constraint x
-             JOIN pg_catalog.pg_class f ON f.oid = x.conrelid
-             JOIN pg_catalog.pg_namespace fn ON fn.oid = f.relnamespace
-             WHERE x.contype = 'f' AND x.confrelid = c.oid AND x.conrelid <> c.oid) AS referenced_by
-FROM pg_catalog.pg_class c
+       coalesce(x.tables, '{{}}') AS referenced_by
+FROM wanted
+JOIN pg_catalog.pg_class c ON c.oid = wanted.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
 JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE current_user END
-WHERE n.nspname = $1 AND c.relname = $2
+LEFT JOIN referencing x ON x.confrelid = c.oid
 """  # noqa: S608 (a constant)
 
 # A column's type is taken apart (domains, arrays, composites) down to types that have an operator class of their own or not. The
 # operator is that of the default btree or hash class, as native's type cache finds it; if a part has none, the whole has none.
 _COLUMNS: Final = """
-WITH RECURSIVE part(attnum, typ, whole) AS (
-    SELECT a.attnum, a.atttypid, true FROM pg_catalog.pg_attribute a
-    WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped
+WITH RECURSIVE given AS (
+    SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated, a.attidentity FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+), part(root, typ, whole) AS (
+    SELECT DISTINCT g.atttypid, g.atttypid, true FROM given g
   UNION
-    SELECT p.attnum, inner_type.typ, p.whole AND t.typtype = 'd'
+    SELECT p.root, inner_type.typ, p.whole AND t.typtype = 'd'
     FROM part p
     JOIN pg_catalog.pg_type t ON t.oid = p.typ
     CROSS JOIN LATERAL (
@@ -61,7 +74,7 @@ WITH RECURSIVE part(attnum, typ, whole) AS (
         WHERE t.typtype = 'c' AND f.attrelid = t.typrelid AND f.attnum > 0 AND NOT f.attisdropped
     ) AS inner_type
 ), leaf AS (
-    SELECT p.attnum, p.whole, p.typ, operator.name
+    SELECT p.root, p.whole, operator.name
     FROM part p
     JOIN pg_catalog.pg_type t ON t.oid = p.typ AND t.typtype NOT IN ('d', 'c')
          AND NOT EXISTS (SELECT FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)
@@ -81,31 +94,32 @@ WITH RECURSIVE part(attnum, typ, whole) AS (
                           AND x.castmethod = 'b' AND x.castcontext = 'i'))
         ORDER BY k.opcintype = t.oid DESC, am.amname LIMIT 1
     ) AS operator ON true
+), compared AS MATERIALIZED (
+    SELECT l.root, CASE WHEN pg_catalog.bool_and(l.name IS NOT NULL)
+                        THEN coalesce(max(l.name) FILTER (WHERE l.whole), 'OPERATOR(pg_catalog.=)') END AS equals
+    FROM leaf l GROUP BY l.root
 )
-SELECT a.attname::text AS name, a.atttypid::int8 AS type_oid, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type_name,
-       a.attgenerated <> '' AS generated, a.attidentity = 'a' AS identity_always,
-       (SELECT CASE WHEN pg_catalog.bool_and(l.name IS NOT NULL)
-                    THEN coalesce(max(l.name) FILTER (WHERE l.whole), 'OPERATOR(pg_catalog.=)') END
-        FROM leaf l WHERE l.attnum = a.attnum) AS equals
-FROM pg_catalog.pg_attribute a
-WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
+SELECT g.attrelid::int8 AS relid, g.attname::text AS name, g.atttypid::int8 AS type_oid,
+       pg_catalog.format_type(g.atttypid, g.atttypmod) AS type_name, g.attgenerated <> '' AS generated,
+       g.attidentity = 'a' AS identity_always, o.equals
+FROM given g LEFT JOIN compared o ON o.root = g.atttypid
+ORDER BY g.attrelid, g.attnum
 """
 
 # The replica identity index, or the primary key unless it is deferrable; of the table itself, or of all leaves of a partitioned one.
 # Not pg_partition_tree(): it takes locks, and would wait for ever for a TRUNCATE of our own.
 _KEYS: Final = """
-WITH RECURSIVE tree(oid) AS (
-    SELECT $1::int8::oid
+WITH RECURSIVE tree(root, oid) AS (
+    SELECT root, root FROM pg_catalog.unnest($1::int8[]::oid[]) AS root
   UNION ALL
-    SELECT c.oid FROM tree AS t
+    SELECT t.root, c.oid FROM tree AS t
     JOIN pg_catalog.pg_inherits h ON h.inhparent = t.oid
     JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid AND c.relispartition
 ), tables AS (
-    SELECT c.oid, c.relreplident, c.oid = $1::int8::oid AS itself
-    FROM tree AS t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND (c.relkind <> 'p' OR c.oid = $1::int8::oid)
+    SELECT t.root, c.oid, c.relreplident, c.oid = t.root AS itself
+    FROM tree AS t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND (c.relkind <> 'p' OR c.oid = t.root)
 )
-SELECT t.oid::int8 AS oid, t.itself, k.columns, k.operators
+SELECT t.root::int8 AS relid, t.itself, k.columns, k.operators
 FROM tables t
 LEFT JOIN LATERAL (
     SELECT pg_catalog.array_agg(a.attname::text ORDER BY u.place) AS columns,
@@ -146,16 +160,45 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
         TargetUnavailable: the connection was lost.
     """
     _require_text(name)
-    found = await reader.fetch(_TABLE, name.namespace, name.name, as_owner)
-    if not found:
+    found = await read_tables(reader, [name], as_owner=as_owner)
+    if name not in found:
         raise missing_table(name)
-    oid, kind = found[0]["oid"], found[0]["kind"]
-    columns = tuple(TargetColumn(**row) for row in await reader.fetch(_COLUMNS, oid))
-    key, key_unique = _key(await reader.fetch(_KEYS, oid), columns) if kind in {"r", "p"} else ((), True)
-    referenced_by = frozenset(TableName(*json.loads(table)) for table in found[0]["referenced_by"])
-    fingerprint = (oid, found[0]["fingerprint"])
+    return found[name]
+
+
+async def read_tables(reader: CatalogReader, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
+    """Read tables; those that do not exist are left out. Arguments and errors as of :func:`read_table`."""
+    encodable = [name for name in names if _is_text(name)]
+    rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner)
+    oids = [row["oid"] for row in rows]
+    columns = {oid: tuple(TargetColumn(**row) for row in found) for oid, found in _by_table(await reader.fetch(_COLUMNS, oids)).items()}
+    keys = _by_table(await reader.fetch(_KEYS, [row["oid"] for row in rows if row["kind"] in {"r", "p"}]))
+    tables = (_table(row, columns.get(row["oid"], ()), keys.get(row["oid"])) for row in rows)
+    return {table.name: table for table in tables}
+
+
+def _by_table(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row.pop("relid"), []).append(row)
+    return found
+
+
+def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[dict[str, Any]] | None) -> TargetTable:
+    key, key_unique = ((), True) if keys is None else _key(keys, columns)
+    referenced_by = frozenset(TableName(*json.loads(table)) for table in row["referenced_by"])
     return TargetTable(
-        name, oid, fingerprint, kind, found[0]["role"], found[0]["rls_user"], columns, key, key_unique, referenced_by, found[0]["rule"]
+        TableName(row["namespace"], row["name"]),
+        row["oid"],
+        (row["oid"], row["fingerprint"]),
+        row["kind"],
+        row["role"],
+        row["rls_user"],
+        columns,
+        key,
+        key_unique,
+        referenced_by,
+        row["rule"],
     )
 
 
@@ -174,10 +217,16 @@ async def require_table(reader: CatalogReader, name: TableName) -> int:
 
 
 def _require_text(name: TableName) -> None:
+    if not _is_text(name):
+        raise RelationError("the publisher sent a relation name that is not UTF-8", hint="rename it")
+
+
+def _is_text(name: TableName) -> bool:
     try:
         f"{name}".encode()
     except UnicodeEncodeError:
-        raise RelationError("the publisher sent a relation name that is not UTF-8", hint="rename it") from None
+        return False
+    return True
 
 
 def _key(rows: list[dict[str, Any]], columns: tuple[TargetColumn, ...]) -> tuple[tuple[tuple[str, str | None], ...], bool]:

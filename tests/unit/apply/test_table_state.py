@@ -80,13 +80,13 @@ def test_what_is_left_to_do() -> None:
     states.set(table(1), synchronized(300))
     states.remove(table(3))
     assert (states.all_synchronized, states.all_ready, states.synchronized_to) == (True, False, 300)
-    assert states.passed(Lsn(199)) == []
-    assert states.passed(Lsn(200)) == [(A, Lsn(200))]
-    assert states.passed(Lsn(300)) == [(A, Lsn(200)), (B, Lsn(300))]
+    assert states.passed(Lsn(199)) == {}
+    assert states.passed(Lsn(200)) == {A: Lsn(200)}
+    assert states.passed(Lsn(300)) == {A: Lsn(200), B: Lsn(300)}
     for name in (A, B):
         states.set(name, READY)
     assert (states.all_ready, states.synchronized_to) == (True, INVALID_LSN)
-    assert states.passed(Lsn(1000)) == []
+    assert states.passed(Lsn(1000)) == {}
 
 
 def test_load_keeps_what_became_durable_meanwhile() -> None:
@@ -212,10 +212,10 @@ def test_a_restart_between() -> None:
     states = states_with(100, t0=synchronized(200))
     assert not states.gate(relation(0), Lsn(150))
     assert states.gate(relation(0), Lsn(200))
-    assert states.passed(Lsn(150)) == []
-    assert states.passed(Lsn(208)) == [(A, Lsn(200))]
+    assert states.passed(Lsn(150)) == {}
+    assert states.passed(Lsn(208)) == {A: Lsn(200)}
     # s behind the position: ready as soon as somebody looks
-    assert states_with(300, t0=synchronized(200)).passed(Lsn(300)) == [(A, Lsn(200))]
+    assert states_with(300, t0=synchronized(200)).passed(Lsn(300)) == {A: Lsn(200)}
     # f: the handover cannot be before the position
     states = states_with(300, t0=COPIED)
     assert not states.try_handover(A, Lsn(299))
@@ -322,7 +322,7 @@ class Model:
             await self.step()
             # nothing is pending: the position follows what was received, which ends amid the next transaction
             durable.position = max(durable.position, self.received(end))
-            for found, lsn in states.passed(Lsn(durable.position)):
+            for found, lsn in states.passed(Lsn(durable.position)).items():
                 await self.step()
                 ready = TableEntry(TableState.READY, lsn)
                 durable.states[int(found.name[1:])] = ready
