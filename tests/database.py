@@ -95,6 +95,11 @@ class Database:
         """``WHERE (condition)`` for CREATE PUBLICATION; nothing where the version has none, for tests of what is true without it, too."""
         return f"WHERE ({condition})" if self.version >= 15 else ""
 
+    def reconnect(self) -> None:
+        """A new session, after the server was restarted."""
+        self._connection.close()
+        self._connection = psycopg.connect(self.conninfo(client_encoding="UTF8"), autocommit=True)
+
     def close(self) -> None:
         self._connection.close()
 

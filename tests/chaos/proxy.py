@@ -1,0 +1,268 @@
+"""A TCP proxy that does one fault after another to what passes through it.
+
+It passes on whole messages of the server, and what the client sends as it comes. A fault is *armed*; the next message that it fits, or one
+soon after that, is struck. Bytes are never lost or changed silently: what a fault damages is either found by any reader of the protocol, or
+the connection ends with it. (PostgreSQL's protocol has no checksums, because TCP has: nobody can find a flipped bit inside a value.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from subscriber.testing.ports import LOOPBACK
+from tests.chaos.framing import Framing
+from tests.chaos.stream import StreamState
+
+_CHUNK = 65536
+_ORPHAN_SECONDS = 12.0
+
+
+class Then(Enum):
+    """What happens to the connection after a fault."""
+
+    GO_ON = auto()
+    CLOSE = auto()
+    """Both sides see the end of the stream."""
+    RESET = auto()
+    ORPHAN = auto()
+    """The client sees a reset; the server sees nothing for a while, as with a lost network."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What a fault does with one message.
+
+    Attributes:
+        data: sent instead of it.
+        pause: seconds of silence before that, in both directions.
+        then: afterwards.
+    """
+
+    data: bytes
+    pause: float = 0.0
+    then: Then = Then.GO_ON
+
+
+class Direction(Enum):
+    """Of a message."""
+
+    TO_CLIENT = auto()
+    TO_SERVER = auto()
+
+
+Make = Callable[[StreamState, bytes, random.Random], Strike | None]
+"""Gives what to do with a message; None: the fault does not fit it."""
+
+
+@dataclass
+class Fault:
+    """Something to be done once."""
+
+    name: str
+    make: Make
+    direction: Direction = Direction.TO_CLIENT
+    skip: int = 0
+
+
+@dataclass
+class Proxy:
+    """Between the subscriber and one server. Used as a context manager.
+
+    Attributes:
+        struck: faults that happened, by name.
+        links: connections now.
+    """
+
+    host: str
+    server_port: int
+    framing: Callable[[], Framing]
+    rng: random.Random
+    log: Callable[[str], None]
+    port: int = 0
+    struck: Counter[str] = field(default_factory=Counter)
+    armed: Fault | None = None
+    outage: bool = False
+    links: set[Link] = field(default_factory=set)
+    calm: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._accepted, LOOPBACK, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.end_links()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def be_calm(self) -> None:
+        """Do no more harm, and end what is damaged."""
+        self.armed, self.outage = None, False
+        self.calm.set()
+        for link in list(self.links):
+            if link.damaged:
+                link.end()
+
+    def begin_storm(self) -> None:
+        """Harm may be done again."""
+        self.calm.clear()
+
+    def arm(self, fault: Fault) -> None:
+        """Do this soon; what was armed before and met no message is forgotten."""
+        self.armed = fault
+
+    def end_links(self) -> None:
+        """Reset all connections."""
+        for link in list(self.links):
+            link.end()
+
+    async def be_away(self, seconds: float) -> None:
+        """Reset all connections, and take none for a while."""
+        self.outage = True
+        self.struck["outage"] += 1
+        self.end_links()
+        await self.pause(seconds)
+        self.outage = False
+
+    async def pause(self, seconds: float) -> None:
+        """Seconds of a storm: they end with it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.calm.wait()
+
+    def strike(self, link: Link, direction: Direction, data: bytes) -> Strike | None:
+        """What is to be done with these bytes."""
+        fault = self.armed
+        if fault is None or fault.direction is not direction:
+            return None
+        found = fault.make(link.state, data, self.rng)
+        if found is None:
+            return None
+        if fault.skip > 0:
+            fault.skip -= 1
+            return None
+        self.armed = None
+        self.struck[fault.name] += 1
+        self.log(f"fault: {fault.name} ({link.state.describe(data)})")
+        return found
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.outage:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            with contextlib.suppress(OSError):
+                server_reader, server_writer = await asyncio.open_connection(self.host, self.server_port)
+                link = Link(self, (reader, writer), (server_reader, server_writer))
+                self.links.add(link)
+                try:
+                    await link.run()
+                finally:
+                    self.links.discard(link)
+                    link.end()
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Link:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: Ends, server: Ends) -> None:
+        self.state = StreamState()
+        self.damaged = False
+        self._proxy = proxy
+        self._client_reader, self._client_writer = client
+        self._server_reader, self._server_writer = server
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def end(self) -> None:
+        """Reset both sides."""
+        self._client_writer.transport.abort()
+        self._server_writer.transport.abort()
+
+    async def run(self) -> None:
+        """Pass on until one side ends."""
+        down = asyncio.create_task(self._to_client())
+        up = asyncio.create_task(self._to_server())
+        try:
+            await asyncio.wait({down, up}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (down, up):
+                task.cancel()
+            await asyncio.gather(down, up, return_exceptions=True)
+        # what the server said last still arrives
+        with contextlib.suppress(OSError):
+            self._client_writer.close()
+            await self._client_writer.wait_closed()
+
+    async def _to_client(self) -> None:
+        framing, buffer = self._proxy.framing(), bytearray()
+        writer = self._client_writer
+        while data := await self._server_reader.read(_CHUNK):
+            buffer += data
+            passed = bytearray()
+            for message in framing.take(buffer):
+                found = self._proxy.strike(self, Direction.TO_CLIENT, message)
+                if found is None:
+                    passed += message
+                else:
+                    writer.write(passed)
+                    passed.clear()
+                    if not await self._carry_out(found, writer):
+                        return
+                self.state.observe(message)
+            writer.write(passed)
+            await self._open.wait()
+            await writer.drain()
+        writer.write(buffer)
+
+    async def _to_server(self) -> None:
+        while data := await self._client_reader.read(_CHUNK):
+            await self._open.wait()
+            found = self._proxy.strike(self, Direction.TO_SERVER, data)
+            if found is None:
+                self._server_writer.write(data)
+            elif not await self._carry_out(found, self._server_writer):
+                return
+            await self._server_writer.drain()
+
+    async def _carry_out(self, found: Strike, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection goes on."""
+        self.damaged = True
+        if found.pause:
+            self._open.clear()
+            await self._proxy.pause(found.pause)
+            self._open.set()
+        writer.write(found.data)
+        match found.then:
+            case Then.GO_ON:
+                return True
+            case Then.CLOSE:
+                return False
+            case Then.RESET:
+                await asyncio.wait_for(writer.drain(), 5)
+                self.end()
+                return False
+            case Then.ORPHAN:
+                self._client_writer.transport.abort()
+                await self._proxy.pause(_ORPHAN_SECONDS)
+                return False

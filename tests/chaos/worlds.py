@@ -1,0 +1,213 @@
+"""A publisher, a target of one kind, the proxies, the load and the program: what one round is about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from subscriber.protocol.lsn import Lsn
+from subscriber.testing.load import MixedLoad
+from subscriber.testing.mariadb import EmbeddedMariaDB
+from subscriber.testing.ports import LOOPBACK
+from subscriber.testing.server import EmbeddedServer
+from subscriber.testing.tables import create_tables
+from tests.chaos.framing import MariaDBFraming, PostgresFraming
+from tests.chaos.process import SETTINGS, ChaosProcess
+from tests.chaos.proxy import Proxy
+from tests.crash import other_targets, scenario
+from tests.crash.other_targets import Look, MariaDBLook, SqliteLook, make_specimens_of_text
+from tests.database import Database, ServerAddress, fresh_database
+from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
+
+KINDS = ("postgres15", "postgres18", "sqlite", "mariadb")
+_ROWS = 6_000
+_HUGE_ROWS = 1_500
+_PUBLISHER = {"wal_sender_timeout": "6s", "wal_receiver_status_interval": "1s"}
+_POSITION = "SELECT remote_lsn FROM {} WHERE srrelid = 0"
+
+
+@dataclass
+class World(ABC):
+    """See the module.
+
+    Attributes:
+        server: the publisher's.
+        to_publisher, to_target: the proxies; a file has none.
+    """
+
+    kind: str
+    rng: random.Random
+    server: EmbeddedServer
+    publisher: Database
+    to_publisher: Proxy
+    to_target: Proxy | None
+    process: ChaosProcess
+    load: MixedLoad
+
+    @abstractmethod
+    def position(self) -> Lsn:
+        """Up to where the target has everything; 0/0 before it has any."""
+
+    @abstractmethod
+    def are_tables_ready(self) -> bool:
+        """No table is being copied."""
+
+    @abstractmethod
+    async def assert_same(self) -> None:
+        """The rows of all tables, and what is left behind. The program does not run."""
+
+    @property
+    def proxies(self) -> list[Proxy]:
+        return [self.to_publisher] if self.to_target is None else [self.to_publisher, self.to_target]
+
+    def confirmed(self) -> Lsn:
+        """What was acknowledged to the publisher."""
+        found = self.publisher.fetch(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{self.process.name}'")
+        return Lsn.parse(found[0][0]) if found and found[0][0] else Lsn(0)
+
+    async def compare(self) -> None:
+        """With what is prepared left so. Raises AssertionError."""
+        # other sessions of the harness are not the publisher's slots' concern
+        await self.assert_same()
+
+
+@dataclass
+class PostgresWorld(World):
+    """The target is PostgreSQL of the publisher's version."""
+
+    target_server: EmbeddedServer
+    target: Database
+
+    def position(self) -> Lsn:
+        return Lsn.parse(str(self._value(_POSITION.format('subscriber."position"')) or "0/0"))
+
+    def _value(self, query: str) -> Any:
+        if not self.target.value("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL"):
+            return None
+        rows = self.target.fetch(query)
+        return rows[0][0] if rows else None
+
+    def are_tables_ready(self) -> bool:
+        return bool(self._value("SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM subscriber.pg_subscription_rel"))
+
+    async def assert_same(self) -> None:
+        await scenario.assert_same(cast("Any", self.process))
+
+
+@dataclass
+class OtherWorld(World):
+    """The target is no PostgreSQL."""
+
+    look: Look
+    database: MariaDatabase | None
+    path: Path | None
+
+    def position(self) -> Lsn:
+        return Lsn.parse(self.look.value(_POSITION.format("subscriber_position")) or "0/0")
+
+    def are_tables_ready(self) -> bool:
+        states = self.look.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel") or ""
+        return bool(states) and set(states) <= {"r", ","}
+
+    async def assert_same(self) -> None:
+        await other_targets.assert_same(cast("Any", self.process))
+
+
+@dataclass
+class Servers:
+    """Started once for all rounds of a kind."""
+
+    publisher: EmbeddedServer
+    target: EmbeddedServer | EmbeddedMariaDB | None
+
+    @classmethod
+    def start(cls, kind: str, stack: contextlib.ExitStack) -> Servers:
+        version = 15 if kind == "postgres15" else 18
+        publisher = stack.enter_context(EmbeddedServer.create(version, settings=_PUBLISHER))
+        if kind.startswith("postgres"):
+            return cls(publisher, stack.enter_context(EmbeddedServer.create(version)))
+        return cls(publisher, stack.enter_context(EmbeddedMariaDB.create()) if kind == "mariadb" else None)
+
+
+@contextlib.asynccontextmanager
+async def make_world(kind: str, servers: Servers, rng: random.Random, directory: Path, rate: float) -> AsyncIterator[World]:
+    """Everything for one round, empty target included; removed afterwards."""
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_context
+        version = servers.publisher.version
+        publisher = enter(fresh_database(ServerAddress(servers.publisher.dsn(), version), "pub"))
+        await create_tables(publisher.dsn, rows=_ROWS)
+        publisher.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA load")
+
+        def note(text: str) -> None:
+            if process:
+                process[0].note(text)
+
+        process: list[ChaosProcess] = []
+
+        async def proxy(port: int, framing: type[PostgresFraming] | type[MariaDBFraming]) -> Proxy:
+            made = Proxy(LOOPBACK, port, framing, rng, note)
+            return await stack.enter_async_context(made)
+
+        to_publisher = await proxy(servers.publisher.port, PostgresFraming)
+        load = MixedLoad(
+            publisher.dsn, seed=rng.randrange(10**6), rate=rate, sessions=3, huge_rows=_HUGE_ROWS, weights=scenario._WEIGHTS, reconnect=True
+        )
+        connection = publisher.conninfo(host=LOOPBACK, port=str(to_publisher.port), sslmode="disable")
+
+        def make_process(url: str, proxied: str, settings: tuple[str, ...]) -> ChaosProcess:
+            process.append(
+                ChaosProcess(
+                    publisher=publisher,
+                    target_url=url,
+                    directory=directory,
+                    settings=settings,
+                    connection=connection,
+                    proxied_target=proxied,
+                )
+            )
+            stack.callback(process[0].end)
+            return process[0]
+
+        if isinstance(servers.target, EmbeddedServer):
+            target = enter(fresh_database(ServerAddress(servers.target.dsn(), version), "tgt"))
+            await create_tables(target.dsn)
+            to_target = await proxy(servers.target.port, PostgresFraming)
+            made = make_process(target.dsn, _moved(target.dsn, to_target.port) + "?sslmode=disable", SETTINGS)
+            cast("Any", made).target = target
+            yield PostgresWorld(kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, servers.target, target)
+            return
+        settings = (*SETTINGS, "create_tables=on")
+        look: Look
+        if isinstance(servers.target, EmbeddedMariaDB):
+            database = enter(fresh_mariadb_database(servers.target))
+            await make_specimens_of_text(database.url)
+            to_target = await proxy(servers.target.port, MariaDBFraming)
+            made = make_process(database.url, _moved(database.url, to_target.port), settings)
+            look = MariaDBLook(database)
+            world = OtherWorld(kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, look, database, None)
+        else:
+            path = directory / "replica.db"
+            look = SqliteLook(path)
+            made = make_process(look.url, look.url, settings)
+            world = OtherWorld(kind, rng, servers.publisher, publisher, to_publisher, None, made, load, look, None, path)
+        cast("Any", made).look = look
+        yield world
+
+
+def _moved(url: str, port: int) -> str:
+    """The same database at another port."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition(":")[0] + f":{port}").geturl()
+
+
+async def off_loop(function: Any, *arguments: Any) -> Any:
+    """What blocks, beside the proxies."""
+    return await asyncio.to_thread(function, *arguments)
