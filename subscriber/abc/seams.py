@@ -408,14 +408,15 @@ class Sink(Protocol):
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """Tell everybody who looks into the target what the workers do, and what :attr:`statistics` counted since the last time.
 
-        May overlap with any other call. Does nothing while the sink is not open. Need not be durable.
+        May overlap with any other call but :meth:`close`; may be cancelled at any moment. Does nothing while the sink is not open. Need not
+        be durable.
 
         Args:
             workers: all there are.
             last_error: the latest of this run; None leaves what is there.
 
         Raises:
-            TargetUnavailable: the next other call will say so too.
+            TargetError: it is dropped. Of a session that is lost the next other call will say so too.
         """
         ...
 
@@ -432,5 +433,8 @@ class Sink(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let everything applied become durable, release the lock, disconnect. Idempotent; also after errors."""
+        """Let everything applied become durable, release the lock, disconnect. Idempotent; also after errors.
+
+        A target that does not answer is not waited for longer than some seconds.
+        """
         ...

@@ -20,7 +20,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.following import Following
 from subscriber.subscription.left_out import LeftOutTables
@@ -217,9 +217,7 @@ class Subscription:
             # so does whoever starts a subscription for the first time, as long as no table came through
             launcher = self._make_launcher(prepared, lambda: patient and (not prepared.first or running.states.any_synchronized))
             reporting = Reporting(running, self._sink, self._progress)
-            following = Following(
-                self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, report=reporting.report
-            )
+            following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, reporting=reporting)
             async with task_group() as group:
                 beside = [group.create_task(work) for work in (launcher.run(), reporting.run(), left_out.run())]
                 try:
@@ -228,7 +226,7 @@ class Subscription:
                         await running.unless_stopped(left_out.look())
                 finally:
                     # the last error, before the sink is closed; a target that does not answer is not waited for
-                    await _last_report(reporting)
+                    await reporting.report(_REPORT_SECONDS)
                 await launcher.leave(_LEAVE_SECONDS)
                 for task in beside:
                     task.cancel()
@@ -306,15 +304,6 @@ class Subscription:
                 self._running.disabled_by = error
             self._sink.statistics.sync_error_count += 1
         self._running.wake()
-
-
-async def _last_report(reporting: Reporting) -> None:
-    with contextlib.suppress(TargetError):
-        try:
-            async with asyncio.timeout(_REPORT_SECONDS):
-                await reporting.report()
-        except TimeoutError:
-            _log.warning("the target did not take the last report within %.0f s: its statistics are from before", _REPORT_SECONDS)
 
 
 def _spool_key(prepared: Prepared) -> str:

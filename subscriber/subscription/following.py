@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -23,6 +22,7 @@ from subscriber.config import Settings
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.subscription.reporting import Reporting
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.setup import Prepared
@@ -51,8 +51,8 @@ class Following:
         sink: the target.
         settings: batches and pauses.
         running: shared with the rest of the run.
-        report: tells the target of an error, as long as the sink is open.
-        patient: False makes the first error that time alone does not mend end it all.
+        reporting: tells the target of an error, as long as the sink is open.
+        patient: False makes the first error that does not pass by itself end the run.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Following:
         running: Running,
         *,
         patient: bool,
-        report: Callable[[], Awaitable[None]],
+        reporting: Reporting,
     ) -> None:
         self._slot = slot
         self._name = prepared.state.name
@@ -76,7 +76,7 @@ class Following:
         self._settings = settings
         self._running = running
         self._patient = patient
-        self._report = report
+        self._reporting = reporting
         self._backoff = Backoff(settings)
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
@@ -109,8 +109,7 @@ class Following:
                     pause,
                     self._position.lsn,
                 )
-                with contextlib.suppress(TargetError):
-                    await self._report()
+                await self._reporting.report()
                 if isinstance(error, TargetError):
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))
@@ -156,7 +155,8 @@ class Following:
 
     async def _close_sink(self) -> None:
         self._sink_is_open = False
-        await self._sink.close()
+        async with self._reporting.silence():
+            await self._sink.close()
 
     async def _attempt(self) -> None:
         states = self._running.states

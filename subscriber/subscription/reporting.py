@@ -1,20 +1,29 @@
-"""What a run tells of itself in the target, about once a second: see pg_stat_subscription."""
+"""What a run tells of itself in the target, about once a second: see pg_stat_subscription.
+
+A report has a time limit and raises no error of the target: what went wrong is logged once for each reason, and the next report tells all
+again. It never overlaps with the end of the sink's sessions: whoever closes the sink does it inside :meth:`Reporting.silence`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Final
 
 from subscriber.abc import Sink, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.apply.progress import CopyProgress
-from subscriber.errors import SubscriberError, TargetError
+from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.subscription.running import Running
 
 __all__ = ["KnownProgress", "Reporting"]
 
+_log = logging.getLogger(__name__)
+
 _INTERVAL: Final = 1.0
+_REPORT_SECONDS: Final = 3.0
 _RATE_SECONDS: Final = 5.0
 
 
@@ -58,23 +67,44 @@ class Reporting:
         self._running = running
         self._sink = sink
         self._progress = progress
+        self._turn = asyncio.Lock()
         self._told: SubscriberError | None = None
+        self._failures: set[str] = set()
         self._samples: deque[tuple[float, int, int]] = deque()
 
     async def run(self) -> None:
         """Report at once, and then every second, until cancelled."""
         while True:
-            # a lost session is found by the worker, and its attempt ends with it
-            with contextlib.suppress(TargetError):
-                await self.report()
+            await self.report()
             await asyncio.sleep(_INTERVAL)
 
-    async def report(self) -> None:
-        """Report now.
+    async def report(self, seconds: float = _REPORT_SECONDS) -> bool:
+        """Report now, unless that takes longer than this. False: the target did not take it."""
+        try:
+            async with asyncio.timeout(seconds), self._turn:
+                await self._report()
+        except TimeoutError:
+            self._failed("time", f"it did not answer within {seconds:.0f} s", logging.INFO)
+        except SubscriberError as error:
+            # of a session that is lost the worker says more
+            level = logging.INFO if isinstance(error, TargetUnavailable) else logging.WARNING
+            self._failed(f"{type(error).__name__} {error.sqlstate}", error.one_line(), level)
+        else:
+            return True
+        return False
 
-        Raises:
-            TargetUnavailable: the session was lost.
-        """
+    @contextlib.asynccontextmanager
+    async def silence(self) -> AsyncIterator[None]:
+        """No report while the block lasts. One that is under way ends before it, within its time limit."""
+        async with self._turn:
+            yield
+
+    def _failed(self, kind: str, reason: str, level: int) -> None:
+        if kind not in self._failures:
+            self._failures.add(kind)
+            _log.log(level, "the target did not take a report, so that status shows an older one: %s", reason)
+
+    async def _report(self) -> None:
         error = self._running.last_error
         news = error.one_line() if error is not None and error is not self._told else None
         await self._sink.report([self._apply(), *self._synchronizations()], news)

@@ -15,23 +15,26 @@ others
 *A session that failed in an unknown state is never used again.* A driver whose call was cancelled, or that raised something else than a
 server's report, may have left half an answer on the wire, or a COMMIT under way: the connection is cut. Whether that COMMIT took effect
 the next :meth:`subscriber.abc.Sink.open` finds out, behind the fence.
+
+*No end waits for ever.* ROLLBACK and the close of a connection have a time limit each: a server behind a broken network answers nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SAWarning, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SAWarning
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
@@ -42,7 +45,13 @@ from subscriber.sinks.sqlalchemy.tables import CatalogTables, catalog_tables
 
 __all__ = ["Database", "Session"]
 
+_log = logging.getLogger(__name__)
+
 _CONNECT_SECONDS: Final = 30.0
+_END_SECONDS: Final = 5.0
+"""How long the end of a transaction or of a connection is waited for."""
+_ending: Final[set[asyncio.Future[None]]] = set()
+"""Connections that are being closed: the event loop keeps weak references only."""
 _BEGIN: Final = "subscriber_begin"
 _SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
 _MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
@@ -93,34 +102,59 @@ class Session:
     @contextlib.asynccontextmanager
     async def _begun(self, begin: str) -> AsyncIterator[AsyncConnection]:
         if self._broken:
-            raise TargetUnavailable("the session with the target was lost", hint="it is opened anew")
+            raise TargetUnavailable("the session with the target was lost", hint="it is opened again")
         known = False
         try:
             with translated():
                 await self._connection.execution_options(**{_BEGIN: begin})
-                async with self._connection.begin():
+                transaction = await self._connection.begin()
+            try:
+                with translated():
                     yield self._connection
-            known = True
-        except TargetUnavailable:
-            raise
-        except SubscriberError:
-            known = not self._connection.invalidated
-            raise
+                    await transaction.commit()
+                known = True
+            except SubscriberError as error:
+                # not after a cancellation: the answer to what was cancelled may never come, and ROLLBACK would wait behind it
+                known = await self._rolled_back(transaction) and not isinstance(error, TargetUnavailable)
+                raise
         finally:
             if not known:
                 await self._cut()
 
+    async def _rolled_back(self, transaction: AsyncTransaction) -> bool:
+        """Roll back; False: the state of the session is not known."""
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                with translated():
+                    await transaction.rollback()
+        except (TargetError, TimeoutError):
+            return False
+        return not self._connection.invalidated
+
     async def _cut(self) -> None:
         """Cut the connection, at once and whatever it is doing."""
         self._broken = True
-        with contextlib.suppress(SQLAlchemyError, OSError):
-            await asyncio.shield(asyncio.ensure_future(self._connection.invalidate()))
+        await _ended(self._connection.invalidate())
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         self._broken = True
-        with contextlib.suppress(SQLAlchemyError, OSError):
-            await asyncio.shield(asyncio.ensure_future(self._connection.close()))
+        await _ended(self._connection.close())
+
+
+async def _ended(work: Coroutine[Any, Any, None]) -> None:
+    """Wait until a connection is closed, but not for ever: what takes longer, or is cancelled here, ends by itself."""
+    task = asyncio.ensure_future(work)
+    _ending.add(task)
+    task.add_done_callback(_has_ended)
+    await asyncio.wait({task}, timeout=_END_SECONDS)
+
+
+def _has_ended(task: asyncio.Future[None]) -> None:
+    _ending.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        # whatever it is, the connection is not used again
+        _log.debug("a connection to the target was closed with an error: %s", type(error).__name__)
 
 
 class Database:
@@ -226,15 +260,44 @@ class Database:
                 yield connection
 
     async def close(self) -> None:
-        """Disconnect the sessions kept here. Idempotent; it can be used again."""
-        writing, self._writing = self._writing, None
-        reading, self._reading = self._reading, None
+        """Disconnect the sessions kept here. Idempotent; it can be used again.
+
+        A session that is in use is waited for, for some seconds: a driver whose connection is closed while it waits for an answer may wait
+        for ever.
+        """
         async with contextlib.AsyncExitStack() as closing:
             # each of them also when another one's end is cancelled
             closing.push_async_callback(self._engine.dispose)
-            for session in (writing, reading):
-                if session is not None:
-                    closing.push_async_callback(session.close)
+            closing.push_async_callback(self._close_reading)
+            closing.push_async_callback(self._close_writing)
+
+    async def _close_writing(self) -> None:
+        async with _turn_or_time(self._writing_turn):
+            session, self._writing = self._writing, None
+            if session is not None:
+                await session.close()
+
+    async def _close_reading(self) -> None:
+        async with _turn_or_time(self._reading_turn):
+            session, self._reading = self._reading, None
+            if session is not None:
+                await session.close()
+
+
+@contextlib.asynccontextmanager
+async def _turn_or_time(turn: asyncio.Lock) -> AsyncIterator[None]:
+    """Take the turn; without it after some seconds."""
+    taken = False
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            taken = await turn.acquire()
+    except TimeoutError:
+        _log.warning("a session with the target is closed although it is in use: it did not end within %.0f s", _END_SECONDS)
+    try:
+        yield
+    finally:
+        if taken:
+            turn.release()
 
 
 def _complete(text: str) -> URL:

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from subscriber.errors import ApplyError, RelationError, TargetError, TargetUnavailable
+from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.refusals import APPLY_HINT, Refusal, mysql_refusal, postgresql_refusal, sqlite_refusal
 
 __all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error", "translated"]
@@ -36,6 +37,7 @@ UNIQUE_VIOLATION: Final = "23505"
 
 _OF_A_VALUE: Final = ("22", "42804")
 _PASSES: Final = "it passes by itself, unless the target is down"
+_DRIVERS: Final = frozenset({"aiosqlite", "sqlite3", "asyncmy", "aiomysql", "pymysql", "asyncpg"})
 _DISCONNECTED = re.compile(r"(?i)\b(closed|lost|gone|reset|broken pipe|not connected|refused|timed? ?out|terminat|network operation)")
 
 
@@ -60,15 +62,31 @@ class ChangeRefused(ApplyError):
 def translated() -> Iterator[None]:
     """Turn what SQLAlchemy and the drivers raise inside into this package's errors.
 
+    A driver also raises errors that SQLAlchemy does not wrap, some of them of Python's own classes: while a cursor is made, or on a
+    connection that was closed meanwhile. The session is in an unknown state then, as if the connection were lost.
+
     Raises:
         TargetError: or a subclass of it.
     """
     try:
         yield
+    except SubscriberError:
+        raise
     except SQLAlchemyError as error:
         raise target_error(error) from None
     except (OSError, EOFError) as error:
         raise TargetUnavailable(f"connection to the target failed: {_one_line(str(error))}", hint=_PASSES) from error
+    except Exception as error:
+        if not _passed_a_driver(error):
+            raise
+        raise TargetUnavailable(
+            f"the target's driver failed, and the connection with it ({type(error).__name__})", sqlstate="08006", hint=_PASSES
+        ) from None
+
+
+def _passed_a_driver(error: Exception) -> bool:
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(module).partition(".")[0] in _DRIVERS for module in (*frames, type(error).__module__))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
@@ -50,6 +51,9 @@ from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SqlAlchemySink"]
+
+_CLOSE_SECONDS: Final = 5.0
+"""How long the target may take to release the locks."""
 
 _CAPABILITIES: Final = Capabilities(
     transactional=True,
@@ -454,9 +458,10 @@ class SqlAlchemySink:
 
 async def _leave(locks: Locks, session: Session) -> None:
     try:
-        # a session that is lost has released it
-        with contextlib.suppress(TargetError):
-            await locks.close()
+        # a session that is lost, or that does not answer, releases them when it is closed
+        with contextlib.suppress(TargetError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await locks.close()
     finally:
         await session.close()
 

@@ -30,6 +30,7 @@ from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription import following
 from subscriber.subscription.following import Following
+from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
 from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared
@@ -124,10 +125,6 @@ class Session:
         await self.receiver.close()
 
 
-async def _nothing() -> None:
-    pass
-
-
 class Process:
     """One run of a subscription, wired as the façade does it."""
 
@@ -163,7 +160,8 @@ class Process:
         slot = FollowedSlot(
             conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
         )
-        attempts = Following(slot, prepared, sink, world.settings, running, patient=True, report=_nothing)
+        reporting = Reporting(running, sink, KnownProgress(Quiet()))
+        attempts = Following(slot, prepared, sink, world.settings, running, patient=True, reporting=reporting)
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
             await self.follow(launcher, attempts)

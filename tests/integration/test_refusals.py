@@ -1,0 +1,77 @@
+"""Hundreds of refusals by the target, one after another: the subscription goes on as soon as the cause is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.database import WAIT_SECONDS
+from tests.integration.program import Program, running
+from tests.integration.sqlalchemy_targets import Replica
+
+ALL_COLUMNS = "SELECT id, v, c FROM t ORDER BY id"
+REFUSALS = 25
+MANY_REFUSALS = 400
+
+
+def quickly(pair: Replica) -> list[str]:
+    """Arguments of a run that hardly pauses between attempts."""
+    return [argument.replace("=200ms", "=5ms") for argument in pair.arguments()]
+
+
+def refused(program: Program, times: int) -> None:
+    """Wait until so many attempts have failed; the time counts from each one to the next."""
+    seen, deadline = 0, time.monotonic() + WAIT_SECONDS
+    while seen < times:
+        assert program.process.poll() is None, program.errors
+        found = program.errors.count("next attempt in")
+        if found > seen:
+            seen, deadline = found, time.monotonic() + WAIT_SECONDS
+        assert time.monotonic() < deadline, f"it stands still after {seen} refusals: {program.errors[-3000:]}"
+        time.sleep(0.05)
+
+
+def goes_on_after(pair: Replica, refusals: int) -> None:
+    with running(*quickly(pair)) as program:
+        pair.target.follows()
+        pair.publisher.execute("ALTER TABLE t ADD c int; INSERT INTO t VALUES (2000, 'new', 1)")
+        refused(program, refusals)
+        pair.target.execute("ALTER TABLE t ADD c int")
+        pair.target.wait(ALL_COLUMNS, pair.publisher.fetch(ALL_COLUMNS))
+        assert "Traceback" not in program.errors
+        program.process.terminate()
+        assert program.ended().status == 0
+    pair.acknowledged()
+
+
+@pytest.mark.parametrize("refusals", [REFUSALS, pytest.param(MANY_REFUSALS, marks=pytest.mark.endurance)])
+def test_refusals_one_after_another(other_replica: Replica, refusals: int) -> None:
+    goes_on_after(other_replica, refusals)
+
+
+@contextlib.contextmanager
+def locked(request: pytest.FixtureRequest, kind: str, rows: str) -> Iterator[None]:
+    """Another session of the target locks these rows while the block lasts."""
+    session = request.getfixturevalue("mariadb_db" if kind == "mariadb" else "target_db").connect()
+    with contextlib.closing(session), session.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT * FROM {rows} FOR UPDATE")
+        yield
+        cursor.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("other_target", ["mariadb", "postgresql"], indirect=True)
+def test_refusals_while_no_report_can_be_written(other_replica: Replica, request: pytest.FixtureRequest) -> None:
+    pair = other_replica
+    with running(*quickly(pair)) as program:
+        pair.target.follows()
+        with locked(request, pair.target.kind, pair.target.ours("worker")):
+            pair.publisher.execute("ALTER TABLE t ADD c int; INSERT INTO t VALUES (2000, 'new', 1)")
+            # the first of them closes the session in which a report waits
+            refused(program, 3)
+        pair.target.execute("ALTER TABLE t ADD c int")
+        pair.target.wait(ALL_COLUMNS, pair.publisher.fetch(ALL_COLUMNS))
+        assert "Traceback" not in program.errors
