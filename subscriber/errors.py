@@ -19,13 +19,15 @@
     └── SpoolError                mend the spool directory: unreadable, full or damaged
 
 No message ever holds a row's value or a password: text that a server made is taken over only where it cannot
-hold one. Where an error came from is added with :meth:`BaseException.add_note` at the room's boundary, and the cause is kept by
-``raise … from``.
+hold one. Control characters in messages, hints and notes are escaped. Where an error came from is added with
+:meth:`BaseException.add_note` at the room's boundary, and the cause is kept by ``raise … from``.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from subscriber.printable import printable
 
 __all__ = [
     "ApplyError",
@@ -49,6 +51,9 @@ CANNOT_CONNECT_NOW: Final = "57P03"
 """SQLSTATE of a server that starts, stops or recovers: it is there, and takes connections before long."""
 
 
+_LAYOUT: Final = "\n\t"
+
+
 class SubscriberError(Exception):
     """Root of every error this package raises on purpose.
 
@@ -58,9 +63,22 @@ class SubscriberError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message, keep=_LAYOUT))
         self.hint = hint
         self.sqlstate = sqlstate
+
+    @property
+    def hint(self) -> str | None:
+        """What to do about it."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, text: str | None) -> None:
+        self._hint = None if text is None else printable(text, keep=_LAYOUT)
+
+    def add_note(self, note: str) -> None:
+        """Say where the error came from, or what belongs to it."""
+        super().add_note(printable(note, keep=_LAYOUT))
 
     def one_line(self) -> str:
         """Message, notes and hint on one line, as the command line prints them."""

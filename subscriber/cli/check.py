@@ -12,7 +12,9 @@ from subscriber.cli.options import (
     add_settings_argument,
     add_target_argument,
 )
+from subscriber.cli.output import say
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.printable import printable
 from subscriber.subscription.problems import check
 
 __all__ = ["add_parser"]
@@ -44,8 +46,8 @@ async def _execute(args: argparse.Namespace) -> int:
         settings=Settings.parse(args.settings),
     )
     for finding in findings:
-        print(f"{finding.severity}: {finding.message} (hint: {finding.hint})")
+        say(printable(f"{finding.severity}: {finding.message} (hint: {finding.hint})"))
     errors = sum(finding.severity == "error" for finding in findings)
     if not findings:
-        print("nothing was found that would go wrong")
+        say("nothing was found that would go wrong")
     return 1 if errors else 0

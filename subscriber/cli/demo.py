@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.cli.options import Verbs
+from subscriber.cli.output import emit, say
 from subscriber.cli.progress import Lines, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.errors import ConfigurationError
@@ -87,9 +88,9 @@ async def _execute(args: argparse.Namespace) -> int:
                 target=args.target, rows=args.rows, rate=_RATE, huge_rows=_HUGE_ROWS, progress=progress
             ) as demonstration:
                 equal = await _tell(demonstration, args.seconds)
-                print("\nStopping and removing everything the demo made.", flush=True)
+                say("\nStopping and removing everything the demo made.")
         except asyncio.CancelledError:
-            print("\nInterrupted; everything the demo made was removed.", flush=True)
+            say("\nInterrupted; everything the demo made was removed.")
             return ending.status or _TERMINATED
     return 0 if equal else 1
 
@@ -101,33 +102,31 @@ def _cancel(task: asyncio.Task[object]) -> None:
 async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     _heading("1. Two databases")
     publisher, target = await demonstration.start()
-    print(f"   publisher: {publisher.description} (embedded)")
-    print(f"   target:    {target.description}")
+    say(f"   publisher: {publisher.description} (embedded)")
+    say(f"   target:    {target.description}")
     rows = await demonstration.make_tables()
     if demonstration.makes_tables:
-        print(
-            f"   Ten tables made on the publisher, schema subscriber_demo, with {rows:,} rows; the subscription makes those of the target:"
-        )
+        say(f"   Ten tables made on the publisher, schema subscriber_demo, with {rows:,} rows; the subscription makes those of the target:")
     else:
-        print(f"   Ten tables made on both, schema subscriber_demo; those of the publisher hold {rows:,} rows:")
-    print("   pgbench's four, TOASTed documents, a partitioned table, one with a column of every type, one without a key.")
+        say(f"   Ten tables made on both, schema subscriber_demo; those of the publisher hold {rows:,} rows:")
+    say("   pgbench's four, TOASTed documents, a partitioned table, one with a column of every type, one without a key.")
 
     _heading("2. The initial copy: each table from a snapshot of its own, several at a time")
     took = await demonstration.copy()
-    print(f"   All tables are copied and caught up after {took:.1f} s ({rows / took:,.0f} rows/s).", flush=True)
+    say(f"   All tables are copied and caught up after {took:.1f} s ({rows / took:,.0f} rows/s).")
 
     _heading(f"3. Following: a load runs on the publisher for {seconds} s")
-    print("   Four sessions, at random: single rows, batches, huge transactions (streamed to us while they still run), savepoints rolled")
-    print("   back, key changes, TRUNCATE, rows moving between partitions, PREPARE TRANSACTION with COMMIT or ROLLBACK PREPARED later.")
+    say("   Four sessions, at random: single rows, batches, huge transactions (streamed to us while they still run), savepoints rolled")
+    say("   back, key changes, TRUNCATE, rows moving between partitions, PREPARE TRANSACTION with COMMIT or ROLLBACK PREPARED later.")
     await _show_load(demonstration, seconds)
     took = await demonstration.catch_up()
     prepared = await demonstration.compare_prepared()
     equal = prepared is None or prepared.equal
-    print(f"   The load has ended. Everything it committed was durable in the target {took:.2f} s later.")
+    say(f"   The load has ended. Everything it committed was durable in the target {took:.2f} s later.")
     if prepared is None:
-        print("   The target has max_prepared_transactions = 0: what is prepared came to it at COMMIT PREPARED.")
+        say("   The target has max_prepared_transactions = 0: what is prepared came to it at COMMIT PREPARED.")
     else:
-        print(
+        say(
             f"   Still prepared, neither committed nor rolled back: {len(prepared.publisher)} transactions on the publisher,"
             f" {len(prepared.target)} in the target: {'the same' if equal else 'NOT THE SAME'}."
         )
@@ -141,12 +140,12 @@ async def _tell(demonstration: Demonstration, seconds: int) -> bool:
     differing = [comparison.table.name for comparison in comparisons if not comparison.equal]
     if not equal or (prepared is not None and not prepared.equal):
         differing.append("prepared transactions")
-    print(f"\n   DIFFERENT: {', '.join(differing)}." if differing else "\n   Both databases hold the same rows.", flush=True)
+    say(f"\n   DIFFERENT: {', '.join(differing)}." if differing else "\n   Both databases hold the same rows.")
     return not differing
 
 
 def _heading(text: str) -> None:
-    print(f"\n{text}", flush=True)
+    say(f"\n{text}")
 
 
 async def _show_load(demonstration: Demonstration, seconds: int) -> None:
@@ -157,13 +156,13 @@ async def _show_load(demonstration: Demonstration, seconds: int) -> None:
         async for sample in samples:
             line = _sample_line(sample, previous)
             if terminal:
-                print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+                emit(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
             elif sample.seconds >= due:
-                print(line, flush=True)
+                say(line)
                 due = sample.seconds + _PLAIN_LINE_SECONDS
             previous = sample
     if terminal:
-        print()
+        say("")
 
 
 def _sample_line(sample: Sample, previous: Sample | None) -> str:
@@ -189,14 +188,14 @@ def _bytes(number: float) -> str:
 def _print_report(report: LoadReport, streamed: int) -> None:
     # a number and its kind stay on one line
     kinds = ", ".join(f"{number:,} {kind}".replace(" ", "\xa0") for kind, number in report.kinds.most_common())
-    print(f"   In all {report.transactions:,} transactions changed {report.rows:,} rows; {streamed:,} of them were streamed.")
+    say(f"   In all {report.transactions:,} transactions changed {report.rows:,} rows; {streamed:,} of them were streamed.")
     said = textwrap.fill(f"By kind: {kinds}.", width=_WIDTH, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False)
-    print(said.replace("\xa0", " "))
-    print(f"   Of those prepared, {report.committed_prepared:,} were committed, {report.rolled_back_prepared:,} rolled back.", flush=True)
+    say(said.replace("\xa0", " "))
+    say(f"   Of those prepared, {report.committed_prepared:,} were committed, {report.rolled_back_prepared:,} rolled back.")
 
 
 def _print_comparisons(comparisons: list[TableComparison]) -> None:
-    print(f"   {'table':<14} {'publisher':>12} {'target':>12}   checksum")
+    say(f"   {'table':<14} {'publisher':>12} {'target':>12}   checksum")
     for comparison in comparisons:
         publisher, target = comparison.publisher, comparison.target
         rows = [f"{digest.rows:>12,}" if digest else f"{'missing':>12}" for digest in (publisher, target)]
@@ -204,4 +203,4 @@ def _print_comparisons(comparisons: list[TableComparison]) -> None:
             verdict = f"{publisher.checksum}  same"
         else:
             verdict = f"DIFFERENT: {comparison.only_publisher:,} rows only on the publisher, {comparison.only_target:,} only in the target"
-        print(f"   {comparison.table.name:<14} {' '.join(rows)}   {verdict}")
+        say(f"   {comparison.table.name:<14} {' '.join(rows)}   {verdict}")

@@ -9,11 +9,17 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import subscriber
 from subscriber.cli import alter, check, create, decode, demo, drop, run, spark_apply, status, tail
 from subscriber.cli.collector import settle_collector
+from subscriber.cli.output import LogFormatter, complain, emit, finish, settle_streams
 from subscriber.errors import SubscriberError
+from subscriber.printable import printable
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 __all__ = ["main"]
 
@@ -29,6 +35,19 @@ async def _execute(args: argparse.Namespace) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Arguments may hold what is a command to a terminal."""
+        super().error(printable(message))
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        # argparse ignores that its help cannot be written
+        if file is sys.stdout:
+            emit(message)
+        else:
+            super()._print_message(message, file)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the entry point of ``subscriber``.
 
@@ -38,7 +57,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    parser = argparse.ArgumentParser(prog="subscriber", description="The subscriber of PostgreSQL logical replication.")
+    if arguments is not None:
+        return _run(arguments)
+    settle_streams()
+    try:
+        status = _run(None)
+    except SystemExit as ended:
+        # argparse: 0 after --help, 2 for wrong usage
+        status = ended.code if isinstance(ended.code, int) else 1
+    return finish(status)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        args = _parser().parse_args(arguments)
+        _log_to_stderr(args.verbose)
+        if arguments is None:
+            settle_collector()
+        ended: int = asyncio.run(_execute(args))
+    except asyncio.CancelledError:
+        # SIGTERM of a verb that has nothing to end cleanly: what it was about is taken back
+        return 143
+    except SubscriberError as error:
+        complain(error.one_line())
+        return 1
+    except BrokenPipeError:
+        # the reader of our output has gone (`subscriber tail … | head`)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return ended
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="subscriber", description="The subscriber of PostgreSQL logical replication.")
     parser.add_argument("--version", action="version", version=f"subscriber {subscriber.__version__}")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="more of what happens, on stderr; twice for debugging")
     verbs = parser.add_subparsers(metavar="verb", required=True)
@@ -47,25 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in verbs.choices.values():
         # before the verb or behind it
         each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="more of what happens, on stderr")
-    args = parser.parse_args(arguments)
-    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose, 2)]
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    return parser
+
+
+def _log_to_stderr(verbosity: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)]
     # ours alone: what drivers say of their calls shows the parameters (rows, a connection string with its password)
     logging.getLogger(subscriber.__name__).setLevel(level)
-    if arguments is None:
-        settle_collector()
-    try:
-        ended: int = asyncio.run(_execute(args))
-    except asyncio.CancelledError:
-        # SIGTERM of a verb that has nothing to end cleanly: what it was about is taken back
-        return 143
-    except SubscriberError as error:
-        print(f"subscriber: {error.one_line()}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # the reader of our output has gone (`subscriber tail … | head`); nothing is left to be said to it
-        sys.stderr.close()
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    return ended

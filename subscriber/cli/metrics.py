@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.abc import TableState
 from subscriber.errors import ConfigurationError
+from subscriber.printable import printable
 from subscriber.subscription.facade import Subscription
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class _Collector:
         changes = counter("changes", "Changes applied since the start.", "kind")
         conflicts = counter("conflicts", "Conflicts met, as in pg_stat_subscription_stats.", "conflict")
         errors = counter("errors", "Errors met.", "worker")
-        for name, subscription in self._subscriptions().items():
+        for given, subscription in self._subscriptions().items():
+            # the format escapes quotes and line feeds only
+            name = printable(given)
             status, counted = subscription.status, subscription.status.statistics
             streaming.add_metric([name], status.streaming)
             for position in ("received", "applied", "flushed"):

@@ -1,21 +1,121 @@
-"""Standard output, line by line, without ever blocking the event loop: a pipe that nobody reads must not stop the feedback."""
+"""The standard streams: what the verbs print, and what happens when it cannot be written.
+
+A name or a server's message may hold characters that command a terminal. Text for people is therefore escaped
+(:func:`subscriber.printable.printable`). Data (``tail``, ``decode``) is escaped only where it goes to a terminal.
+
+If standard output cannot be written (a full disk, a closed descriptor), the verb fails with one line on standard error. If the reader of
+a pipe has gone, it ends silently. If standard error cannot be written, messages are lost, and the verb goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
+import logging
 import os
+import signal
 import sys
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, TextIO
 
 from subscriber.errors import TargetError
+from subscriber.printable import printable
 
-__all__ = ["Output"]
+__all__ = ["LogFormatter", "Output", "complain", "emit", "finish", "say", "settle_streams"]
 
 _BLOCK: Final = 64 * 1024
 
 
+def settle_streams() -> None:
+    """Make the standard streams of a process of our own safe to use. To be called before anything else is opened."""
+    # a descriptor that is closed would be given to the next file or socket, and what is printed would go there; /dev/null in the other
+    # direction keeps its number, and fails as a closed one does
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, mode), True)
+    # typeshed does not know that they are None where the descriptor was closed
+    streams: list[TextIO | None] = [sys.stdin, sys.stdout, sys.stderr]
+    if streams[0] is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- for the life of the process
+    if streams[1] is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if streams[2] is None:
+        sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # what the locale's encoding lacks is escaped
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(errors="backslashreplace")
+    # a log line that cannot be written is lost, and that cannot be told anywhere
+    logging.raiseExceptions = False
+    # the parent's terminal is closed: that means nothing to us
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def finish(status: int) -> int:
+    """Write what is buffered before the process ends; the exit status, 1 instead of 0 if that fails."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon(sys.stdout)
+    except OSError as error:
+        _abandon(sys.stdout)
+        complain(str(_unwritable(error)))
+        status = status or 1
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _abandon(sys.stderr)
+    return status
+
+
+def say(text: str) -> None:
+    """Print lines for people on standard output, at once.
+
+    Raises:
+        BrokenPipeError: the reader is gone.
+        TargetError: it cannot be written.
+    """
+    emit(printable(text, keep="\n") + "\n")
+
+
+def emit(text: str) -> None:
+    """Write text to standard output, at once, as it is.
+
+    Raises:
+        BrokenPipeError: the reader is gone.
+        TargetError: it cannot be written.
+    """
+    with _told():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print a line on standard error; if that cannot be written, it is lost."""
+    with contextlib.suppress(OSError):
+        print(f"subscriber: {printable(text)}", file=sys.stderr, flush=True)
+
+
+class LogFormatter(logging.Formatter):
+    """A message is one line, whatever characters it holds; a traceback is as many as it has."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Escape the line."""
+        return printable(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Escape the traceback too."""
+        return printable(super().format(record), keep="\n\t")
+
+
 class Output:
-    """Collects lines; what is flushed is out of our hands. Always UTF-8, whatever the locale."""
+    """Lines of data, without ever blocking the event loop: a pipe that is not read must not stop the feedback.
+
+    Always UTF-8, whatever the locale. On a terminal, characters that command it are escaped; elsewhere the bytes are exact.
+    """
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -41,21 +141,38 @@ class Output:
             TargetError: it cannot be written.
         """
         if self._lines:
-            data = "\n".join([*self._lines, ""]).encode("utf-8", "backslashreplace")
+            # escapes are in JSON's notation: a line of JSON keeps its meaning
+            lines = map(printable, self._lines) if sys.stdout.isatty() else self._lines
+            data = "\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
             self._lines.clear()
             self._size = 0
             await asyncio.to_thread(_write, data)
 
 
 def _write(data: bytes) -> None:
-    try:
+    with _told():
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
-        # what is left in the buffer would fail again when the interpreter ends: let it vanish
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _abandon(sys.stdout)
         raise
     except OSError as error:
-        raise TargetError(f"could not write to standard output: {error.strerror}") from error
+        _abandon(sys.stdout)
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: OSError) -> TargetError:
+    return TargetError(f"could not write to standard output: {error.strerror}")
+
+
+def _abandon(stream: TextIO) -> None:
+    """What is left in the buffer would fail again when the interpreter ends: let it vanish."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

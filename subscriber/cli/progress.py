@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from subscriber.abc import TableName
 from subscriber.apply.progress import CopyProgress, Quiet
+from subscriber.cli.output import say
+from subscriber.printable import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -36,7 +38,7 @@ class Bars:
         if table in self._bars:
             self._bars[table].reset(estimated_rows)
         else:
-            self._bars[table] = self._make(desc=str(table), total=estimated_rows, unit=" rows", unit_scale=True, file=sys.stderr)
+            self._bars[table] = self._make(desc=printable(str(table)), total=estimated_rows, unit=" rows", unit_scale=True, file=sys.stderr)
 
     def advanced(self, table: TableName, rows: int) -> None:
         """Move it."""
@@ -73,4 +75,4 @@ class Lines:
 
     def finished(self, table: TableName) -> None:
         """Say it."""
-        print(f"   {table!s:<40} {self._rows.pop(table, 0):>10,} rows", flush=True)
+        say(f"   {printable(str(table)):<40} {self._rows.pop(table, 0):>10,} rows")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from subscriber.cli.options import Verbs, add_target_argument
+from subscriber.cli.output import complain, emit, say
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
 from subscriber.errors import SubscriberError
@@ -52,7 +53,7 @@ async def _execute(args: argparse.Namespace) -> int:
         return await _json(args)
     if args.watch:
         return await _watch(args)
-    print(describe(await subscription_status(args.target, args.names)))
+    say(describe(await subscription_status(args.target, args.names)))
     return 0
 
 
@@ -61,10 +62,10 @@ async def _json(args: argparse.Namespace) -> int:
         found = await subscription_status(args.target, args.names)
     except SubscriberError as error:
         # whoever parses it learns why, in JSON too
-        print(_dump({"error": {"message": str(error), "hint": error.hint, "sqlstate": error.sqlstate}, "subscriptions": []}))
-        print(f"subscriber: {error.one_line()}", file=sys.stderr)
+        say(_dump({"error": {"message": str(error), "hint": error.hint, "sqlstate": error.sqlstate}, "subscriptions": []}))
+        complain(error.one_line())
         return 1
-    print(_dump({"error": None, "subscriptions": [status_as_json(status) for status in found]}))
+    say(_dump({"error": None, "subscriptions": [status_as_json(status) for status in found]}))
     return 0
 
 
@@ -77,7 +78,9 @@ async def _watch(args: argparse.Namespace) -> int:
     with clean_end(stop.set) as ending:
         while not stop.is_set():
             text = await _look(args.target, args.names)
-            print(f"{_CLEAR}{text}" if sys.stdout.isatty() else text, flush=True)
+            if sys.stdout.isatty():
+                emit(_CLEAR)
+            say(text)
             waiting = asyncio.ensure_future(stop.wait())
             await asyncio.wait({waiting}, timeout=args.interval)
             waiting.cancel()

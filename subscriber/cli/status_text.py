@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from subscriber.abc import TableState
 from subscriber.catalog import ApplierObservation
+from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.observing import State, SubscriptionStatus
 
@@ -24,7 +25,8 @@ def describe(statuses: Sequence[SubscriptionStatus]) -> str:
     """Some lines for each."""
     if not statuses:
         return "no subscriptions"
-    return "\n\n".join("\n".join(_lines(status)) for status in statuses)
+    # a line stays one, whatever names it holds
+    return "\n\n".join("\n".join(map(printable, _lines(status))) for status in statuses)
 
 
 def _lines(status: SubscriptionStatus) -> list[str]:

@@ -36,6 +36,7 @@ def test_nothing_else_looks_public() -> None:
         "cli",
         "config",
         "errors",
+        "printable",
         "protocol",
         "sinks",
         "spark",

@@ -1,0 +1,33 @@
+r"""Text from outside, made safe for terminals, logs and other programs.
+
+Names and messages of servers may hold any character. Some of them command a terminal (ESC, the C1 set), others change the order in which
+text is shown (the bidirectional controls) or are invisible. Each of these is replaced by an escape in JSON's notation, ``\u001b``. The
+exits do that: errors (:mod:`subscriber.errors`), the command line's output and log, metrics.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from unicodedata import category
+
+__all__ = ["printable"]
+
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Control, format and surrogate characters, line and paragraph separators."""
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Replace characters that have no shape of their own.
+
+    Args:
+        text: any; lone surrogates (bytes that were not UTF-8) are allowed, and replaced too.
+        keep: characters that stay, such as a line feed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escape(each) if category(each) in _HIDDEN and each not in keep else each for each in text)
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
