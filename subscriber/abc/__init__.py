@@ -5,7 +5,17 @@
 """
 
 from subscriber.abc.details import WorkerDetails
-from subscriber.abc.seams import ManyTablesSink, ParallelTransaction, ReplicationStream, Sink, SnapshotTableSink, Spool, TableSink
+from subscriber.abc.seams import (
+    ManyTablesSink,
+    ParallelTransaction,
+    PostgresDatabase,
+    Query,
+    ReplicationStream,
+    Sink,
+    SnapshotTableSink,
+    Spool,
+    TableSink,
+)
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
@@ -35,7 +45,9 @@ __all__ = [
     "ManyTablesSink",
     "ParallelTransaction",
     "Position",
+    "PostgresDatabase",
     "PublishedTable",
+    "Query",
     "RelationGate",
     "ReplicationStream",
     "Sink",

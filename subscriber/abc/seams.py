@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
 from subscriber.abc.values import (
@@ -29,6 +30,8 @@ from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Tr
 __all__ = [
     "ManyTablesSink",
     "ParallelTransaction",
+    "PostgresDatabase",
+    "Query",
     "ReplicationStream",
     "Sink",
     "SnapshotTableSink",
@@ -436,5 +439,24 @@ class Sink(Protocol):
         """Let everything applied become durable, release the lock, disconnect. Idempotent; also after errors.
 
         A target that does not answer is not waited for longer than some seconds.
+        """
+        ...
+
+
+Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
+"""Runs one SELECT without parameters; its columns are texts."""
+
+
+@runtime_checkable
+class PostgresDatabase(Protocol):
+    """A :class:`Sink` whose target may be a database of a PostgreSQL server: it has this method too."""
+
+    def querying(self) -> AbstractAsyncContextManager[Query | None]:
+        """Open a transaction for SELECTs in the target, in a session of its own; needs no ``open``. It is rolled back at the end.
+
+        Gives None if the target is no database of PostgreSQL.
+
+        Raises:
+            TargetUnavailable, TargetError
         """
         ...

@@ -11,6 +11,8 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.session_name import session_name
+from subscriber.subscription.identity import find_same_database
+from subscriber.subscription.loops import find_loops
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -91,6 +93,7 @@ async def find_problems(
     )
     if not known and (options.create_slot or not later):
         publisher += await _first_slot(connection, slot_name, options)
+    publisher += await find_loops(connection, sink, publications, options)
     return publisher, await sink.check(tables, two_phase=options.two_phase)
 
 
@@ -146,6 +149,7 @@ async def check(
     check_options(publications, options.slot_name or name, options, sink)
     session = await WalReceiverConnection.connect(connection, application_name=session_name(name, "check"))
     try:
+        same = await find_same_database(session, sink)
         publisher, found = await find_problems(
             session,
             sink,
@@ -157,4 +161,4 @@ async def check(
         )
     finally:
         await session.close()
-    return [*publisher, *found]
+    return [*same, *publisher, *found]

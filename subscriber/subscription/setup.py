@@ -25,6 +25,7 @@ from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.beginning import Beginning
+from subscriber.subscription.identity import refuse_same_database
 from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
@@ -111,6 +112,7 @@ class Setup:
         """
         connection = await self._connect()
         try:
+            await refuse_same_database(connection, self._sink)
             known = await self._sink.exists(self._name)
             if self._managed and not known:
                 raise SubscriptionChanged(f'subscription "{self._name}" was dropped or renamed just now', hint="look what there is")
@@ -162,6 +164,7 @@ class Setup:
         """
         connection = await self._connect()
         try:
+            await refuse_same_database(connection, self._sink)
             await self._check_everything(connection, own_slot=False)
             state = await self._sink.open(self._name, _nothing)
             self._check_managed(state)
@@ -181,6 +184,7 @@ class Setup:
         """
         connection = await self._connect()
         try:
+            await refuse_same_database(connection, self._sink)
             await self._check_publications(connection)
             state = await self._sink.open(self._name, _nothing)
             self._check_managed(state)

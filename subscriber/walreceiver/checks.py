@@ -14,6 +14,7 @@ from subscriber.abc import Finding, PublishedTable
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications
+from subscriber.walreceiver.subscribed import subscribed_tables
 
 __all__ = ["check_publisher"]
 
@@ -163,24 +164,12 @@ async def _identities(connection: WalReceiverConnection, publications: Sequence[
 
 async def _subscribed(connection: WalReceiverConnection, publications: Sequence[str]) -> list[Finding]:
     """Native's check_publications_origin: a copy cannot tell where rows came from."""
-    names = ", ".join(quote_literal(name) for name in publications)
-    rows = await connection.execute(f"""
-        SELECT DISTINCT n.nspname, c.relname
-          FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
-          JOIN pg_catalog.pg_class AS c ON c.oid = gpt.relid
-          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-         WHERE p.pubname IN ({names})
-           AND EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS sr
-                        WHERE sr.srrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(gpt.relid)
-                                             UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree(gpt.relid)
-                                             UNION ALL SELECT gpt.relid))
-         ORDER BY 1, 2
-    """)  # noqa: S608
+    tables = {str(found.table) for found in await subscribed_tables(connection, publications)}
     return [
         Finding(
             "warning",
-            f"with origin = none, the copy of table {namespace}.{name} may bring rows of another origin: the publisher subscribes to it",
+            f"with origin = none, the copy of table {table} may bring rows of another origin: the publisher subscribes to it",
             "see that its rows did not come from elsewhere, or use copy_data = false",
         )
-        for namespace, name in rows
+        for table in sorted(tables)
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from subscriber import create_subscription
 from subscriber.abc import Finding
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
@@ -140,3 +141,22 @@ async def test_rows_of_another_origin(publisher_db: Database) -> None:
         assert "the copy of table public.t may bring rows of another origin" in found
         assert await check(publisher_db.dsn, "p", only_local=False) == []
         assert await check(publisher_db.dsn, "p", only_local=True, copy_data=False) == []
+
+
+async def test_rows_that_came_by_our_own_subscriptions(publisher_db: Database) -> None:
+    """As those of native ones: the copy brings what the publisher itself got from elsewhere."""
+    publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE u (a int PRIMARY KEY); CREATE TABLE own (a int PRIMARY KEY)")
+    publisher_db.execute("CREATE PUBLICATION p FOR TABLE t, u, own")
+    with fresh_database(publisher_db.server, "src") as source:
+        source.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION q FOR TABLE t")
+        source.execute("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION r FOR TABLE u")
+        for publication, url in (("q", publisher_db.dsn), ("r", publisher_db.dsn.replace("postgresql", "postgresql+asyncpg", 1))):
+            name = f"{publication}_{publisher_db.name}"
+            await create_subscription(name, connection=source.conninfo(), publications=[publication], target=url)
+        with role(publisher_db, "LOGIN REPLICATION") as replicator:
+            publisher_db.execute(f"GRANT SELECT ON t, u, own TO {replicator.name}")
+            for conninfo in (publisher_db.dsn, replicator.conninfo):
+                found = messages(await check(conninfo, "p", only_local=True))
+                assert "the copy of table public.t may bring rows of another origin" in found[0]
+                if conninfo == publisher_db.dsn:
+                    assert "the copy of table public.u may bring rows of another origin" in found[1]

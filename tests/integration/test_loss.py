@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
 from subscriber import DataLossError
@@ -18,6 +15,7 @@ from subscriber.testing.server import EmbeddedServer
 from tests.database import Database, ServerAddress
 from tests.integration.observed import all_ready, eventually, slot_of, target_gid
 from tests.integration.replica import replica, subscription_of
+from tests.integration.standby import standby_of
 
 MakeServer = Callable[..., EmbeddedServer]
 
@@ -176,38 +174,6 @@ class TestPreparedTransaction:
             await asyncio.gather(running, return_exceptions=True)
         line = await refused(publisher_db, target_db, two_phase=True)
         assert gid in line
-
-
-@contextlib.contextmanager
-def standby_of(primary: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """A physical standby that can take over logical slots."""
-    with psycopg.connect(primary.dsn(), autocommit=True) as connection:
-        connection.execute("SELECT pg_create_physical_replication_slot('standby', true)")
-    base = Path(tempfile.mkdtemp(prefix="standby-"))
-    standby = EmbeddedServer(primary.version, primary.bindir, base, primary._run_as)
-    standby.password = primary.password
-    try:
-        standby._run_as.own(base)
-        standby.socket_directory.mkdir(mode=0o700)
-        standby._run_as.own(standby.socket_directory)
-        standby.log_file.touch(mode=0o600)
-        done = primary._run_as.run(
-            primary.bindir / "pg_basebackup",
-            "--write-recovery-conf",
-            "--checkpoint=fast",
-            "--no-sync",
-            "--slot=standby",
-            f"--dbname={primary.dsn('pub')}",
-            f"--pgdata={standby.data_directory}",
-            cwd=base,
-        )
-        assert done.returncode == 0, done.stderr
-        with (standby.data_directory / "postgresql.conf").open("a") as configuration:
-            configuration.write("hot_standby_feedback = on\n")
-        standby.start()
-        yield standby
-    finally:
-        standby.remove()
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "behind"])

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final, cast
 
-from subscriber.abc import Finding, PublishedTable, TableName
+from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.sinks.postgres.catalog import VERSION
@@ -21,7 +21,7 @@ from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map
 from subscriber.sinks.postgres.table_reader import read_tables
 from subscriber.sinks.postgres.target import Target
 
-__all__ = ["check_target", "subscription_exists"]
+__all__ = ["check_target", "querying", "subscription_exists"]
 
 _APPLICATION: Final = "subscriber check"
 _FIRST_NORMAL_OID: Final = 16384
@@ -81,6 +81,22 @@ async def subscription_exists(target: Target, name: str) -> bool:
         if await catalog_version(reader.connection, VERSION) is None:
             return False
         return bool(await reader.fetch("SELECT FROM subscriber.pg_subscription WHERE subname = $1::text::name", name))
+
+
+@contextlib.asynccontextmanager
+async def querying(target: Target) -> AsyncIterator[Query]:
+    """A transaction for SELECTs. See :meth:`subscriber.abc.PostgresDatabase.querying`.
+
+    Raises:
+        TargetUnavailable, TargetError
+    """
+    async with _reader(target) as reader:
+
+        async def query(sql: str) -> list[list[str | None]]:
+            return [[*row.values()] for row in await reader.fetch(sql)]
+
+        await reader.fetch("BEGIN READ ONLY")
+        yield query
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from subscriber.abc import (
     ParallelTransaction,
     Position,
     PublishedTable,
+    Query,
     RelationGate,
     SubscriptionState,
     TableEntry,
@@ -30,7 +31,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
 from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
-from subscriber.sinks.postgres.checks import check_target, subscription_exists
+from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
 from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
@@ -431,6 +432,10 @@ class PostgresSink:
         """
         origin_none = self._options.origin == "none"
         return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner, origin_none=origin_none)
+
+    def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:
+        """See :meth:`subscriber.abc.PostgresDatabase.querying`."""
+        return querying(self._target)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
         """The table's synchronization; also while the sink is closed, once it has been open."""

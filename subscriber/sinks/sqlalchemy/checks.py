@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from subscriber.abc import Finding, PublishedTable
+from subscriber.abc import Finding, PublishedTable, Query
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.entries import find_subscription, read_version
 from subscriber.sinks.sqlalchemy.schema import check
 
-__all__ = ["check_target", "subscription_exists"]
+__all__ = ["check_target", "querying", "subscription_exists"]
 
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _PACKET: Final = 16 * 1024**2
@@ -60,6 +61,28 @@ async def check_target(
         findings = await _server(connection, database.dialect_name)
         findings += await check(connection, tables, creating=creating, adding=settings.schema_change != "error", binary=options.binary)
     return findings
+
+
+@contextlib.asynccontextmanager
+async def querying(target: str) -> AsyncIterator[Query | None]:
+    """A transaction for SELECTs in a PostgreSQL target; None: it is another kind of database.
+
+    Raises:
+        TargetUnavailable, TargetError
+    """
+    database = Database(target, create=False)
+    try:
+        if database.dialect_name != "postgresql":
+            yield None
+            return
+        async with database.reading() as connection:
+
+            async def query(sql: str) -> list[list[str | None]]:
+                return [[*row] for row in await connection.exec_driver_sql(sql)]
+
+            yield query
+    finally:
+        await database.close()
 
 
 def _file(path: Path) -> list[Finding]:

@@ -19,6 +19,7 @@ from subscriber.abc import (
     ParallelTransaction,
     Position,
     PublishedTable,
+    Query,
     RelationGate,
     SubscriptionState,
     TableEntry,
@@ -33,7 +34,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import Applier, Owner
 from subscriber.sinks.sqlalchemy.catalog import require_name
-from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists
+from subscriber.sinks.sqlalchemy.checks import check_target, querying, subscription_exists
 from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, ensure_subscription
 from subscriber.sinks.sqlalchemy.fencing import Fence
@@ -434,6 +435,10 @@ class SqlAlchemySink:
             if database.tables.pg_subscription_rel.name not in found:
                 return not found
             return await self._creates(connection, tables)
+
+    def querying(self) -> contextlib.AbstractAsyncContextManager[Query | None]:
+        """See :meth:`subscriber.abc.PostgresDatabase.querying`."""
+        return querying(self._target)
 
     def open_table(self, table: TableName) -> SqlAlchemyTableSink:
         """The table's synchronization, in a session of its own."""

@@ -1,0 +1,57 @@
+"""Subscriptions that form a loop: the publisher subscribes to the same tables, from the target.
+
+Where the publisher's subscription leads cannot be read: its connection string is for its owner alone. Its replication slot is seen,
+though: if a slot of that name is in the target, the changes most likely come from there. Loops through a third server are not seen.
+
+With ``origin = none`` on both sides nothing goes round (PostgreSQL manual, CREATE SUBSCRIPTION, Notes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.abc import Finding, PostgresDatabase, Sink
+from subscriber.config import SubscriptionOptions
+from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.subscribed import subscribed_tables
+
+__all__ = ["find_loops"]
+
+
+async def find_loops(
+    connection: WalReceiverConnection, sink: Sink, publications: Sequence[str], options: SubscriptionOptions
+) -> list[Finding]:
+    """Warn of each subscription of the publisher that leads back to the target.
+
+    Raises:
+        PublisherUnavailable, TargetError: one of the two cannot be asked.
+    """
+    if not isinstance(sink, PostgresDatabase):
+        return []
+    back = {
+        (found.slot_name, found.subscription): str(found.table)
+        for found in await subscribed_tables(connection, publications)
+        if found.slot_name is not None and (found.takes_any_origin or options.origin != "none")
+    }
+    if not back:
+        return []
+    async with sink.querying() as target:
+        if target is None:
+            return []
+        names = ", ".join(quote_literal(slot) for slot, _ in back)
+        rows = await target(
+            "SELECT slot_name::pg_catalog.text FROM pg_catalog.pg_replication_slots"  # noqa: S608 (quoted)
+            f" WHERE database = pg_catalog.current_database() AND slot_name IN ({names})"
+        )
+    slots = {name for (name,) in rows}
+    return [
+        Finding(
+            "warning",
+            f'the publisher takes table "{table}" from the target, by subscription "{name}" with replication slot "{slot}" there:'
+            " changes will go round in a loop",
+            "set origin = none on both subscriptions, or publish other tables",
+        )
+        for (slot, name), table in back.items()
+        if slot in slots
+    ]

@@ -1,0 +1,96 @@
+"""Subscriptions through which the publisher itself gets rows of the tables that it publishes: native ones, and ours in its catalogs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.abc import TableName
+from subscriber.errors import PublisherError, PublisherUnavailable
+from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.session import Row
+
+__all__ = ["SubscribedTable", "subscribed_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedTable:
+    """A published table that a subscription of the publisher writes to.
+
+    Attributes:
+        table: as it is published.
+        subscription: the subscription's name.
+        slot_name: of the subscription, on its own publisher; None: it has none.
+        takes_any_origin: it takes changes that its own publisher got from elsewhere, too (origin = any).
+    """
+
+    table: TableName
+    subscription: str
+    slot_name: str | None
+    takes_any_origin: bool
+
+
+_RELATED: Final = """
+WITH related AS (
+    SELECT gpt.relid AS published, r.relid
+      FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt,
+           LATERAL (SELECT relid FROM pg_catalog.pg_partition_ancestors(gpt.relid)
+                    UNION SELECT relid FROM pg_catalog.pg_partition_tree(gpt.relid) UNION SELECT gpt.relid) AS r
+     WHERE p.pubname IN ({names})
+)
+SELECT DISTINCT n.nspname, c.relname, {columns}
+  FROM related
+  JOIN pg_catalog.pg_class AS c ON c.oid = related.published
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  JOIN {join}
+ ORDER BY 1, 2, 3
+"""
+
+_COLUMNS: Final = "s.subname, s.subslotname, s.suborigin"
+
+_COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, 'any'"
+
+_BY_OID: Final = """{schema}.pg_subscription_rel AS sr ON sr.srrelid = related.relid
+  JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
+
+_BY_NAME: Final = """{schema}.pg_subscription_rel AS sr
+    ON (sr.srnspname, sr.srrelname) IN (SELECT rn.nspname::pg_catalog.text, rc.relname::pg_catalog.text
+                                          FROM pg_catalog.pg_class AS rc JOIN pg_catalog.pg_namespace AS rn ON rn.oid = rc.relnamespace
+                                         WHERE rc.oid = related.relid)
+  JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
+
+_JOINS: Final = {"pg_catalog": _BY_OID, "subscriber": _BY_OID, "subscriber_sqlalchemy": _BY_NAME}
+
+_CATALOGS: Final = """
+SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relname = 'pg_subscription' AND n.nspname IN ('pg_catalog', 'subscriber', 'subscriber_sqlalchemy')
+   AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+ ORDER BY 1
+"""
+
+
+async def subscribed_tables(connection: WalReceiverConnection, publications: Sequence[str]) -> list[SubscribedTable]:
+    """The published tables that subscriptions of the publisher write to, by name.
+
+    A catalog that this role may not read, or that is not of this version, counts for nothing.
+
+    Raises:
+        PublisherUnavailable: the connection was lost.
+    """
+    names = ", ".join(quote_literal(name) for name in publications)
+    rows: list[Row] = []
+    for (catalog,) in await connection.execute(_CATALOGS):
+        schema = catalog or ""
+        columns = _COLUMNS_BEFORE_16 if schema == "pg_catalog" and connection.server_version < 160000 else _COLUMNS
+        try:
+            rows += await connection.execute(_RELATED.format(names=names, columns=columns, join=_JOINS[schema].format(schema=schema)))
+        except PublisherUnavailable:
+            raise
+        except PublisherError:
+            continue
+    return [
+        SubscribedTable(TableName(namespace or "", table or ""), name or "", slot, origin == "any")
+        for namespace, table, name, slot, origin in rows
+    ]
