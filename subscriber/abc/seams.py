@@ -125,7 +125,14 @@ class TableSink(Protocol):
         ...
 
     async def describe(self, table: PublishedTable) -> None:
-        """What is about to be copied, as the publisher describes it. After :meth:`start_copy`, before the first :meth:`copy`."""
+        """What is to be copied, as the publisher describes it.
+
+        Comes before :meth:`start_copy`, so that nothing is begun for a table that does not fit, and again before the first :meth:`copy`:
+        the publisher's table may have been altered in between.
+
+        Raises:
+            RelationError: the target's table does not fit.
+        """
         ...
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:

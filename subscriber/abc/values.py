@@ -188,11 +188,21 @@ class Finding:
         severity: ``error``: replication will not work; ``warning``: it will, with a restriction or until something happens.
         message: what, one line.
         hint: the remedy.
+        table: the published table that it is about; None: it is about no table, or about several.
+        alone: the error keeps only this table from being synchronized, or its changes from being applied: it refuses no verb and no run.
+            The table's own synchronization meets it, and retries until it is fixed.
     """
 
     severity: Literal["error", "warning"]
     message: str
     hint: str
+    table: TableName | None = None
+    alone: bool = False
+
+    @property
+    def refuses(self) -> bool:
+        """Whether nothing can be made as long as this is so."""
+        return self.severity == "error" and not self.alone
 
 
 class CopyFormat(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from subscriber.abc import TableName
 from subscriber.apply.retry import Backoff, Policy, disables, policy
@@ -27,7 +27,8 @@ class SyncLauncher:
 
     Args:
         make: gives a table's synchronization; called once per table, the object is run again after a failure.
-        patient: asked when an attempt failed: False lets an error that time alone does not mend end it all.
+        patient: asked when an attempt failed, with the tables whose last attempt did: False lets an error that time alone does not mend
+            end it all.
         disable_on_error: the first error that this is about ends it all.
         ended: told of the end of every attempt: with its error, or None when the table is synchronized.
     """
@@ -39,7 +40,7 @@ class SyncLauncher:
         make: Callable[[TableName], TableSynchronization],
         ended: Callable[[TableName, SubscriberError | None], None],
         *,
-        patient: Callable[[], bool],
+        patient: Callable[[Collection[TableName]], bool],
         disable_on_error: bool = False,
     ) -> None:
         self._states = states
@@ -123,11 +124,11 @@ class SyncLauncher:
         except SubscriberError as error:
             self._tell(table, error)
             answer = policy(error)
-            if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient()):
+            pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
+            if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient(self._backoff.keys())):
                 raise
             if self._disable_on_error and disables(error):
                 raise
-            pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
             self._not_before[table] = asyncio.get_running_loop().time() + pause
             level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
             _log.log(level, 'synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())

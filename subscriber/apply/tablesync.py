@@ -193,11 +193,18 @@ class TableSynchronization:
         self._states.abandon_handover(self._table)
 
     async def _copy(self, slot: str) -> bool:
-        if await self._source.describe(self._table) is None:
+        described = await self._source.describe(self._table)
+        if described is None:
             _log.warning('table "%s" is no longer published; it is not copied', self._table)
             self._states.remove(self._table)
             await self._source.drop_slot(slot)
             return False
+        try:
+            await self._sink.describe(described)
+        except RelationError:
+            # of an attempt before the table was altered: it would retain WAL until the table fits
+            await self._source.drop_slot(slot)
+            raise
         await self._sink.start_copy()
         self._states.set(self._table, TableEntry(TableState.DATASYNC))
         async with self._source.snapshot(slot) as snapshot:

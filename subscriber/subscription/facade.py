@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from subscriber.abc import Sink, TableName, TableState
@@ -113,8 +113,7 @@ class Subscription:
         What passes by itself (a server that is away) is waited for, except when the first attempt meets it; a server that is starting
         up is waited for then too. What somebody has to mend is tried again every ``wal_retrieve_retry_interval``, unless ``until`` is
         given. With ``disable_on_error`` any error ends the run, as natively: also a connection to the publisher that is lost once changes
-        come. Of a subscription that was made just now, a table that cannot be copied ends the run too, as long as no other table was
-        synchronized.
+        come. A subscription that was made just now ends, too, if none of its tables can be copied.
 
         Cancelling it loses nothing and is safe at any moment; :meth:`stop` is kinder: what was received last need not be sent again.
 
@@ -214,8 +213,13 @@ class Subscription:
             complete = until is not None and not until.allow_missing_tables
             # until and disable_on_error want to know at once what somebody has to mend
             patient = until is None and not self._options.disable_on_error
-            # so does whoever starts a subscription for the first time, as long as no table came through
-            launcher = self._make_launcher(prepared, lambda: patient and (not prepared.first or running.states.any_synchronized))
+
+            def goes_on(failed: Collection[TableName]) -> bool:
+                # whoever starts a subscription for the first time wants to know at once that no table can be copied
+                first = prepared.first and not running.states.any_synchronized
+                return patient and not (first and set(running.states.unsynchronized).issubset(failed))
+
+            launcher = self._make_launcher(prepared, goes_on)
             reporting = Reporting(running, self._sink, self._progress)
             following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, reporting=reporting)
             async with task_group() as group:
@@ -269,7 +273,7 @@ class Subscription:
             if entry.state in {TableState.SYNCDONE, TableState.READY} and spool.is_left():
                 await spool.sweep()
 
-    def _make_launcher(self, prepared: Prepared, patient: Callable[[], bool]) -> SyncLauncher:
+    def _make_launcher(self, prepared: Prepared, patient: Callable[[Collection[TableName]], bool]) -> SyncLauncher:
         state, position = prepared.state, prepared.position
         source = PublisherSource(self._conninfo, self._publications, self._options, self._settings, position)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import Finding, Sink
@@ -18,7 +20,9 @@ from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["check", "check_options", "check_slot_name", "find_problems"]
+__all__ = ["check", "check_options", "check_slot_name", "find_problems", "tell"]
+
+_log = logging.getLogger(__name__)
 
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
@@ -75,6 +79,10 @@ async def find_problems(
         settings: how many tables are synchronized at once.
         later: what is to be made by others, publications and a slot, may also be made later.
 
+    Returns:
+        The publisher's findings, and the target's. If none of the tables fits, a run would do nothing, and no error is ``alone``; with
+        ``later`` the tables may be changed later, too.
+
     Raises:
         PublisherError, TargetError: one of the two cannot be looked at.
         SpoolError: there is no place for large transactions.
@@ -94,7 +102,23 @@ async def find_problems(
     if not known and (options.create_slot or not later):
         publisher += await _first_slot(connection, slot_name, options)
     publisher += await find_loops(connection, sink, publications, options)
-    return publisher, await sink.check(tables, two_phase=options.two_phase)
+    target = await sink.check(tables, two_phase=options.two_phase)
+    misfits = {finding.table for finding in (*publisher, *target) if finding.severity == "error"}
+    if not later and misfits >= {table.name for table in tables}:
+        return _together(publisher), _together(target)
+    return publisher, target
+
+
+def _together(findings: Sequence[Finding]) -> list[Finding]:
+    return [replace(finding, alone=False) for finding in findings]
+
+
+def tell(findings: Sequence[Finding]) -> None:
+    """Log what refuses nothing."""
+    for finding in findings:
+        if not finding.refuses:
+            message = finding.message if finding.severity == "warning" else f"one table cannot be replicated yet: {finding.message}"
+            _log.warning("%s (hint: %s)", message, finding.hint)
 
 
 async def _first_slot(connection: WalReceiverConnection, name: str, options: SubscriptionOptions) -> list[Finding]:

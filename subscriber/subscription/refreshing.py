@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from subscriber.abc import ManyTablesSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.tablesync import sync_slot_prefix
 from subscriber.errors import RelationError, SlotInUse, TargetError
+from subscriber.subscription.problems import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
@@ -76,10 +77,11 @@ class TableRefresh:
         return await self._sink.tables()
 
     async def _require(self, tables: Sequence[PublishedTable]) -> None:
-        for finding in await self._sink.check(tables, two_phase=False):
-            if finding.severity == "error":
+        findings = await self._sink.check(tables, two_phase=False)
+        for finding in findings:
+            if finding.refuses:
                 raise TargetError(finding.message, hint=finding.hint)
-            _log.warning("%s (hint: %s)", finding.message, finding.hint)
+        tell(findings)
 
     async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:

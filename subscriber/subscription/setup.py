@@ -27,7 +27,7 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.beginning import Beginning
 from subscriber.subscription.identity import refuse_same_database
 from subscriber.subscription.loss import check_position
-from subscriber.subscription.problems import check_options, find_problems
+from subscriber.subscription.problems import check_options, find_problems, tell
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, published_names, published_tables
@@ -279,9 +279,7 @@ class Setup:
             settings=self._settings,
             later=self._managed,
         )
-        for finding in [*publisher, *target]:
-            if finding.severity == "warning":
-                _log.warning("%s (hint: %s)", finding.message, finding.hint)
+        tell([*publisher, *target])
         _raise_first([(PublisherError, finding) for finding in publisher] + [(TargetError, finding) for finding in target])
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:
@@ -321,7 +319,7 @@ class Setup:
 
 
 def _raise_first(found: Sequence[tuple[type[SubscriberError], Finding]]) -> None:
-    errors = [(kind, finding) for kind, finding in found if finding.severity == "error"]
+    errors = [(kind, finding) for kind, finding in found if finding.refuses]
     if not errors:
         return
     kind, first = errors[0]

@@ -127,16 +127,15 @@ async def _readable(connection: WalReceiverConnection, tables: Sequence[Publishe
     findings = []
     for oid, role, usage, row_security, select in rows:
         name = names[oid or ""]
+        found = []
         if usage != "t":
-            findings.append(Finding("error", f"permission denied for schema {name.namespace}", f'GRANT USAGE ON SCHEMA … TO "{role}"'))
+            found.append((f"permission denied for schema {name.namespace}", f'GRANT USAGE ON SCHEMA … TO "{role}"'))
         if select != "t":
-            findings.append(Finding("error", f"permission denied for table {name}", f'GRANT SELECT ON TABLE … TO "{role}"'))
+            found.append((f"permission denied for table {name}", f'GRANT SELECT ON TABLE … TO "{role}"'))
         if row_security == "t":
-            findings.append(
-                Finding(
-                    "error", f'row-level security hides rows of table {name} from role "{role}"', "ALTER ROLE … BYPASSRLS on the publisher"
-                )
-            )
+            message = f'row-level security hides rows of table {name} from role "{role}"'
+            found.append((message, "ALTER ROLE … BYPASSRLS on the publisher"))
+        findings += [Finding("error", message, hint, name, alone=True) for message, hint in found]
     return sorted(set(findings), key=lambda finding: finding.message)
 
 
@@ -156,6 +155,7 @@ async def _identities(connection: WalReceiverConnection, publications: Sequence[
             "warning",
             f"table {table.name} has no replica identity: updates and deletes of it fail on the publisher",
             "give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
+            table.name,
         )
         for table in without
         if str(table.relation_id) in changing
@@ -164,12 +164,13 @@ async def _identities(connection: WalReceiverConnection, publications: Sequence[
 
 async def _subscribed(connection: WalReceiverConnection, publications: Sequence[str]) -> list[Finding]:
     """Native's check_publications_origin: a copy cannot tell where rows came from."""
-    tables = {str(found.table) for found in await subscribed_tables(connection, publications)}
+    tables = {found.table for found in await subscribed_tables(connection, publications)}
     return [
         Finding(
             "warning",
             f"with origin = none, the copy of table {table} may bring rows of another origin: the publisher subscribes to it",
             "see that its rows did not come from elsewhere, or use copy_data = false",
+            table,
         )
         for table in sorted(tables)
     ]

@@ -84,6 +84,10 @@ async def test_tables_that_do_not_fit(target_db: Database) -> None:
         ("warning", 'column "v" of table "public.other" is of type text on the publisher and of type character varying(5) in the target'),
     ]
     assert all(finding.hint for finding in found)
+    named = ["nowhere", "few", "made", "seen", "keyless", "wide", "other", "other"]
+    assert [finding.table for finding in found] == [TableName("public", name) for name in named]
+    # natively, too, CREATE SUBSCRIPTION demands a table, and leaves its columns to the table's synchronization
+    assert [finding.table for finding in found if finding.refuses] == [TableName("public", "nowhere"), TableName("public", "seen")]
 
 
 async def test_role_without_rights(target_db: Database, plain_role: str) -> None:

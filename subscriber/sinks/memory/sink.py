@@ -294,11 +294,12 @@ class MemorySink:
             if table is None:
                 if not self._target.create_tables:
                     message = f'logical replication target relation "{published.name}" does not exist'
-                    found.append(Finding("error", message, "create it, or let the target create tables"))
+                    found.append(Finding("error", message, "create it, or let the target create tables", published.name))
             elif self._target.schema_change == "error" and (missing := missing_columns(table, published.columns)):
                 names = ", ".join(f'"{name}"' for name in missing)
                 message = f'logical replication target relation "{table.name}" is missing replicated columns: {names}'
-                found.append(Finding("error", message, "add them to the target's table, or leave them out of the publication"))
+                hint = "add them to the target's table, or leave them out of the publication"
+                found.append(Finding("error", message, hint, table.name, alone=True))
         return found
 
     def open_table(self, table: TableName) -> MemoryTableSink:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Final, cast
+from dataclasses import replace
+from typing import Final
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError
-from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.sinks.postgres.catalog import VERSION
 from subscriber.sinks.postgres.errors import CATALOG_HINT
 from subscriber.sinks.postgres.integrity import catalog_version
 from subscriber.sinks.postgres.origin import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, map_relation, missing_table
+from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, described_relation, map_relation, missing_table
 from subscriber.sinks.postgres.table_reader import read_tables
 from subscriber.sinks.postgres.target import Target
 
@@ -186,29 +186,26 @@ async def _tables(reader: CatalogReader, published: Sequence[PublishedTable], *,
     type_names = await _type_names(reader, {oid for table in published for oid in table.column_types})
     findings = list[Finding]()
     for table in published:
-        try:
-            if table.name not in targets:
-                raise missing_table(table.name)
-            mapping = map_relation(_as_relation(table), targets[table.name])
-        except RelationError as error:
-            findings.append(Finding("error", str(error), error.hint or "compare the target's table with the publisher's"))
-            continue
-        findings += rights[table.name]
-        if mapping.problem is not None:
-            findings.append(Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
-        findings += _types(table, mapping, type_names)
+        found = _fit(table, targets.get(table.name), type_names)
+        if table.name in targets and not any(finding.severity == "error" for finding in found):
+            found = [*rights[table.name], *found]
+        findings += [replace(finding, table=table.name) for finding in found]
     return findings
 
 
-def _as_relation(published: PublishedTable) -> Relation:
-    """What the publisher will say of it in the stream."""
-    types = published.column_types or (0,) * len(published.columns)
-    columns = tuple(
-        Column(name, type_oid, -1, key=published.replica_identity == "f" or name in published.key_columns)
-        for name, type_oid in zip(published.columns, types, strict=True)
-    )
-    identity = cast("ReplicaIdentity", published.replica_identity)
-    return Relation(published.relation_id, published.name.namespace, published.name.name, identity, columns)
+def _fit(published: PublishedTable, target: TargetTable | None, type_names: Mapping[int, str]) -> list[Finding]:
+    try:
+        if target is None:
+            raise missing_table(published.name)
+        mapping = map_relation(described_relation(published), target)
+    except RelationError as error:
+        # natively, too, CREATE SUBSCRIPTION demands that there is a table, and leaves all else to the table's synchronization
+        alone = target is not None and target.is_table
+        return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's", alone=alone)]
+    findings = _types(published, mapping, type_names)
+    if mapping.problem is not None:
+        findings.insert(0, Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
+    return findings
 
 
 async def _rights(reader: CatalogReader, tables: Collection[TargetTable]) -> Mapping[TableName, list[Finding]]:
@@ -224,10 +221,10 @@ async def _rights(reader: CatalogReader, tables: Collection[TargetTable]) -> Map
 def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: str, member: bool) -> list[Finding]:
     if table.role is not None and not member:
         message = f'role "{current}" cannot become "{role}", the owner of table "{table.name}"'
-        return [Finding("error", message, "grant it that role, or set run_as_owner = true")]
+        return [Finding("error", message, "grant it that role, or set run_as_owner = true", alone=True)]
     if missing:
         message = f'role "{role}" lacks {", ".join(missing)} on table "{table.name}" of the target'
-        return [Finding("error", message, "grant them to the role")]
+        return [Finding("error", message, "grant them to the role", alone=True)]
     return []
 
 

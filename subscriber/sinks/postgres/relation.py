@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
-from subscriber.abc import TableName
+from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import RelationError
-from subscriber.protocol.messages import Relation
+from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.fingerprint import Fingerprint
 from subscriber.sinks.postgres.statement import Statement
 
-__all__ = ["RelationMapping", "TargetColumn", "TargetTable", "map_relation", "qualified_name"]
+__all__ = ["RelationMapping", "TargetColumn", "TargetTable", "described_relation", "map_relation", "qualified_name"]
 
 _PREREQUISITE: Final = "55000"
 _WRONG_OBJECT: Final = "42809"
@@ -91,6 +91,11 @@ class TargetTable:
         """The table in FROM, UPDATE, DELETE, TRUNCATE: native never looks into tables that inherit from an ordinary one."""
         return qualified_name(self.name) if self.kind == "p" else f"ONLY {qualified_name(self.name)}"
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table or a partitioned table: nothing else can be added to a subscription."""
+        return self.kind in {"r", "p"}
+
     def require_usable(self) -> None:
         """Refuse what native refuses as a target.
 
@@ -98,7 +103,7 @@ class TargetTable:
             RelationError: a view or the like, or row-level security is in force for us; and what only native can pass over: a rule that
                 would make something else of our statements.
         """
-        if self.kind not in {"r", "p"}:
+        if not self.is_table:
             raise RelationError(
                 f'cannot use relation "{self.name}" as logical replication target',
                 sqlstate=_WRONG_OBJECT,
@@ -155,6 +160,17 @@ def missing_table(table: TableName) -> RelationError:
         sqlstate=_PREREQUISITE,
         hint="create the table in the target with the publisher's columns",
     )
+
+
+def described_relation(published: PublishedTable) -> Relation:
+    """What the publisher will say in the stream of a table that its catalog describes."""
+    types = published.column_types or (0,) * len(published.columns)
+    columns = tuple(
+        Column(name, type_oid, -1, key=published.replica_identity == "f" or name in published.key_columns)
+        for name, type_oid in zip(published.columns, types, strict=True)
+    )
+    identity = cast("ReplicaIdentity", published.replica_identity)
+    return Relation(published.relation_id, published.name.namespace, published.name.name, identity, columns)
 
 
 def map_relation(remote: Relation, table: TargetTable) -> RelationMapping:

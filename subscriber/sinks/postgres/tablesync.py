@@ -39,7 +39,7 @@ from subscriber.sinks.postgres.errors import Diagnostics, copy_column, target_er
 from subscriber.sinks.postgres.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins, origin_name
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import TargetTable
+from subscriber.sinks.postgres.relation import TargetTable, described_relation, map_relation
 from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
@@ -222,7 +222,13 @@ class PostgresTableSink:
         self._attempt = rows[0][0]
 
     async def describe(self, table: PublishedTable) -> None:
-        """Nothing is to be known beforehand: the target's types read the values."""
+        """See that the columns fit. See :meth:`subscriber.abc.TableSink.describe`.
+
+        Raises:
+            RelationError: one is missing or generated; or the target's table is none that can be changed.
+            TargetUnavailable
+        """
+        map_relation(described_relation(table), await self._read_table())
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream, committed with a note of whose they are. See :meth:`subscriber.abc.TableSink.copy`.

@@ -156,7 +156,7 @@ class Process:
             capabilities=Session.capabilities,
             first=False,
         )
-        launcher = SyncLauncher(running.states, world.settings, self.synchronization, self.ended, patient=lambda: True)
+        launcher = SyncLauncher(running.states, world.settings, self.synchronization, self.ended, patient=lambda _: True)
         slot = FollowedSlot(
             conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
         )

@@ -50,7 +50,7 @@ class Office:
             settings,
             self.make,
             lambda *told: self.told.append(told),
-            patient=lambda: patient,
+            patient=lambda _: patient,
             disable_on_error=disable_on_error,
         )
 
