@@ -180,7 +180,7 @@ async def test_table_that_does_not_fit_is_retried_alone(
         await eventually(target, "SELECT count(*) FROM t", 2)
         await eventually(target, f"SELECT position('{said}' IN ({ERROR.format(name)})) > 0", True)
         # it has begun nothing on the publisher
-        assert slots(publisher) == [name]
+        await until(lambda: slots(publisher) == [name], "there is no slot but the subscription's")
         async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
             await subscription.drop_publications(["more"])
             assert target.fetch(RELS) == [("t", "r")]
