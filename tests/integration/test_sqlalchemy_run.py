@@ -93,6 +93,23 @@ def test_a_new_column(other_replica: Replica, how: str) -> None:
         assert row == [(2000, "x")]
 
 
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
+def test_a_new_column_that_differs_by_case_only_is_refused_by_name(other_replica: Replica) -> None:
+    """The bug was that the database's own refusal of it was retried for ever, without its name."""
+    pair = other_replica
+    pair.catches_up()
+    pair.publisher.execute("ALTER TABLE t ADD \"V\" text; INSERT INTO t VALUES (2000, 'x', 'capital')")
+    for how in ("add", "error"):
+        done = subscriber(*pair.arguments("--until-caught-up", "-c", f"schema_change={how}"))
+        assert done.status == 1
+        said = 'column "V" of table "public.t" is not distinguished from column "v" in the target'
+        assert said in done.errors
+        assert "finished at" in done.errors
+        assert "schema_change = ignore" in done.errors
+    assert subscriber(*pair.arguments("--until-caught-up", "-c", "schema_change=ignore")).status == 0
+    assert pair.target.fetch("SELECT * FROM t WHERE id = 2000") == [(2000, "x")]
+
+
 def test_a_new_column_is_an_error_by_default(sqlite_replica: Replica) -> None:
     pair = sqlite_replica
     pair.catches_up()

@@ -237,7 +237,7 @@ async def test_columns_that_do_not_fit(lite: Connected, sqlite_file: OtherTarget
         assert found.hint == "make it a text column in the target"
         both = replace(described(("id", INT4), ("ID", TEXT), key=("id",)), name=TableName("public", "u"))
         assert messages(await schema.check(connection, [both], creating=True)) == [
-            'columns "id" and "ID" of table "public.u" have one name in the target, where case does not count'
+            'columns "id" and "ID" of table "public.u" have one name in the target'
         ]
 
 

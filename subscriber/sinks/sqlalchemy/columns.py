@@ -20,6 +20,7 @@ from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.converters import Converter, Family, Unfit, converter, family_of
 from subscriber.sinks.sqlalchemy.named_type import NamedType
+from subscriber.sinks.sqlalchemy.names import folded_column
 from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
 from subscriber.types import PgType, TypeRegistry, codec
 
@@ -138,6 +139,7 @@ class TargetTable:
         missing: names of published columns that the target has not.
         autoincrement: whether RESTART IDENTITY finds something to restart.
         otherwise_unique: whether the target has unique keys beside ``unique``; not known of PostgreSQL.
+        taken: of the missing ones, those whose name the target takes for that of another column, with that column's name.
     """
 
     name: TableName
@@ -148,6 +150,7 @@ class TargetTable:
     missing: tuple[str, ...]
     autoincrement: bool
     otherwise_unique: bool = False
+    taken: tuple[tuple[str, str], ...] = ()
 
     def require_complete(self) -> None:
         """Refuse to work without a published column.
@@ -155,12 +158,26 @@ class TargetTable:
         Raises:
             RelationError: native's words.
         """
+        self.require_addable()
         if self.missing:
             raise _relation_error(
                 self.name,
                 "is missing replicated",
                 self.missing,
                 "add the column to the target's table, set schema_change = add, or leave it out of the publication",
+            )
+
+    def require_addable(self) -> None:
+        """Refuse to add a column that the target cannot tell from another one.
+
+        Raises:
+            RelationError
+        """
+        for name, other in self.taken:
+            raise RelationError(
+                f'column "{name}" of table "{self.name}" is not distinguished from column "{other}" in the target',
+                sqlstate="42701",
+                hint="rename it at the publisher, and set schema_change = ignore meanwhile; if it was renamed, rename the target's column",
             )
 
 
@@ -226,7 +243,14 @@ async def load_target_table(
         tuple(column for column in names if column not in found.table.c),
         found.autoincrement,
         found.otherwise_unique,
+        _taken(names, found, dialect),
     )
+
+
+def _taken(names: Sequence[str], found: ReflectedTable, dialect: str) -> tuple[tuple[str, str], ...]:
+    present = {folded_column(column.name, dialect): str(column.name) for column in found.table.c}
+    pairs = ((name, present.setdefault(folded_column(name, dialect), name)) for name in names if name not in found.table.c)
+    return tuple((name, other) for name, other in pairs if other != name)
 
 
 def _relation_error(table: TableName, what: str, columns: Sequence[str], hint: str) -> RelationError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Final
 
@@ -19,12 +20,13 @@ from sqlalchemy.sql import quoted_name
 from subscriber.abc import Finding, TableName
 from subscriber.sinks.sqlalchemy.tables import CATALOG_SCHEMA_NAME, PREFIX, catalog_tables
 
-__all__ = ["has_schemas", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
+__all__ = ["folded_column", "has_schemas", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
 
 _DEFAULT_SCHEMA: Final = "public"
 _SEPARATOR: Final = "__"
 _LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
+_ASCII_LOWER: Final = {ord(letter): letter.lower() for letter in ascii_uppercase}
 _BASIC_PLANE: Final = 0xFFFF
 _CASELESS: Final = frozenset({"sqlite"})
 """Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
@@ -52,6 +54,18 @@ def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
     if table.namespace == _DEFAULT_SCHEMA:
         return None, identifier(table.name)
     return None, identifier(f"{table.namespace}{_SEPARATOR}{table.name}")
+
+
+def folded_column(name: str, dialect_name: str) -> str:
+    """The same for names of columns that the target does not distinguish."""
+    match dialect_name:
+        case "postgresql":
+            return str(name)
+        case "sqlite":
+            return str(name).translate(_ASCII_LOWER)
+        case _:
+            # accents count, in MariaDB and MySQL too
+            return str(name).lower()
 
 
 def impossible_name(name: str, dialect: Dialect) -> str | None:

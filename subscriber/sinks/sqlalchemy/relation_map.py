@@ -85,6 +85,7 @@ class RelationMap(DescribedRelations):
         if target.missing:
             match schema_change(self._settings, name, target.missing):
                 case "add":
+                    target.require_addable()
                     raise SchemaBehind(relation, published)
                 case "error":
                     target.require_complete()

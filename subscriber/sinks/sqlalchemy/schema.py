@@ -19,7 +19,7 @@ from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
 from subscriber.sinks.sqlalchemy.creation import CreatedTypes
-from subscriber.sinks.sqlalchemy.names import identifier, impossible_name, name_findings, target_name
+from subscriber.sinks.sqlalchemy.names import folded_column, identifier, impossible_name, name_findings, target_name
 from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
 from subscriber.types import PgType
 from subscriber.types.codec import binary_problem
@@ -112,6 +112,7 @@ async def add_columns(
         Their names.
     """
     target = await load_target_table(connection, relation, published)
+    target.require_addable()
     sources = {name: source for name, source in source_types(relation, published) if name in target.missing}
     types = await _created_types(connection, sources.items())
     for name, source in sources.items():
@@ -187,10 +188,9 @@ def _column_names(published: PublishedTable, dialect: Dialect) -> list[Finding]:
     findings = []
     seen: dict[str, str] = {}
     for name in published.columns:
-        # only PostgreSQL's column names differ by case alone
-        other = name if dialect.name == "postgresql" else seen.setdefault(name.lower(), name)
+        other = seen.setdefault(folded_column(name, dialect.name), name)
         if other != name:
-            message = f'columns "{other}" and "{name}" of table "{published.name}" have one name in the target, where case does not count'
+            message = f'columns "{other}" and "{name}" of table "{published.name}" have one name in the target'
             findings.append(Finding("error", message, "rename one of them at the publisher, or leave it out of the publication"))
         problem = impossible_name(name, dialect)
         if problem is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import make_url
 
 from subscriber.abc import TableName
-from subscriber.sinks.sqlalchemy.names import name_findings, target_name
+from subscriber.sinks.sqlalchemy.names import folded_column, name_findings, target_name
 
 SQLITE, MYSQL, POSTGRESQL = (make_url(f"{driver}://").get_dialect()() for driver in ("sqlite", "mysql+asyncmy", "postgresql+asyncpg"))
 
@@ -34,6 +35,20 @@ def test_case_counts_where_the_target_tells_it_apart() -> None:
     assert name_findings(tables("public.t", "public.T"), MYSQL) == []
     assert len(name_findings(tables("public.t", "public.T"), MYSQL, caseless=True)) == 1
     assert name_findings(tables("public.t", "public.T"), POSTGRESQL) == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "equal", "different"),
+    [
+        ("sqlite", ["aZ", "Az"], ["é", "É", "e"]),
+        ("mysql", ["éA", "Éa"], ["e", "é", "o", "ø"]),
+        ("postgresql", [], ["a", "A"]),
+        ("oracle", ["a", "A"], ["e", "é"]),
+    ],
+)
+def test_names_of_columns_that_a_target_does_not_distinguish(dialect: str, equal: list[str], different: list[str]) -> None:
+    assert len({folded_column(name, dialect) for name in equal}) <= 1
+    assert len({folded_column(name, dialect) for name in different}) == len(different)
 
 
 def test_names_that_are_too_long() -> None:
