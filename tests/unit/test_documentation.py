@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from subscriber.protocol.frames import PrimaryKeepalive, XLogData, decode_status
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Commit, StreamCommit
 from subscriber.transaction.changes import InsertChange
+from tests.code_blocks import PAGES
 from tests.unit.protocol.test_golden import read
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +61,14 @@ def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
         if "://" not in target:
             assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_code_is_in_fences_with_a_language(page: Path) -> None:
+    """tests/integration/test_code_blocks.py runs those."""
+    fenced = False
+    for number, (before, line) in enumerate(itertools.pairwise(["", *page.read_text().splitlines()]), start=1):
+        if line.startswith("```"):
+            fenced = not fenced
+            assert re.fullmatch("```(python|sh|sql|text)" if fenced else "```", line), f"{page.name}:{number}"
+        assert fenced or before or not line.startswith("    "), f"{page.name}:{number} is an indented block"

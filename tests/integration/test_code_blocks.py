@@ -1,0 +1,336 @@
+"""Every code block of README and docs is run, with the servers of this test in the places of those that it names.
+
+Python blocks have a function each, SQL blocks run on the publisher. Of shell blocks each command is run by the function of its program.
+Where that cannot be done here, the function says why, and checks what it can. A block that none of them is for fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from subscriber.cli.main import _parser, main
+from subscriber.testing.binaries import find_binaries
+from subscriber.testing.compliance import SCENARIOS
+from tests.code_blocks import ROOT, Block, blocks
+from tests.database import WAIT_SECONDS, Database
+from tests.integration.program import environment, running
+from tests.integration.test_metrics import free_port
+from tests.sinks.targets import MemoryAdapter
+
+ACTIVE = "SELECT count(*) FROM pg_replication_slots WHERE active AND NOT temporary AND database = current_database()"
+FOLLOWED = "SELECT count(*) FROM pg_stat_replication WHERE application_name = '{}' AND state = 'streaming'"
+
+
+@dataclass
+class Place:
+    """What the blocks name: table ``accounts`` with a row in publication ``app`` on ``db1``, and empty on ``db2``."""
+
+    publisher: Database
+    target: Database
+    directory: Path
+    port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        for database in (self.publisher, self.target):
+            database.execute("CREATE TABLE accounts (id int PRIMARY KEY, balance int)")
+        self.publisher.execute("INSERT INTO accounts VALUES (1, 100); CREATE PUBLICATION app FOR TABLE accounts; CREATE PUBLICATION more")
+
+    def filled(self, text: str) -> str:
+        """With real addresses in the places of those that the pages name."""
+        for name, real in (
+            ("host=db1 dbname=app user=replicator", self.publisher.conninfo()),
+            ("host=db1 dbname=app", self.publisher.conninfo()),
+            ("postgresql://db2/copy", self.target.dsn),
+            ("sqlite:///copy.db", f"sqlite:///{self.directory}/copy.db"),
+            ("/var/lib/lake", f"{self.directory}/lake"),
+            ("/mnt/lake", f"{self.directory}/lake"),
+            ("127.0.0.1:9187", f"127.0.0.1:{self.port}"),
+        ):
+            text = text.replace(name, real)
+        return text
+
+
+@pytest.fixture
+def place(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Place:
+    return Place(publisher18_db, target_db, tmp_path)
+
+
+# --- programs of shell blocks
+
+
+def run_subscriber(words: list[str], place: Place) -> None:
+    words = [place.filled(word) for word in words[1:]]
+    if words == ["--help"]:
+        return
+    parsed = _parser().parse_args(words)
+    verb = words[0]
+    if verb == "spark-apply":
+        # Spark is half a gigabyte: the same lake without it
+        if not (place.directory / "lake").exists():
+            assert (
+                main(
+                    [
+                        "run",
+                        f"--connection={place.publisher.dsn}",
+                        "--publication=app",
+                        f"--target=spark://{place.directory}/lake",
+                        "--until-caught-up",
+                    ]
+                )
+                == 0
+            )
+        assert main(["spark-apply", parsed.lake, "--engine=local", "--once"]) == 0
+    elif "mariadb://" in parsed.target:
+        return  # tests/integration/test_sqlalchemy_run.py starts a MariaDB
+    elif verb == "run" and parsed.connection is None:
+        with running("-v", *words) as launcher:
+            launcher.says("is started")
+            launcher.send(15)
+            assert launcher.ended().status == 0
+    else:
+        more = ["--until-caught-up"] if verb == "run" and "--until-caught-up" not in words else []
+        assert main([*words, *more]) == 0
+
+
+def run_pipe(words: list[str], place: Place) -> None:
+    place.target.execute("DROP TABLE accounts")
+    command = place.filled(" ".join(word if word == "|" else f"'{word}'" for word in words))
+    env = {**environment(), "PATH": f"{find_binaries(18)}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert place.target.value("SELECT count(*) FROM accounts") == 0
+    assert place.target.fetch("SELECT pubname FROM pg_publication") == []
+
+
+def run_make(words: list[str], place: Place) -> None:
+    # what it would do: the tests are running
+    subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, timeout=WAIT_SECONDS, check=True)
+
+
+def run_pip(words: list[str], place: Place) -> None:
+    # nothing is installed here: the extras exist
+    for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(metadata("pg-subscriber").get_all("Provides-Extra") or [])
+
+
+def run_docker(words: list[str], place: Place) -> None:
+    # there is no Docker engine: the services and profiles exist, and our own arguments are right
+    compose = (ROOT / "docker" / "compose.yaml").read_text()
+    for name in re.findall(r"\b(?:publisher\d+|target|pg\d+)\b", " ".join(words)):
+        assert name in compose
+    if "run" in words and "pg-subscriber" in words:
+        _parser().parse_args(words[words.index("pg-subscriber") + 1 :])
+
+
+def run_python(words: list[str], place: Place) -> None:
+    # files are there; tests/integration/test_docker.py runs the health check
+    for word in words:
+        if word.endswith(".py"):
+            assert (ROOT / word).exists() or (ROOT / "docker" / Path(word).name).exists(), word
+
+
+def run_spark_submit(words: list[str], place: Place) -> None:
+    # tests/spark/test_cluster.py runs it
+    _parser().parse_args(words[words.index("apply.py") + 1 :])
+
+
+def run_directory(words: list[str], place: Place) -> None:
+    assert (ROOT / words[1]).is_dir() or words[1].startswith("/tmp/")
+
+
+def not_run(words: list[str], place: Place) -> None:
+    """Of the user, or a download."""
+
+
+PROGRAMS: dict[str, Callable[[list[str], Place], None]] = {
+    "subscriber": run_subscriber,
+    "pg_dump": run_pipe,
+    "make": run_make,
+    "pip": run_pip,
+    "docker": run_docker,
+    "python": run_python,
+    "spark-submit": run_spark_submit,
+    "cd": run_directory,
+    "switch-the-application": not_run,
+    "hadolint": not_run,
+    "git": not_run,
+    "python3.13": not_run,
+}
+
+
+# --- Python blocks
+
+
+@contextmanager
+def as_module(block: Block, place: Place, more: str = "") -> Iterator[IO[str]]:
+    """Run it in a process, until the caller is done with its output."""
+    code = place.filled(block.text) + more
+    with subprocess.Popen([sys.executable, "-u", "-c", code], env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.kill()
+
+
+def in_process(block: Block, **names: Any) -> dict[str, Any]:
+    """Execute it; what it defines."""
+    exec(block.text, names)
+    return names
+
+
+def keep_a_replica(block: Block, place: Place) -> None:
+    with as_module(block, place):
+        place.target.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
+        place.target.wait("SELECT count(*) FROM accounts", 1)
+
+
+def audit(block: Block, place: Place) -> None:
+    with as_module(block, place, "\nimport asyncio\nasyncio.run(audit())\n") as output:
+        place.publisher.wait(ACTIVE, 1)
+        place.publisher.execute("INSERT INTO accounts VALUES (2, 7)")
+        place.publisher.execute("UPDATE accounts SET balance = 8 WHERE id = 2; DELETE FROM accounts WHERE id = 2")
+        assert [output.readline() for _ in range(3)] == [
+            "insert into accounts {'id': '2', 'balance': '7'}\n",
+            "update accounts {'id': '2', 'balance': '8'}\n",
+            "delete from accounts {'id': '2'}\n",
+        ]
+
+
+def manage(block: Block, place: Place) -> None:
+    names: dict[str, Any] = {}
+    exec(place.filled(block.text), names)
+    asyncio.run(names["manage"]())
+    assert place.publisher.value(ACTIVE) == 0
+
+
+def decide_columns(block: Block, place: Place) -> None:
+    names = in_process(block)
+    assert names["settings"].schema_change is names["added"]
+
+
+def define(block: Block, place: Place) -> None:
+    # tests/unit/test_documentation.py runs it over captured streams
+    in_process(block)
+
+
+async def waits_for_an_lsn(block: Block, place: Place) -> None:
+    with place.publisher.connect() as publisher, place.target.connect() as target:
+        names = {"publisher": publisher, "target": target, "publisher_dsn": place.publisher.dsn, "target_dsn": place.target.dsn}
+        await top_level(block, names)
+
+
+async def top_level(block: Block, names: dict[str, Any]) -> None:
+    """Execute it as ``python -m asyncio`` does."""
+    code = compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    await eval(code, names)
+
+
+async def takes_transactions(block: Block, place: Place) -> None:
+    shown: asyncio.Queue[str] = asyncio.Queue()
+
+    def show(*values: object) -> None:
+        shown.put_nowait(" ".join(map(str, values)))
+
+    running = asyncio.create_task(top_level(block, {"publisher_dsn": place.publisher.dsn, "print": show}))
+    streaming = "SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()"
+    await asyncio.to_thread(place.publisher.wait, streaming, 1)
+    place.publisher.execute("INSERT INTO accounts VALUES (2, 0)")
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert (await shown.get()).endswith(" insert accounts {'id': '2', 'balance': '0'}")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def run_pytest(block: Block, place: Place) -> None:
+    file = place.directory / "test_example.py"
+    file.write_text(block.text)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(place.directory),
+        str(file),
+    ]
+    done = subprocess.run(command, cwd=place.directory, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def comply(block: Block, place: Place) -> None:
+    # one scenario: tests/sinks runs all of them
+    names = in_process(block, MyTarget=MemoryAdapter)
+    asyncio.run(names["test_compliance"](SCENARIOS[0]))
+
+
+def read_a_lake(block: Block, place: Place) -> None:
+    # a session of Spark: tests/spark; what it imports is there
+    tree = ast.parse(block.text)
+    exec(compile(ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], []), str(block), "exec"), {})
+
+
+PYTHON: dict[tuple[str, str], Callable[[Block, Place], Awaitable[None] | None]] = {
+    ("README.md", "wait_for(lsn"): waits_for_an_lsn,
+    ("README.md", "transactions(publisher_dsn"): takes_transactions,
+    ("docs/api.md", "asyncio.run(main())"): keep_a_replica,
+    ("docs/api.md", "def added("): decide_columns,
+    ("docs/api.md", "def manage("): manage,
+    ("docs/api.md", "def audit("): audit,
+    ("docs/api.md", "def follow("): define,
+    ("docs/sinks.md", "def test_what_arrives("): run_pytest,
+    ("docs/sinks.md", "def test_compliance("): comply,
+    ("docs/spark.md", "import cut_of, read"): read_a_lake,
+    ("docs/spark.md", "import register"): read_a_lake,
+}
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "python"], ids=str)
+async def test_python(block: Block, place: Place) -> None:
+    runners = [run for (page, part), run in PYTHON.items() if page == block.page and part in block.text]
+    assert len(runners) == 1, f"{block} has no function in PYTHON: write one"
+    if asyncio.iscoroutinefunction(runners[0]):
+        await runners[0](block, place)
+    else:
+        # some of them run an event loop of their own
+        await asyncio.to_thread(runners[0], block, place)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "sh"], ids=str)
+def test_shell(block: Block, place: Place) -> None:
+    for words in block.commands():
+        while re.fullmatch(r"[A-Z_]+=.*", words[0], re.DOTALL):
+            words.pop(0)
+        program = Path(words[0]).name
+        assert program in PROGRAMS, f"{block}: `{program}` has no function in PROGRAMS: write one"
+        PROGRAMS[program](words, place)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "sql"], ids=str)
+def test_sql(block: Block, place: Place) -> None:
+    place.publisher.execute("DROP PUBLICATION app")
+    place.publisher.execute(block.text)
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    assert {block.language for block in blocks()} <= {"python", "sh", "sql", "text"}
+    parts = {(block.page, part) for block in blocks() for page, part in PYTHON if page == block.page and part in block.text}
+    assert parts == set(PYTHON), "a function in PYTHON has no block any more"
