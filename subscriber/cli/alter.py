@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from subscriber.cli.options import Verbs, add_create_tables_option, add_name_argument, add_settings_argument, add_target_argument, lsn
@@ -62,7 +62,7 @@ def _lsn_or_none(text: str) -> Lsn | str:
 
 async def _execute(args: argparse.Namespace) -> int:
     if args.reset_stats:
-        parse_changes(args.options, frozenset())
+        _require_no_options(args.options, "--reset-stats")
         await reset_subscription_stats(args.name, target=args.target)
         return 0
     act = _form(args)
@@ -80,18 +80,23 @@ def _form(args: argparse.Namespace) -> _Act:
     if args.refresh:
         options = parse_changes(args.options, _REFRESHING)
         return lambda found: found.refresh(**options)
-    simple: list[tuple[bool, _Act]] = [
-        (args.enable, lambda found: found.enable()),
-        (args.disable, lambda found: found.disable()),
-        (args.connection is not None, lambda found: found.set_connection(args.connection)),
-        (args.rename is not None, lambda found: found.rename(args.rename)),
-        (args.skip_lsn is not None, lambda found: found.skip(None if args.skip_lsn == "none" else args.skip_lsn)),
+    simple: list[tuple[str, bool, _Act]] = [
+        ("--enable", args.enable, lambda found: found.enable()),
+        ("--disable", args.disable, lambda found: found.disable()),
+        ("--connection", args.connection is not None, lambda found: found.set_connection(args.connection)),
+        ("--rename", args.rename is not None, lambda found: found.rename(args.rename)),
+        ("--skip-lsn", args.skip_lsn is not None, lambda found: found.skip(None if args.skip_lsn == "none" else args.skip_lsn)),
     ]
-    for given, act in simple:
+    for form, given, act in simple:
         if given:
-            parse_changes(args.options, frozenset())
+            _require_no_options(args.options, form)
             return act
     if not args.options:
         raise ConfigurationError("nothing to alter", hint="say --enable, --refresh, -o parameter=value, ...; alter --help lists them")
     changes = parse_changes(args.options)
     return lambda found: found.set(changes)
+
+
+def _require_no_options(options: Sequence[str], form: str) -> None:
+    if options:
+        raise ConfigurationError(f"{form} takes no parameters (-o)", hint=f"alter the subscription twice: once with {form}, once with -o")

@@ -142,6 +142,9 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def set_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
         """SET PUBLICATION."""
         check_publication_list(publications)
+        await self._change_publications(publications, publications, refresh=refresh, copy_data=copy_data)
+
+    async def _change_publications(self, publications: Sequence[str], named: Sequence[str], *, refresh: bool, copy_data: bool) -> None:
         if refresh:
             self._require_refreshable("ALTER SUBSCRIPTION with refresh", "with refresh", copy_data=copy_data)
         before = self.definition
@@ -149,7 +152,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         await self._update({"publications": tuple(publications), "pending_refresh": copy_data if refresh else None})
         if refresh:
             try:
-                await self._refresh(copy_data=copy_data)
+                await self._refresh(named, copy_data=copy_data)
             except BaseException as error:
                 if not self._refreshing:
                     await self._update({"publications": before.publications, "pending_refresh": before.pending_refresh})
@@ -163,7 +166,8 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         for name in publications:
             if name in self.definition.publications:
                 raise ConfigurationError(f'publication "{name}" is already in subscription "{self._name}"', hint="leave it out")
-        await self.set_publications([*self.definition.publications, *publications], refresh=refresh, copy_data=copy_data)
+        found = [*self.definition.publications, *publications]
+        await self._change_publications(found, publications, refresh=refresh, copy_data=copy_data)
 
     async def drop_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
         """DROP PUBLICATION."""
@@ -174,12 +178,12 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         left = [name for name in self.definition.publications if name not in publications]
         if not left:
             raise ConfigurationError("cannot drop all the publications from a subscription", hint="drop the subscription instead")
-        await self.set_publications(left, refresh=refresh, copy_data=copy_data)
+        await self._change_publications(left, (), refresh=refresh, copy_data=copy_data)
 
     async def refresh(self, *, copy_data: bool = True) -> None:
         """REFRESH PUBLICATION."""
         self._require_refreshable("ALTER SUBSCRIPTION ... REFRESH", "... REFRESH", copy_data=copy_data)
-        await self._refresh(copy_data=copy_data)
+        await self._refresh((), copy_data=copy_data)
 
     def _require_refreshable(self, what: str, form: str, *, copy_data: bool) -> None:
         if not self.definition.enabled:
@@ -193,7 +197,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 hint="say copy_data = false, or drop the subscription and create it again",
             )
 
-    async def _refresh(self, *, copy_data: bool) -> None:
+    async def _refresh(self, named: Sequence[str], *, copy_data: bool) -> None:
         found = self.definition
         self._refreshing = False
         options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
@@ -209,7 +213,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 generation=found.generation,
             )
             try:
-                await setup.refresh()
+                await setup.refresh(named)
             finally:
                 self._refreshing = setup.refreshing
         finally:

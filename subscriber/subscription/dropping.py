@@ -72,7 +72,9 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
                     f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known here',
                     hint="give --connection; or detach the slot first by alter -o slot_name=NONE",
                 )
-            await _drop_slots(conninfo, definition.name, definition.slot_name, state)
+            # one that was not made to its end may have no slot yet, or none any more
+            made = definition.made and (definition.conninfo is not None or state.position is not None)
+            await _drop_slots(catalog if made else None, conninfo, definition, definition.slot_name, state)
     finally:
         await sink.close()
     left = await catalog.remove(definition.oid)
@@ -83,7 +85,9 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         )
 
 
-async def _drop_slots(conninfo: str, name: str, slot_name: str, state: SubscriptionState) -> None:
+async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Definition, slot_name: str, state: SubscriptionState) -> None:
+    """Drop all of a subscription's slots. ``catalog``: its slot must exist, and that it was dropped is noted there first."""
+    name = definition.name
     try:
         connection = await WalReceiverConnection.connect(conninfo, application_name=session_name(name, "drop"))
     except PublisherError as error:
@@ -95,9 +99,22 @@ async def _drop_slots(conninfo: str, name: str, slot_name: str, state: Subscript
     try:
         async with asyncio.timeout(_SLOT_SECONDS):
             await drop_leftover_slots(connection, None, state)
-            if await connection.slot(slot_name) is None:
-                _log.warning('replication slot "%s" does not exist on the publisher any more', slot_name)
-            await connection.drop_slot(slot_name, wait=True, missing_ok=True)
+            if catalog is not None:
+                if await connection.slot(slot_name) is None:
+                    raise PublisherError(
+                        f'could not drop replication slot "{slot_name}" on publisher: replication slot "{slot_name}" does not exist',
+                        hint="check the connection string; if the slot is gone, disable the subscription, disassociate it from the slot by"
+                        " alter -o slot_name=NONE, and drop it then",
+                        sqlstate="42704",
+                    )
+                # a drop that is cut off behind the slot's end can be done again
+                await catalog.update(definition.oid, {"made": False})
+            try:
+                await connection.drop_slot(slot_name, wait=True, missing_ok=True)
+            except BaseException:
+                if catalog is not None:
+                    await catalog.update(definition.oid, {"made": True})
+                raise
     except TimeoutError:
         raise SlotInUse(
             f'could not drop replication slot "{slot_name}" on publisher: it stays in use',

@@ -20,7 +20,7 @@ from subscriber.protocol.messages import Relation
 from subscriber.subscription.loss import check_position
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.publication import missing_publications
+from subscriber.walreceiver.publication import missing_publications, publications_missing
 
 __all__ = ["FollowedSlot", "StreamSession", "undecodable"]
 
@@ -189,8 +189,4 @@ async def _first_position(connection: WalReceiverConnection, slot: FollowedSlot,
 async def _check_publications(connection: WalReceiverConnection, publications: Sequence[str]) -> None:
     missing = await missing_publications(connection, publications)
     if missing:
-        names = ", ".join(f'"{name}"' for name in missing)
-        raise PublisherError(
-            f"publication {names} does not exist on the publisher",
-            hint="CREATE PUBLICATION there, in the database of the connection string",
-        )
+        raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, in the database of the connection string")

@@ -30,7 +30,7 @@ from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems, tell
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.publication import missing_publications, published_names, published_tables
+from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 
 __all__ = ["Prepared", "Setup"]
 
@@ -116,7 +116,9 @@ class Setup:
             known = await self._sink.exists(self._name)
             if self._managed and not known:
                 raise SubscriptionChanged(f'subscription "{self._name}" was dropped or renamed just now', hint="look what there is")
-            await (self._check_publications(connection) if known else self._check_everything(connection, own_slot=False))
+            await (
+                self._check_publications(connection, self._publications) if known else self._check_everything(connection, own_slot=False)
+            )
             state = await self._sink.open(self._name, on_durable)
             self._check_managed(state)
             first = state.position is None
@@ -176,8 +178,11 @@ class Setup:
         finally:
             await connection.close()
 
-    async def refresh(self) -> None:
+    async def refresh(self, named: Sequence[str] = ()) -> None:
         """REFRESH PUBLICATION alone: nothing is added if not everything can be.
+
+        Args:
+            named: the publications that the verb is about: those that do not exist are warned of.
 
         Raises:
             SubscriberError: what is wrong and what to do about it. Nothing was changed unless ``refreshing``.
@@ -185,7 +190,7 @@ class Setup:
         connection = await self._connect()
         try:
             await refuse_same_database(connection, self._sink)
-            await self._check_publications(connection)
+            await self._check_publications(connection, named)
             state = await self._sink.open(self._name, _nothing)
             self._check_managed(state)
             tables = await self._tables.refresh(connection, state, demanded=True, changing=self._note_refreshing)
@@ -259,14 +264,14 @@ class Setup:
         if self._managed and (not state.managed or state.generation != self._generation):
             raise SubscriptionChanged(f'subscription "{self._name}" was altered just now', hint="start it again")
 
-    async def _check_publications(self, connection: WalReceiverConnection) -> None:
-        missing = await missing_publications(connection, self._publications)
-        if missing and self._managed:
-            # natively a warning too: they may be made later
-            _log.warning("publications %s do not exist on the publisher", ", ".join(f'"{name}"' for name in missing))
-        elif missing:
-            names = ", ".join(f'"{name}"' for name in missing)
-            raise PublisherError(f"publication {names} does not exist on the publisher", hint="CREATE PUBLICATION there, or mend the name")
+    async def _check_publications(self, connection: WalReceiverConnection, publications: Sequence[str]) -> None:
+        missing = await missing_publications(connection, publications)
+        if not missing:
+            return
+        if not self._managed:
+            raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
+        # natively a warning too: they may be made later
+        _log.warning("%s", publications_missing(missing))
 
     async def _check_everything(self, connection: WalReceiverConnection, *, own_slot: bool) -> None:
         publisher, target = await find_problems(

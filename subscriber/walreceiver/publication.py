@@ -23,7 +23,7 @@ from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 from subscriber.walreceiver.types import type_facts
 
-__all__ = ["missing_publications", "published_names", "published_tables"]
+__all__ = ["missing_publications", "publications_missing", "published_names", "published_tables"]
 
 
 @dataclass(slots=True)
@@ -68,6 +68,16 @@ async def published_names(session: Session, publications: Sequence[str]) -> dict
         return {}
     tables = _gather(await session.execute(_tables_query(session, publications, None)))
     return {table.name: oid for oid, table in tables.items()}
+
+
+def publications_missing(names: Sequence[str]) -> str:
+    """What is said of publications that do not exist, in native's words."""
+    listed = ", ".join(f'"{name}"' for name in names)
+    return (
+        f"publications {listed} do not exist on the publisher"
+        if len(names) > 1
+        else f"publication {listed} does not exist on the publisher"
+    )
 
 
 async def published_tables(session: Session, publications: Sequence[str], table: TableName | None = None) -> list[PublishedTable]:

@@ -295,18 +295,6 @@ def _column_generated(ground: Ground) -> Mend:
     return lambda: ground.target.execute("ALTER TABLE t ALTER COLUMN v DROP EXPRESSION")
 
 
-@case("prepared transactions are disabled in the target .*max_prepared_transactions")
-def _no_prepared_transactions(ground: Ground) -> Mend:
-    server = ground.move_target(max_prepared_transactions="0")
-    ground.more = ["-o", "two_phase=true"]
-
-    def mend() -> None:
-        with ground.restarted(server, ground.target):
-            ground.target.execute("ALTER SYSTEM SET max_prepared_transactions = 10")
-
-    return mend
-
-
 @case('role "r_.*" may not set session_replication_role in the target')
 def _target_role_with_no_rights(ground: Ground) -> Mend:
     name, ground.connect_to = ground.role_on(ground.target, "")
@@ -385,6 +373,21 @@ def test_check_warns_where_it_can_go_on(ground: Ground) -> None:
     # the same warnings, at the first start
     assert len(done.errors.splitlines()) == len(lines)
     assert all(" WARNING " in line for line in done.errors.splitlines())
+
+
+def test_two_phase_without_prepared_transactions_in_the_target(ground: Ground) -> None:
+    """As natively: it is accepted, by create as by alter. check and create warn."""
+    ground.move_target(max_prepared_transactions="0")
+    ground.more = ["-o", "two_phase=true"]
+    done = ground.check()
+    assert (done.status, done.errors) == (0, "")
+    said = "prepared transactions are disabled in the target: the first one of the publisher stops the subscription"
+    assert f"warning: {said} (hint: set max_prepared_transactions" in done.output
+    where = ["--connection", ground.connection, "--publication", "pub", "--target", ground.target.dsn]
+    done = subscriber("create", ground.name, *where, *ground.more)
+    assert done.status == 0
+    assert said in done.errors
+    assert slots(ground.publisher) == [ground.name]
 
 
 def test_check_finds_several_things_at_once(ground: Ground) -> None:

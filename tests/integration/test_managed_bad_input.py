@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from subscriber import SubscriberError, SubscriptionOptions, TargetError, alter_subscription, drop_subscription, reset_subscription_stats
+from subscriber import (
+    PublisherError,
+    SubscriberError,
+    SubscriptionOptions,
+    TargetError,
+    alter_subscription,
+    drop_subscription,
+    reset_subscription_stats,
+)
+from subscriber.subscription.dropping import remove
+from subscriber.subscription.targets import open_catalog
 from tests.database import Database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.observed import eventually, until
@@ -36,7 +47,7 @@ def told(target: Database, name: str) -> dict[str, Any]:
 
 
 async def test_a_slot_that_somebody_dropped(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
-    """It is said what is lost; nothing is made anew, and the subscription can be dropped."""
+    """It is said what is lost; nothing is made anew, and the subscription can be dropped once it has no slot."""
     publisher, target = both
     name = await create(publisher, target)
     async with launched(target):
@@ -60,10 +71,37 @@ async def test_a_slot_that_somebody_dropped(both: tuple[Database, Database], cap
         assert f'replication slot "{name}" does not exist' in found["publisher_error"]
     assert target.fetch(ROWS) == [(1, "a")]
     assert slots(publisher) == []
-    caplog.clear()
+    with pytest.raises(PublisherError, match=f'could not drop replication slot "{name}" on publisher: .* does not exist') as caught:
+        await drop_subscription(name, target=target.dsn, settings=QUICK)
+    assert "alter -o slot_name=NONE" in str(caught.value.hint)
+    async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+        await subscription.disable()
+        await subscription.set({"slot_name": "none"})
     await drop_subscription(name, target=target.dsn, settings=QUICK)
-    assert f'replication slot "{name}" does not exist on the publisher any more' in caplog.text
     assert target.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+
+
+async def test_a_drop_that_was_cut_off_behind_its_slot_is_done_again(
+    both: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, target = both
+    name = await create(publisher, target)
+    catalog = await open_catalog(target.dsn, "test")
+    try:
+        async with catalog.claim(name) as definition:
+            monkeypatch.setattr(type(catalog), "remove", _cut_off)
+            with pytest.raises(TargetError, match="cut off"):
+                await remove(catalog, definition, target=target.dsn, settings=QUICK)
+    finally:
+        monkeypatch.undo()
+        await catalog.close()
+    assert slots(publisher) == []
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+    assert target.value("SELECT count(*) FROM subscriber.pg_subscription") == 0
+
+
+async def _cut_off(*_: object) -> None:
+    raise TargetError("cut off")
 
 
 async def test_a_slot_that_is_not_the_one_it_was(both: tuple[Database, Database]) -> None:
@@ -91,7 +129,7 @@ async def test_altered_publications(both: tuple[Database, Database], caplog: pyt
     async with launched(target):
         await same(publisher, target, name, ROWS)
     publisher.execute("DROP PUBLICATION pub")
-    said = 'publications "pub" do not exist on the publisher'
+    said = 'publication "pub" does not exist on the publisher'
     async with launched(target):
         await until(lambda: said in caplog.text, "the start warns")
         publisher.execute("INSERT INTO t VALUES (2, 'before')")
@@ -103,6 +141,27 @@ async def test_altered_publications(both: tuple[Database, Database], caplog: pyt
             await subscription.refresh()
         publisher.execute("INSERT INTO u VALUES (1, 'u')")
         await same(publisher, target, name, "SELECT * FROM u")
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_verbs_name_only_the_missing_publications_that_they_are_about(
+    both: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As natively: SET and ADD those that are set and added, DROP and REFRESH none."""
+    publisher, target = both
+    name = await create(publisher, target, None, "pub", "gone")
+    async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
+        steps: tuple[tuple[Callable[[], Awaitable[None]], str | None], ...] = (
+            (lambda: subscription.add_publications(["a"]), 'publication "a" does not exist on the publisher'),
+            (lambda: subscription.add_publications(["b", "c"]), 'publications "b", "c" do not exist on the publisher'),
+            (lambda: subscription.drop_publications(["b", "c"]), None),
+            (subscription.refresh, None),
+            (lambda: subscription.set_publications(["pub", "d"]), 'publication "d" does not exist on the publisher'),
+        )
+        for act, said in steps:
+            caplog.clear()
+            await act()
+            assert [record.getMessage() for record in caplog.records if "exist" in record.getMessage()] == ([said] if said else [])
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 

@@ -125,7 +125,9 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
         )
     if two_phase and found["prepared"] == 0:
         hint = "set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false"
-        findings.append(Finding("error", "prepared transactions are disabled in the target", hint))
+        # natively CREATE and ALTER SUBSCRIPTION accept it, and the worker fails at the first such transaction
+        message = "prepared transactions are disabled in the target: the first one of the publisher stops the subscription"
+        findings.append(Finding("warning", message, hint))
     if not found["superuser"] and not await _may_set_replica(reader, found["version"]):
         hint = f'use a superuser, or on PostgreSQL 15 or later: GRANT SET ON PARAMETER session_replication_role TO "{role}"'
         findings.append(Finding("error", f'role "{role}" may not set session_replication_role in the target', hint))
