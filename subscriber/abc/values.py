@@ -138,6 +138,7 @@ class PublishedTable:
         not_null: columns that are NOT NULL there.
         primary_key: columns of its primary key in the key's order, if all of them are published; else empty.
         types: what the publisher's catalog says of all types of the columns that are not built in, and of what those are made of.
+        changes: whether UPDATE or DELETE of it is published (``publish``).
     """
 
     name: TableName
@@ -155,6 +156,7 @@ class PublishedTable:
     not_null: frozenset[str] = frozenset()
     primary_key: tuple[str, ...] = ()
     types: tuple[TypeFact, ...] = ()
+    changes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

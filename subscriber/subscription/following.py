@@ -101,14 +101,9 @@ class Following:
                 error = self._undecodable(met) if is_undecodable(met) else met
                 self._running.last_error = error
                 pause = self._judge(error)
-                _log.log(
-                    self._level(error),
-                    'subscription "%s": %s; next attempt in %.1f s, from %s',
-                    self._name,
-                    error.one_line(),
-                    pause,
-                    self._position.lsn,
-                )
+                # up to where the target has come, it says when it is opened again
+                start = "" if isinstance(error, TargetError) else f", from {self._position.lsn}"
+                _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
                 await self._reporting.report()
                 if isinstance(error, TargetError):
                     await self._close_sink()
@@ -150,6 +145,7 @@ class Following:
         if state.generation != self._generation:
             raise SubscriptionChanged(f'subscription "{self._name}" was altered while it was not connected', hint="start it again")
         self._position = state.position
+        _log.info('subscription "%s": the target has everything up to %s', self._name, state.position.lsn)
         self._two_phase = state.two_phase
         self._skipping = Skipping(state.skip_lsn, self._name)
 

@@ -56,7 +56,7 @@ async def check_publisher(
         findings.append(Finding("warning", "the publications publish no table", "ALTER PUBLICATION … ADD TABLE on the publisher"))
     if tables and copy_data:
         findings += await _readable(connection, tables)
-    findings += await _identities(connection, publications, tables)
+    findings += _identities(tables)
     if copy_data and only_local:
         findings += await _subscribed(connection, publications)
     return findings
@@ -139,17 +139,7 @@ async def _readable(connection: WalReceiverConnection, tables: Sequence[Publishe
     return sorted(set(findings), key=lambda finding: finding.message)
 
 
-async def _identities(connection: WalReceiverConnection, publications: Sequence[str], tables: Sequence[PublishedTable]) -> list[Finding]:
-    without = [table for table in tables if not table.key_columns and table.replica_identity != "f"]
-    if not without:
-        return []
-    names = ", ".join(quote_literal(name) for name in publications)
-    rows = await connection.execute(f"""
-        SELECT DISTINCT gpt.relid
-          FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
-         WHERE p.pubname IN ({names}) AND (p.pubupdate OR p.pubdelete)
-    """)  # noqa: S608
-    changing = {oid for (oid,) in rows}
+def _identities(tables: Sequence[PublishedTable]) -> list[Finding]:
     return [
         Finding(
             "warning",
@@ -157,8 +147,8 @@ async def _identities(connection: WalReceiverConnection, publications: Sequence[
             "give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
             table.name,
         )
-        for table in without
-        if str(table.relation_id) in changing
+        for table in tables
+        if table.changes and not table.key_columns and table.replica_identity != "f"
     ]
 
 

@@ -38,6 +38,7 @@ class _Table:
     column_lists: set[frozenset[int] | None] = field(default_factory=set)
     filters: dict[str, None] = field(default_factory=dict)
     whole: bool = False
+    changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,12 @@ def _tables_query(session: Session, publications: Sequence[str], table: TableNam
     only = f"AND n.nspname = {quote_literal(table.namespace)} AND c.relname = {quote_literal(table.name)}" if table else ""
     return f"""
         WITH published AS MATERIALIZED (
-            SELECT gpt.relid, p.pubviaroot{details}
+            SELECT gpt.relid, p.pubviaroot, p.pubupdate OR p.pubdelete AS changes{details}
               FROM pg_catalog.pg_publication AS p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) AS gpt
              WHERE p.pubname IN ({_literals(publications)})),
         roots AS MATERIALIZED (SELECT relid FROM published WHERE pubviaroot)
-        SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, {attributes}, {row_filter}
+        SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident, heap.size, heap.reltuples, published.changes,
+               {attributes}, {row_filter}
           FROM published
           JOIN pg_catalog.pg_class AS c ON c.oid = published.relid
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -139,7 +141,7 @@ def _tables_query(session: Session, publications: Sequence[str], table: TableNam
 
 def _gather(rows: Iterable[Row]) -> dict[int, _Table]:
     tables: dict[int, _Table] = {}
-    for oid, namespace, name, kind, identity, size, reltuples, attributes, row_filter in rows:
+    for oid, namespace, name, kind, identity, size, reltuples, changes, attributes, row_filter in rows:
         table = tables.setdefault(
             int(oid or 0),
             _Table(
@@ -150,6 +152,7 @@ def _gather(rows: Iterable[Row]) -> dict[int, _Table]:
                 None if reltuples is None else int(reltuples),
             ),
         )
+        table.changes |= changes == "t"
         table.column_lists.add(None if attributes is None else frozenset(int(number) for number in attributes.split()))
         if row_filter is None:
             table.whole = True
@@ -223,6 +226,7 @@ def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> P
         column_modifiers=tuple(column.modifier for column in sent),
         not_null=frozenset(column.name for column in sent if column.not_null),
         primary_key=tuple(column.name for column in primary) if all(column in sent for column in primary) else (),
+        changes=table.changes,
     )
 
 

@@ -375,6 +375,15 @@ def test_check_warns_where_it_can_go_on(ground: Ground) -> None:
     assert all(" WARNING " in line for line in done.errors.splitlines())
 
 
+@pytest.mark.parametrize("publish", ["insert", "insert, truncate"])
+def test_no_word_of_updates_and_deletes_that_are_not_published(ground: Ground, publish: str) -> None:
+    for database in (ground.publisher, ground.target):
+        database.execute("CREATE TABLE bare (a int)")
+    ground.publisher.execute(f"ALTER PUBLICATION pub SET TABLE bare; ALTER PUBLICATION pub SET (publish = '{publish}')")
+    done = ground.check()
+    assert (done.status, done.output) == (0, "nothing was found that would go wrong\n")
+
+
 def test_two_phase_without_prepared_transactions_in_the_target(ground: Ground) -> None:
     """As natively: it is accepted, by create as by alter. check and create warn."""
     ground.move_target(max_prepared_transactions="0")

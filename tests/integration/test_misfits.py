@@ -63,3 +63,23 @@ async def test_slot_of_an_attempt_is_dropped_when_the_table_stops_to_fit(both: t
         target.execute("ALTER TABLE a DROP v")
         await until(lambda: isinstance(found.subscription.status.last_error, RelationError), "the table does not fit")
         await eventually(publisher, SLOTS, [(slot_of(publisher),)])
+
+
+async def test_position_after_an_error_of_the_target(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+    """The LSN from which the next attempt goes on is the target's, not the one where the session started."""
+    publisher, target = both
+    target.execute("ALTER TABLE a ADD v text")
+    caplog.set_level("INFO", "subscriber")
+    async with replica(publisher, target) as found:
+        for number in range(2, 6):
+            publisher.execute(f"INSERT INTO b VALUES ({number}, 'x')")
+            await found.caught_up()
+        target.execute("INSERT INTO b VALUES (6, 'in the way')")
+        publisher.execute("INSERT INTO b VALUES (6, 'y')")
+        at = 'SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'
+        await until(lambda: f"the target has everything up to {target.value(at)}" in caplog.text, "the target's position is told")
+        told = [record.getMessage() for record in caplog.records if "next attempt" in record.getMessage()]
+        assert told
+        assert all(text.endswith("next attempt in 0.2 s") for text in told)
+        target.execute("DELETE FROM b WHERE id = 6")
+        await found.same("SELECT id, v FROM b ORDER BY id")

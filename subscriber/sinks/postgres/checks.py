@@ -205,7 +205,7 @@ def _fit(published: PublishedTable, target: TargetTable | None, type_names: Mapp
         alone = target is not None and target.is_table
         return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's", alone=alone)]
     findings = _types(published, mapping, type_names)
-    if mapping.problem is not None:
+    if mapping.problem is not None and published.changes:
         findings.insert(0, Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
     return findings
 

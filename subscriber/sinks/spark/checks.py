@@ -34,7 +34,7 @@ def check_tables(tables: Sequence[PublishedTable]) -> list[Finding]:
     """What the lake does with these tables that somebody may not expect."""
     found: list[Finding] = []
     for table in tables:
-        if not table.key_columns:
+        if table.changes and not table.key_columns:
             found.append(
                 Finding(
                     "warning",

@@ -233,7 +233,7 @@ def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable
         message = f'table "{published.name}" of the target has storage engine {found.engine}, which has no transactions'
         findings.append(Finding("error", message, "ALTER TABLE ... ENGINE = InnoDB"))
     if target.key is None:
-        if published.replica_identity == "f":
+        if published.changes and published.replica_identity == "f":
             message = f'table "{published.name}" of the target has no key: each UPDATE and DELETE compares all columns of all rows'
             findings.append(
                 Finding("warning", message, "give it a primary key, or a unique index over NOT NULL columns, that is published")
