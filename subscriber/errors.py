@@ -10,6 +10,7 @@
     │   │   └── CopyOutdated      wait: the table changed while it was copied; copied anew
     │   └── SlotInUse             wait: another walsender holds the slot; retried
     ├── DataLossError             decide: changes are gone, going on would lose them silently
+    │   └── NeverPrepared         decide: COMMIT PREPARED of a transaction that was never prepared in the target
     ├── TargetError               mend the target: privilege, missing setting, broken catalog
     │   ├── TargetUnavailable     wait: connection refused, lost or timed out; retried
     │   ├── SubscriptionInUse     stop the other process that serves this subscription
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigurationError",
     "CopyOutdated",
     "DataLossError",
+    "NeverPrepared",
     "ProtocolError",
     "PublisherError",
     "PublisherUnavailable",
@@ -128,6 +130,10 @@ class SlotInUse(PublisherError):
 
 class DataLossError(SubscriberError):
     """The publisher can no longer give the changes that come after our durable position."""
+
+
+class NeverPrepared(DataLossError):
+    """The publisher committed a prepared transaction that was never prepared in the target."""
 
 
 class TargetError(SubscriberError):

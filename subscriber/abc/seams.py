@@ -367,7 +367,8 @@ class Sink(Protocol):
 
         Raises:
             ApplyError, RelationError: without ``capabilities.prepares_in_target``; the transaction stays prepared.
-            DataLossError: the target has neither the prepared transaction nor the proof that it was committed.
+            DataLossError: the target has neither the prepared transaction nor the proof that it was committed; NeverPrepared if it was
+                never prepared there either.
         """
         ...
 

@@ -11,6 +11,10 @@ A prepared transaction that the publisher has rolled back before it decodes it m
 on (``ReorderBufferCheckAndTruncateAbortedTXN``), the last ones before. What is left may be refused by the target, an INSERT of a row whose
 DELETE is missing for example, and no other attempt would help. So the publisher is asked, and if it was rolled back, it is passed over:
 nothing is prepared. Should its COMMIT PREPARED come all the same, that is an error of the sink, and not the end of its rows unnoticed.
+
+Before 18, a publisher sends nothing of a prepared transaction that changed nothing but its COMMIT PREPARED or ROLLBACK PREPARED. So from
+such a publisher, the COMMIT PREPARED of a transaction whose PREPARE never came is passed over. The sink tells it from one that was prepared
+and is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from subscriber.apply.receiver import Receiver
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, RelationError
+from subscriber.errors import ApplyError, NeverPrepared, RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
 from subscriber.transaction.feedback import FlushTracker
@@ -52,6 +56,7 @@ class ApplyWorker:
         two_phase: the state the stream was started with; PENDING lets the worker end once all tables are ready.
         skipping: the transaction to be skipped, if any.
         rolled_back: whether the publisher rolled a transaction back, by its xid; False if that cannot be found out.
+        empty_prepares: whether the publisher sends the PREPARE of a transaction that changed nothing.
         finished: asked after every step; True ends the worker.
         awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
         progressed: called after every step.
@@ -69,6 +74,7 @@ class ApplyWorker:
         two_phase: TwoPhaseState,
         skipping: Skipping,
         rolled_back: Callable[[int], Awaitable[bool]],
+        empty_prepares: bool,
         finished: Callable[[], bool],
         awaited: Callable[[Lsn], bool],
         progressed: Callable[[], None],
@@ -82,6 +88,7 @@ class ApplyWorker:
         self._two_phase = two_phase
         self._skipping = skipping
         self._rolled_back = rolled_back
+        self._empty_prepares = empty_prepares
         self._finished = finished
         self._awaited = awaited
         self._progressed = progressed
@@ -160,7 +167,7 @@ class ApplyWorker:
                 case CommitPrepared():
                     end_lsn = event.end_lsn
                     if not await self._skipping.skips(event, self._sink):
-                        await self._sink.commit_prepared(event)
+                        await self._commit_prepared(event)
                         await self._skipping.passed(event, self._sink)
                 case RollbackPrepared():
                     end_lsn = event.rollback_end_lsn
@@ -185,6 +192,18 @@ class ApplyWorker:
             )
             # not as a prepared one: then its COMMIT PREPARED, which must not come, would be no error
             await self._sink.skip(prepared.transaction)
+
+    async def _commit_prepared(self, message: CommitPrepared) -> None:
+        try:
+            await self._sink.commit_prepared(message)
+        except NeverPrepared:
+            if self._empty_prepares:
+                raise
+            _log.warning(
+                "COMMIT PREPARED of transaction %d is passed over: the publisher never sent its PREPARE, so it changed nothing", message.xid
+            )
+            await self._sink.advance(message.end_lsn)
+            self._tracker.flush(message.end_lsn)
 
     async def _idle(self) -> None:
         await self._settle()

@@ -69,6 +69,8 @@ class Capabilities:
     """17: ``pg_replication_slots.invalidation_reason``."""
     alter_slot_two_phase: bool
     """18: ALTER_REPLICATION_SLOT also for two_phase."""
+    empty_prepares: bool
+    """18: PREPARE is sent of a prepared transaction that changed nothing too; before, only its COMMIT PREPARED or ROLLBACK PREPARED."""
     generated_columns: bool
     """18: a publication may publish stored generated columns."""
 
@@ -108,6 +110,7 @@ def capabilities(server_version: int) -> Capabilities:
         alter_slot=server_version >= _17,
         invalidation_reason=server_version >= _17,
         alter_slot_two_phase=server_version >= _18,
+        empty_prepares=server_version >= _18,
         generated_columns=server_version >= _18,
     )
 

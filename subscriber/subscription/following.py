@@ -203,6 +203,7 @@ class Following:
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
             skipping=skipping,
             rolled_back=self._was_rolled_back,
+            empty_prepares=session.capabilities.empty_prepares,
             finished=finished,
             awaited=running.is_awaited,
             progressed=self._progressed,

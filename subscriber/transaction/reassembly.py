@@ -15,7 +15,7 @@ States
         B                 TRANSACTION      -             -             -
         C                 -                event         -             -
         b                 PREPARE          -             -             -
-        P                 -                -             event         -
+        P                 event, empty     -             event         -
         S                 CHUNK            -             -             -
         E                 -                -             -             BETWEEN
         c, p              event            -             -             -
@@ -38,6 +38,10 @@ Where messages can stand (read in pgoutput.c and reorderbuffer.c; what is said o
       there if memory gets short, as if it were still running (``ReorderBufferLargestStreamableTopTXN``; run on 15 to 18). No ``p`` or ``A``
       ends such a stream: the ``K`` or ``r`` does. Nothing of it is needed: it was received before. (What was prepared before the slot's
       two-phase start was not, but has its ``p`` before the ``K``.)
+    * ``P`` without ``b`` is what PostgreSQL 18 writes of a prepared transaction that changed nothing (``SELECT … FOR UPDATE``; run on
+      18.4): ReorderBufferPrepare sends the PREPARE that ReorderBufferReplay left out with the rest. It gives a transaction without records.
+      Once that is prepared in the target, its ``K`` or ``r`` is as any other, after a restart too. 15 to 17 write nothing of it but the
+      ``K`` or ``r`` (run on 15.18, 16.14 and 17.10).
     * A non-transactional ``M`` is written when its record is decoded, hence between blocks and without an xid; its LSN may be past
       those of the chunk behind it. Inside a block it would do no harm, so it is let through.
     * A transactional ``M`` in a chunk carries the *top* xid even where a subtransaction emitted it. It vanishes with an aborted
@@ -141,13 +145,13 @@ _BETWEEN: Final = frozenset({_Block.BETWEEN})
 _LEGAL: Final[dict[type, frozenset[_Block]]] = {
     **dict.fromkeys((Begin, BeginPrepare, StreamStart, StreamCommit, StreamPrepare, CommitPrepared, RollbackPrepared), _BETWEEN),
     Commit: frozenset({_Block.TRANSACTION}),
-    Prepare: frozenset({_Block.PREPARE}),
+    Prepare: frozenset({_Block.PREPARE, _Block.BETWEEN}),
     StreamStop: frozenset({_Block.CHUNK}),
     Origin: _ANYWHERE - _BETWEEN,
 }
 """The state table of the module's text, for control messages; the others depend on more than the block."""
 
-_OPENER: Final[dict[type, str]] = {Commit: "BEGIN", Prepare: "BEGIN PREPARE", StreamStop: "STREAM START"}
+_OPENER: Final[dict[type, str]] = {Commit: "BEGIN", StreamStop: "STREAM START"}
 
 
 class Reassembly:
@@ -355,6 +359,8 @@ class Reassembly:
         return (current.finish(message.commit_lsn, message.end_lsn, message.commit_time),)
 
     def _prepare(self, message: Prepare) -> Sequence[Output]:
+        if self._current is None:
+            return self._empty_prepare(message)
         current = self._end_current()
         opening = current.opening
         assert isinstance(opening, BeginPrepare)  # the state table
@@ -365,6 +371,13 @@ class Reassembly:
             text = f'incorrect transaction {message.xid} "{message.gid}" in prepare message (expected {opening.xid} "{opening.gid}")'
             raise ProtocolError(text, tag="P")
         return (PreparedTransaction(current.finish(message.prepare_lsn, message.end_lsn, message.prepare_time), message.gid),)
+
+    def _empty_prepare(self, message: Prepare) -> Sequence[Output]:
+        if message.xid in self._streams:
+            raise ProtocolError(f"PREPARE message without BEGIN PREPARE: transaction {message.xid} is streamed", tag="P")
+        opening = BeginPrepare(message.prepare_lsn, message.end_lsn, message.prepare_time, message.xid, message.gid)
+        empty = UnfinishedTransaction(opening, next(self._spool_ids))
+        return (PreparedTransaction(empty.finish(message.prepare_lsn, message.end_lsn, message.prepare_time), message.gid),)
 
     def _stream_start(self, message: StreamStart) -> Sequence[Output]:
         stream = self._streams.get(message.xid)

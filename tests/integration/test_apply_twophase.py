@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.errors import ApplyError, PublisherUnavailable
+from subscriber import Subscription, SubscriptionOptions
+from subscriber.errors import ApplyError, DataLossError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription import following
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.observed import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid, until
-from tests.integration.replica import QUICK, Replica, replica
+from tests.integration.replica import QUICK, Replica, replica, subscription_of
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "SELECT id, md5(v) FROM t ORDER BY id"
@@ -119,6 +120,74 @@ async def test_all_orders(publisher_db: Database, target_db: Database, tmp_path:
         assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
         assert found.subscription.status.last_error is None
         await acknowledged(publisher_db, publisher_db.current_lsn())
+
+
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+async def test_prepared_that_changed_nothing(publisher_db: Database, target_db: Database) -> None:
+    """18.4 sends PREPARE without BEGIN PREPARE and its end, 15 to 17 the end alone. The bug was that either ended the stream for good."""
+    make_tables(publisher_db, target_db)
+    publisher_db.execute("INSERT INTO t VALUES (1, 'locked')")
+    lock = "SELECT FROM t FOR UPDATE"
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        for how in ("COMMIT", "ROLLBACK"):
+            prepare(publisher_db, "empty", lock)
+            await found.caught_up()
+            finish(publisher_db, "empty", how)
+            publisher_db.execute("INSERT INTO t SELECT count(*) + 1 FROM t")
+            await found.same(ROWS)
+        prepare(publisher_db, "empty", lock)
+        await found.caught_up()
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        finish(publisher_db, "empty", "COMMIT")
+        publisher_db.execute("INSERT INTO t VALUES (10, 'after')")
+        assert len(await found.same(ROWS)) == 4
+        assert target_db.fetch(PREPARED) == []
+        assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 0
+
+
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+async def test_prepared_that_changed_nothing_in_sqlite(publisher_db: Database, tmp_path: Path) -> None:
+    publisher_db.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'locked'); CREATE PUBLICATION pub FOR TABLE t")
+    subscription = Subscription(
+        slot_of(publisher_db),
+        connection=publisher_db.conninfo(),
+        publications=["pub"],
+        target=f"sqlite:///{tmp_path}/replica.db",
+        options=SubscriptionOptions(two_phase=True),
+        settings=QUICK,
+    )
+    running = asyncio.create_task(subscription.run())
+    try:
+        await eventually(
+            publisher_db, f"SELECT bool_or(two_phase) FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher_db)}'", True
+        )
+        prepare(publisher_db, "empty", "SELECT FROM t FOR UPDATE")
+        await subscription.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+        finish(publisher_db, "empty", "COMMIT")
+        publisher_db.execute("INSERT INTO t VALUES (2, 'after')")
+        await subscription.wait_for(publisher_db.current_lsn(), WAIT_SECONDS)
+        assert subscription.status.last_error is None
+        assert subscription.status.statistics.inserts == 1
+    finally:
+        subscription.stop()
+        await running
+
+
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+async def test_prepared_that_was_rolled_back_in_the_target(publisher_db: Database, target_db: Database) -> None:
+    """It is lost, and the publisher's COMMIT PREPARED says so, after a restart too: it is not taken for an empty one."""
+    make_tables(publisher_db, target_db)
+    async with replica(publisher_db, target_db, two_phase=True) as found:
+        await enabled(found)
+        prepare(publisher_db, "lost", "INSERT INTO t VALUES (1, 'lost')")
+        await found.caught_up()
+    ((gid,),) = target_db.fetch(PREPARED)
+    target_db.execute(f"ROLLBACK PREPARED '{gid}'")
+    finish(publisher_db, "lost", "COMMIT")
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="does not exist in the target, and was not committed there"):
+            await subscription_of(publisher_db, target_db, two_phase=True).run()
 
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
@@ -318,7 +387,7 @@ async def test_repeated_after_a_crash_before_the_position_moved(publisher_db: Da
     # as a process does that is killed right behind COMMIT PREPARED: the position stays
     finish(publisher_db, "again", "COMMIT")
     target_db.execute(f"COMMIT PREPARED '{gid}'")
-    assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction") == 1
+    assert target_db.value("SELECT count(*) FROM subscriber.prepared_transaction WHERE gid LIKE 'pg_gid%'") == 1
     now = Lsn.parse(target_db.value('SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'))
     assert now < publisher_db.current_lsn()
     assert now >= Lsn.parse(position)

@@ -72,6 +72,7 @@ class Shop:
             settings=SETTINGS,
             skipping=Skipping(INVALID_LSN, "sub"),
             rolled_back=never,
+            empty_prepares=True,
             two_phase=TwoPhaseState.ENABLED,
             finished=lambda: False,
             awaited=lambda _: False,

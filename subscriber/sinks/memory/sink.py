@@ -21,7 +21,7 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import DataLossError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import NeverPrepared, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.memory.apply import Applier, missing_columns
@@ -220,13 +220,13 @@ class MemorySink:
 
         Raises:
             ApplyError, RelationError: it stays prepared.
-            DataLossError: there is none.
+            NeverPrepared: there is none.
         """
         prepared = self._open.prepared
         key = message.xid, message.gid
         if message.end_lsn > self._position.lsn:
             if key not in prepared:
-                raise DataLossError(
+                raise NeverPrepared(
                     f"the target has no prepared transaction {message.xid}, which the publisher committed at {message.commit_lsn}",
                     hint="its changes are lost: make the subscription anew",
                 )

@@ -12,6 +12,7 @@ Its tables and columns bear the names of PostgreSQL's own where they hold the sa
 ``prepared_transaction``
     written inside each prepared transaction: it becomes visible with COMMIT PREPARED and is then the proof of it.
     Inserted and never updated: a row that was updated under PREPARE TRANSACTION would stay locked until COMMIT PREPARED.
+    A second row, whose gid begins with ``received``, is visible from PREPARE to the end.
 ``copy_part``
     transaction id of each committed part of a copy that is under way: how to find its rows if they must be undone.
 ``worker``

@@ -12,7 +12,13 @@ point, with the position still before the message (which then comes again):
 =====================  ==============  ===========================================================================
 
 The row of ``subscriber.prepared_transaction`` is inserted inside the transaction and thus becomes visible with COMMIT PREPARED; it is
-deleted together with the move of the position. The position itself moves in a transaction of its own, after PREPARE TRANSACTION: as
+deleted together with the move of the position.
+
+What is not there at COMMIT PREPARED was either rolled back in the target, which loses it, or its PREPARE never came: of a transaction that
+changed nothing, PostgreSQL 15 to 17 send nothing else. A second row tells the two apart. It is written behind PREPARE TRANSACTION, together
+with the position, or when the target refused the transaction; it is deleted at the end, and visible until then.
+
+The position itself moves in a transaction of its own, after PREPARE TRANSACTION: as
 part of it, it would stay locked until COMMIT PREPARED, and every later transaction would wait for it.
 
 A PREPARE is not judged by its LSN. One from before the slot's two-phase start is sent late, right before its COMMIT PREPARED, with the
@@ -30,7 +36,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from subscriber.abc import RelationGate
-from subscriber.errors import DataLossError, TargetError
+from subscriber.errors import DataLossError, NeverPrepared, TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier
@@ -70,25 +76,44 @@ class TwoPhase:
             await self._applier.skip(transaction)
         else:
             await self._require_prepared_transactions()
-            await self._applier.prepare(transaction, gate, self.gid(transaction.xid))
+            try:
+                await self._applier.prepare(transaction, gate, self.gid(transaction.xid))
+            except TargetError:
+                # if it is passed over now, its COMMIT PREPARED is an error
+                with contextlib.suppress(TargetError):
+                    await self._note_received(transaction)
+                raise
         await self.prepared(transaction)
 
     async def is_done(self, xid: int, session: ApplySession | None = None) -> bool:
         """Whether a transaction is prepared, or committed already. To be asked in another ``session`` while the apply session is busy."""
         session, gid = session or self._session, self.gid(xid)
-        return await _is_prepared(session, gid) or await self._was_committed(session, gid)
+        return await _is_prepared(session, gid) or await self._has_row(session, gid)
 
     async def prepared(self, transaction: Transaction) -> None:
         """It is prepared now: move the position behind it, if that is not further already."""
         await transaction.discard()
-        if transaction.end_lsn > self._applier.position:
-            await self._move(transaction.end_lsn)
+        async with self._session.transaction():
+            await self._note_received(transaction)
+            if transaction.end_lsn > self._applier.position:
+                await self._rows.move_position(transaction.end_lsn)
+        self._applier.position = max(self._applier.position, transaction.end_lsn)
+
+    async def _note_received(self, transaction: Transaction) -> None:
+        await self._session.fetch(
+            "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn)"
+            " VALUES (%s::int8::oid, %s, %s, %s::pg_lsn) ON CONFLICT DO NOTHING",
+            self._rows.oid,
+            transaction.xid,
+            _received(self.gid(transaction.xid)),
+            str(transaction.end_lsn),
+        )
 
     async def commit(self, message: CommitPrepared) -> None:
         """COMMIT PREPARED, unless that is done.
 
         Raises:
-            DataLossError: the prepared transaction is gone and was not committed.
+            DataLossError: the prepared transaction is gone and was not committed; NeverPrepared if its PREPARE never came.
         """
         if message.end_lsn <= self._applier.position:
             self._applier.ended(message.xid, committed=True)
@@ -98,12 +123,17 @@ class TwoPhase:
             await self._set_up_origin(message.end_lsn, message.commit_time)
             with self._naming("COMMIT PREPARED", message.xid, message.commit_lsn):
                 await self._session.fetch(f"COMMIT PREPARED '{gid}'")
-        elif not await self._was_committed(self._session, gid):
+        elif not await self._has_row(self._session, gid):
+            if not await self._has_row(self._session, _received(gid)):
+                raise NeverPrepared(
+                    f"the publisher committed prepared transaction {message.xid}, which was never prepared in the target",
+                    hint="its changes are missing: copy its tables again",
+                )
             raise DataLossError(
                 f'prepared transaction with identifier "{gid}" does not exist in the target, and was not committed there',
                 hint="somebody rolled it back, or the target was restored: copy its tables again",
             )
-        await self._move(message.end_lsn, gid)
+        await self._end(message.end_lsn, gid)
         self._applier.ended(message.xid, committed=True)
 
     async def rollback(self, message: RollbackPrepared) -> None:
@@ -116,7 +146,7 @@ class TwoPhase:
             await self._set_up_origin(message.rollback_end_lsn, message.rollback_time)
             with self._naming("ROLLBACK PREPARED", message.xid, message.rollback_end_lsn):
                 await self._session.fetch(f"ROLLBACK PREPARED '{gid}'")
-        await self._move(message.rollback_end_lsn)
+        await self._end(message.rollback_end_lsn, gid)
         self._applier.ended(message.xid, committed=False)
 
     async def _set_up_origin(self, lsn: Lsn, microseconds: int) -> None:
@@ -131,16 +161,18 @@ class TwoPhase:
             error.add_note(describe(ChangeContext(f"pg_{self._rows.oid}", xid, lsn), message_type))
             raise
 
-    async def _move(self, lsn: Lsn, committed_gid: str | None = None) -> None:
+    async def _end(self, lsn: Lsn, gid: str) -> None:
         async with self._session.transaction():
             await self._rows.move_position(lsn)
-            if committed_gid is not None:
-                await self._session.fetch(
-                    "DELETE FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid = %s", self._rows.oid, committed_gid
-                )
+            await self._session.fetch(
+                "DELETE FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid IN (%s, %s)",
+                self._rows.oid,
+                gid,
+                _received(gid),
+            )
         self._applier.position = lsn
 
-    async def _was_committed(self, session: ApplySession, gid: str) -> bool:
+    async def _has_row(self, session: ApplySession, gid: str) -> bool:
         query = "SELECT 1 FROM subscriber.prepared_transaction WHERE srsubid = %s::int8::oid AND gid = %s"
         return bool(await session.fetch(query, self._rows.oid, gid))
 
@@ -157,3 +189,8 @@ async def _is_prepared(session: ApplySession, gid: str) -> bool:
     return bool(
         await session.fetch("SELECT 1 FROM pg_catalog.pg_prepared_xacts WHERE gid = %s AND database = pg_catalog.current_database()", gid)
     )
+
+
+def _received(gid: str) -> str:
+    """The key of the row that tells that a PREPARE came: not the gid, whose own row is invisible and locked until COMMIT PREPARED."""
+    return f"received {gid}"

@@ -20,6 +20,7 @@ from subscriber.errors import (
     ApplyError,
     ConfigurationError,
     DataLossError,
+    NeverPrepared,
     ProtocolError,
     RelationError,
     SubscriberError,
@@ -273,7 +274,7 @@ class LandingStream:
         """Land its rows as of the commit.
 
         Raises:
-            DataLossError: it was never prepared here, nor committed.
+            NeverPrepared: nor was it committed here.
         """
         async with self._calls, self._failing():
             await self._land()
@@ -281,7 +282,7 @@ class LandingStream:
             if message.end_lsn > position:
                 landed = await unhurried(lambda: self._files.commit(message, zone.directory))
                 if landed is None:
-                    raise DataLossError(
+                    raise NeverPrepared(
                         f"the lake has no prepared transaction of xid {message.xid}, which was committed at {message.commit_lsn}",
                         hint="it was prepared before this lake began: start over in a new directory",
                     )

@@ -41,7 +41,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import RelationGate
-from subscriber.errors import DataLossError, TargetError
+from subscriber.errors import DataLossError, NeverPrepared, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
@@ -188,7 +188,12 @@ class TwoPhase:
             else:
                 self._applier.settled()
             return
-        if header is None or header["gid"] != message.gid:
+        if header is None:
+            raise NeverPrepared(
+                f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
+                hint="somebody removed it, or the target was restored: copy its tables again",
+            )
+        if header["gid"] != message.gid:
             raise DataLossError(
                 f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
                 hint="somebody removed it, or the target was restored: copy its tables again",

@@ -58,6 +58,7 @@ class Shop:
             settings=settings,
             skipping=Skipping(INVALID_LSN, "sub"),
             rolled_back=never,
+            empty_prepares=True,
             two_phase=TwoPhaseState.DISABLED,
             finished=lambda: False,
             awaited=lambda _: False,

@@ -15,7 +15,7 @@ from subscriber.apply.skipping import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
-from subscriber.errors import ApplyError, PublisherUnavailable, RelationError, TargetError, TargetUnavailable
+from subscriber.errors import ApplyError, DataLossError, NeverPrepared, PublisherUnavailable, RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
 from subscriber.transaction.feedback import FlushTracker
@@ -34,7 +34,17 @@ QUIET = Settings(wal_receiver_timeout=0)
 class Shop:
     """One worker and all around it."""
 
-    def __init__(self, *, settings: Settings, entry: TableEntry, lazy: bool, two_phase: TwoPhaseState, keeps: bool, skip_lsn: Lsn) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        entry: TableEntry,
+        lazy: bool,
+        two_phase: TwoPhaseState,
+        keeps: bool,
+        skip_lsn: Lsn,
+        empty_prepares: bool,
+    ) -> None:
         entries = {table(0): entry}
         self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
         self.sink = MemorySink(self.server, lazy=lazy, two_phase=True, keeps=keeps)
@@ -56,6 +66,7 @@ class Shop:
             two_phase=two_phase,
             skipping=Skipping(skip_lsn, "sub"),
             rolled_back=self._was_rolled_back,
+            empty_prepares=empty_prepares,
             finished=lambda: self.stopped,
             awaited=lambda lsn: self.goal is not None and lsn >= self.goal,
             progressed=self._progressed,
@@ -91,8 +102,17 @@ async def shop(
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED,
     keeps: bool = False,
     skip_lsn: Lsn = INVALID_LSN,
+    empty_prepares: bool = True,
 ) -> AsyncIterator[tuple[Shop, asyncio.Task[None]]]:
-    found = Shop(settings=settings or QUIET, entry=entry, lazy=lazy, two_phase=two_phase, keeps=keeps, skip_lsn=skip_lsn)
+    found = Shop(
+        settings=settings or QUIET,
+        entry=entry,
+        lazy=lazy,
+        two_phase=two_phase,
+        keeps=keeps,
+        skip_lsn=skip_lsn,
+        empty_prepares=empty_prepares,
+    )
     await found.sink.open("sub", found.tracker.flush)
     await found.receiver.start()
     task = asyncio.create_task(found.worker.run())
@@ -398,6 +418,31 @@ def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) 
             assert s.server.visible.prepared == {}
             assert s.server.visible.skip_lsn == INVALID_LSN
             assert s.stream.last.flush == 508
+
+    run(work())
+
+
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("error", [NeverPrepared, DataLossError])
+def test_commit_prepared_of_what_was_never_prepared(error: type[DataLossError], sends: bool) -> None:
+    """A publisher that sends nothing of an empty prepared transaction but its end; and one that sends its PREPARE."""
+
+    async def work() -> None:
+        async with shop(two_phase=TwoPhaseState.ENABLED, empty_prepares=sends) as (s, task):
+
+            async def commit_prepared(message: CommitPrepared) -> None:
+                raise error("not there")
+
+            s.sink.commit_prepared = commit_prepared  # type: ignore[method-assign]
+            s.stream.give([xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 3, "gid3"), 408), *transaction(6)])
+            await asyncio.wait({task}, timeout=2)
+            if error is NeverPrepared and not sends:
+                assert s.rows == ["6"]
+                assert s.stream.last.flush == 608
+                assert s.sink.advanced[0] == 408
+            else:
+                assert isinstance(task.exception(), error)
+                assert s.tracker.flushed == 50
 
     run(work())
 

@@ -27,6 +27,7 @@ FIRST_VERSION = {
     "alter_slot": 17,
     "invalidation_reason": 17,
     "alter_slot_two_phase": 18,
+    "empty_prepares": 18,
     "generated_columns": 18,
 }
 

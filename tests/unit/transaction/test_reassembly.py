@@ -51,6 +51,8 @@ TRACES = {
     "prepared": ("b9 I:a P K9", "p9(a) K9"),
     "prepared, rolled back": ("b9 I:a P B10 I:b C r9", "p9(a) 10(b) r9"),
     "prepared, empty": ("b9 P", "p9()"),
+    "prepared, empty, as 18.4 sends it": ("P9 B10 I:a C K9", "p9() 10(a) K9"),
+    "the same, beside a stream, rolled back": ("S7! I7:a E P9 r9 c7", "p9() r9 7(a)"),
     "streamed, prepared": ("S7! I7:a I8:b E A7,8 p7 B9 I:c C K7", "p7(a) 9(c) K7"),
     "lone rollback prepared": ("r7", "r7"),
     "prepared before the stream began, streamed all the same": ("S7! I7:a E B9 I:b C S7 I7:c E K7 B10 I:d C", "9(b) K7 10(d)"),
@@ -110,7 +112,8 @@ REFUSED = {
     "commit twice": ("B9 C C", "COMMIT message without BEGIN in message 'C'"),
     "commit of a prepared one": ("b9 C", "COMMIT message without PREPARE: transaction 9 is open in message 'C'"),
     "commit in a chunk": ("S7! C", "COMMIT message without STREAM STOP: transaction 7 is open in message 'C'"),
-    "prepare alone": ("P", "PREPARE message without BEGIN PREPARE in message 'P'"),
+    "prepare alone of a streamed one": ("S7! I7:a E P7", "PREPARE message without BEGIN PREPARE: transaction 7 is streamed in message 'P'"),
+    "prepare alone in a chunk": ("S7! I7:a P9", "PREPARE message without STREAM STOP: transaction 7 is open in message 'P'"),
     "prepare of a plain one": ("B9 P", "PREPARE message without COMMIT: transaction 9 is open in message 'P'"),
     "stream start twice": ("S7! S7", "STREAM START message without STREAM STOP: transaction 7 is open in message 'S'"),
     "stream start in a transaction": ("B9 S7!", "STREAM START message without COMMIT: transaction 9 is open in message 'S'"),
@@ -181,8 +184,8 @@ def test_every_tag_is_refused_or_taken_in_every_block() -> None:
             except ProtocolError:
                 continue
             taken.add((opening, word[0]))
-    assert {word for opening, word in taken if opening == ""} == set("BbSKrAm")
-    assert {word for opening, word in taken if opening == "S7! E"} == set("BbSKrAmcp")
+    assert {word for opening, word in taken if opening == ""} == set("BbPSKrAm")
+    assert {word for opening, word in taken if opening == "S7! E"} == set("BbPSKrAmcp")
     assert {word for opening, word in taken if opening == "B9"} == set("COIUDTRYMAm")
     assert {word for opening, word in taken if opening == "b9"} == set("POIUDTRYMAm")
     assert {word for opening, word in taken if opening == "S7!"} == set("EOIUDTRYMAm")
