@@ -141,7 +141,10 @@ def _text(table: TableName | None, conflicts: Counter[_Conflict], explanations: 
 
 
 class Tally:
-    """Adds up what was committed, and logs the conflicts in it: for each relation one line at once, and then one a second.
+    """Adds up what was committed, and logs the conflicts in it.
+
+    The first conflict of a kind on a relation is logged at once, before the position behind it is confirmed: one that is not logged by then
+    is lost with this process. More of the same kind are logged once a second, together.
 
     Args:
         statistics: added to.
@@ -151,7 +154,7 @@ class Tally:
         self.statistics = statistics
         self._conflicts: Counter[_Conflict] = Counter()
         self._explanations: dict[_Conflict, tuple[str, str]] = {}
-        self._timers: dict[TableName | None, asyncio.TimerHandle] = {}
+        self._timers: dict[_Conflict, asyncio.TimerHandle] = {}
         self._written: Counter[str] = Counter()
         self._prepared: dict[int, Counted] = {}
 
@@ -193,25 +196,28 @@ class Tally:
             count(self.statistics, conflict.kind, times)
         self._conflicts.update(counted.conflicts)
         self._explanations = counted.explanations | self._explanations
-        for table in {conflict.table for conflict in counted.conflicts} - self._timers.keys():
+        for table in {conflict.table for conflict in counted.conflicts.keys() - self._timers.keys()}:
             self._log_conflicts(table)
 
     def _log_conflicts(self, table: TableName | None) -> None:
-        self._timers.pop(table, None)
-        text = _text(table, self._conflicts, self._explanations)
-        for conflict in [conflict for conflict in self._conflicts if conflict.table == table]:
+        waiting = [conflict for conflict in self._conflicts if conflict.table == table]
+        _log.warning('conflict detected on relation "%s": %s', table, _text(table, self._conflicts, self._explanations))
+        for conflict in waiting:
             del self._conflicts[conflict]
             del self._explanations[conflict]
-        if text:
-            _log.warning('conflict detected on relation "%s": %s', table, text)
-            self._timers[table] = asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._log_conflicts, table)
+            timer = self._timers.pop(conflict, None)
+            if timer is not None:
+                timer.cancel()
+            self._timers[conflict] = asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._due, conflict)
+
+    def _due(self, conflict: _Conflict) -> None:
+        del self._timers[conflict]
+        if conflict in self._conflicts:
+            self._log_conflicts(conflict.table)
 
     def close(self) -> None:
         """Log what has waited. Idempotent; it may be used again."""
-        waiting, self._timers = self._timers, {}
-        for timer in waiting.values():
-            timer.cancel()
-        for table in waiting:
+        for table in {conflict.table for conflict in self._conflicts}:
             self._log_conflicts(table)
         for timer in self._timers.values():
             timer.cancel()

@@ -110,14 +110,58 @@ async def test_rows_that_exist(any_target_db: Database) -> None:
 
 
 async def test_rows_that_exist_in_partitions(target_db: Database) -> None:
+    """The partition and its indexes are named, as natively: also those that the partitioned table does not have."""
     target_db.execute("""
-        CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
-        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a')
+        CREATE TABLE t (id int PRIMARY KEY, v text, UNIQUE (id, v)) PARTITION BY RANGE (id);
+        CREATE SCHEMA "S"; CREATE TABLE "S"."low Q" PARTITION OF t FOR VALUES FROM (0) TO (10); CREATE TABLE high (v text, id int NOT NULL);
+        ALTER TABLE t ATTACH PARTITION high FOR VALUES FROM (10) TO (20); CREATE UNIQUE INDEX v_index ON high (v);
+        INSERT INTO t VALUES (1, 'a'), (2, 'b'), (11, 'b'), (12, 'c')
     """)
     remote = Remote("t", "*id", "v")
+    there = r'Key already exists in unique index "{}", modified in transaction \d+: key \({}\)\.'
     async with opened(target_db) as feed:
         notes = await refused(feed, remote.relation, remote.insert(1, "b"))
-        assert re.fullmatch(r'Key already exists in unique index "low_pkey", modified in transaction \d+: key \(id\)\.', notes[1])
+        assert notes[0] == 'conflict detected on relation "S.low Q": conflict=insert_exists'
+        assert re.fullmatch(there.format("low Q_pkey", "id"), notes[1])
+        notes = await refused(feed, remote.relation, remote.update(11, "c"))
+        assert notes[0] == 'conflict detected on relation "public.high": conflict=update_exists'
+        assert re.fullmatch(there.format("v_index", "v"), notes[1])
+        notes = await refused(feed, remote.relation, remote.insert(12, "c"))
+        assert notes[0] == 'conflict detected on relation "public.high": conflict=multiple_unique_conflicts'
+        assert [note.split('"')[1] for note in notes[1:4]] == ["high_pkey", "high_id_v_key", "v_index"]
+
+
+async def test_row_of_another_origin_in_a_partition(tracked_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    tracked_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'local')
+    """)
+    t = Remote("t", "*id", "v")
+    line = await logged(tracked_db, caplog, t.relation, t.update(1, "ours"))
+    assert line.startswith('conflict detected on relation "public.low": conflict=update_origin_differs: ')
+
+
+async def test_each_kind_of_conflict_is_logged_before_its_position_is_confirmed(
+    target_db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would be lost with the process."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    t = Remote("t", "*id", "v")
+
+    def logged() -> list[str]:
+        return re.findall(r"conflict=(\w+)", caplog.text)
+
+    async with opened(target_db) as feed:
+        await feed.apply(t.relation, t.update(1, "nobody"))
+        assert logged() == ["update_missing"]
+        await feed.apply(t.delete(1, None))
+        assert logged() == ["update_missing", "delete_missing"]
+        # more of one kind wait for each other
+        await feed.apply(t.update(2, "nobody"))
+        await feed.apply(t.update(3, "nobody"))
+        assert logged() == ["update_missing", "delete_missing"]
+    assert logged() == ["update_missing", "delete_missing", "update_missing"]
+    assert "to be updated (2 rows)" in caplog.text
 
 
 async def test_the_context_of_every_kind_of_message(target_db: Database) -> None:

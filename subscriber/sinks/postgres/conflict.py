@@ -145,8 +145,11 @@ async def find_collisions(session: ApplySession, failure: StatementFailed) -> li
     if written is None or table is None:
         return []
     try:
-        rows = await session.fetch(_INDEXES, qualified_name(table))
-        looks = {_look(session, statement, written, index): index for index in (_Index(*row) for row in rows)}
+        # of a partitioned table it is a partition that has the row: natively, too, that one and its indexes are named
+        leaf = failure.diagnostics.relation or table
+        scanned = written.scanned if leaf == table else f"ONLY {qualified_name(leaf)}"
+        rows = await session.fetch(_INDEXES, qualified_name(leaf))
+        looks = {_look(session, statement, written, scanned, index): index for index in (_Index(*row) for row in rows)}
         found: dict[Statement, Existing] = {}
 
         def completed(look: Statement, _: object, result: PGresult) -> None:
@@ -163,21 +166,16 @@ async def find_collisions(session: ApplySession, failure: StatementFailed) -> li
         raise
     except (TargetError, StatementFailed):
         return []
-    collisions = [Collision(looks[look].name, tuple(looks[look].keys), existing) for look, existing in found.items()]
-    constraint = failure.diagnostics.constraint
-    if len(collisions) == 1 and constraint is not None:
-        # of a partitioned table the server names the partition's own index
-        return [Collision(constraint, collisions[0].key, collisions[0].existing)]
-    return collisions
+    return [Collision(looks[look].name, tuple(looks[look].keys), existing) for look, existing in found.items()]
 
 
-def _look(session: ApplySession, statement: Statement, written: Written, index: _Index) -> Statement:
+def _look(session: ApplySession, statement: Statement, written: Written, scanned: str, index: _Index) -> Statement:
     """A query for who changed the row that has the new row's key in one index."""
     columns = ", ".join(f"{key} AS k{number}" for number, key in enumerate(index.keys))
     predicate = index.predicate or "true"
     # the row that is updated is not in its own way
     another = f"({written.own}) IS NOT TRUE" if written.own else "true"
-    others = f"SELECT x.xmin AS m, {columns} FROM {written.scanned} AS x WHERE ({predicate}) AND {another}"
+    others = f"SELECT x.xmin AS m, {columns} FROM {scanned} AS x WHERE ({predicate}) AND {another}"
     row = f"SELECT {columns} FROM ({written.row}) AS x WHERE {predicate}"
     equal = " AND ".join(f"o.k{number} {operator} r.k{number}" for number, operator in enumerate(index.operators))
     sql = f"SELECT o.m::pg_catalog.text, {_TIMES[session.commit_timestamps]} FROM ({others}) AS o, ({row}) AS r WHERE {equal} LIMIT 1"

@@ -24,6 +24,7 @@ import asyncpg
 import psycopg
 from psycopg import pq
 
+from subscriber.abc import TableName
 from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable
 
 __all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "parameter_number", "target_error", "translated"]
@@ -57,6 +58,12 @@ class Diagnostics:
     column: str | None = None
     datatype: str | None = None
     constraint: str | None = None
+    schema: str | None = None
+
+    @property
+    def relation(self) -> TableName | None:
+        """The table that the error is about: of a partitioned one, the partition."""
+        return None if self.schema is None or self.table is None else TableName(self.schema, self.table)
 
     @classmethod
     def of_result(cls, result: pq.abc.PGresult) -> Diagnostics:
@@ -74,6 +81,7 @@ class Diagnostics:
             column=field(pq.DiagnosticField.COLUMN_NAME),
             datatype=field(pq.DiagnosticField.DATATYPE_NAME),
             constraint=field(pq.DiagnosticField.CONSTRAINT_NAME),
+            schema=field(pq.DiagnosticField.SCHEMA_NAME),
         )
 
     @classmethod
@@ -88,6 +96,7 @@ class Diagnostics:
             column=diag.column_name,
             datatype=diag.datatype_name,
             constraint=diag.constraint_name,
+            schema=diag.schema_name,
         )
 
     @classmethod
@@ -101,6 +110,7 @@ class Diagnostics:
             column=error.column_name,
             datatype=error.data_type_name,
             constraint=error.constraint_name,
+            schema=error.schema_name,
         )
 
 

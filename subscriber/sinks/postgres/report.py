@@ -6,6 +6,7 @@ from typing import Final
 
 from psycopg.pq.abc import PGresult
 
+from subscriber.abc import TableName
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks import tally
 from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
@@ -43,7 +44,8 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
     if diagnostics.sqlstate == UNIQUE_VIOLATION and statement.table is not None:
         found = collisions or []
-        error.add_note(f'conflict detected on relation "{statement.table}": conflict={unique_conflict(statement, found)}')
+        relation = diagnostics.relation or statement.table
+        error.add_note(f'conflict detected on relation "{relation}": conflict={unique_conflict(statement, found)}')
         for collision in found:
             error.add_note(str(collision))
         if not found:
@@ -61,20 +63,26 @@ class Counted(tally.Counted):
         """Count what the server says of a change."""
         if statement.finds:
             other = Existing.of(result, 1) if result.nfields > 1 else None
-            self.change(statement, int(result.get_value(0, 0) or 0), other)
+            self.change(statement, int(result.get_value(0, 0) or 0), other, _partition(result) if other else None)
         else:
             self.change(statement, result.command_tuples or 0, None)
 
-    def change(self, statement: Statement, found: int, other: Existing | None) -> None:
+    def change(self, statement: Statement, found: int, other: Existing | None, partition: TableName | None = None) -> None:
         """Count a change that was made, or the conflict if there was no row to make it to.
 
         Args:
             statement: the change.
             found: how many rows.
             other: what is known of the row before, if another replication origin changed it last.
+            partition: which one has the row.
         """
         kind, table, identity = statement.message_type, statement.table, statement.identity
         self.changes(kind, table, identity, 1, min(found, 1))
         if other is not None:
             explanation = f"{_DOING[kind]} the row that was {other.modified('by a different origin')}"
-            self.conflict(kind, table, identity, "origin_differs", explanation)
+            self.conflict(kind, partition or table, identity, "origin_differs", explanation)
+
+
+def _partition(result: PGresult) -> TableName | None:
+    namespace, name = result.get_value(0, 4), result.get_value(0, 5)
+    return None if namespace is None or name is None else TableName(namespace.decode(), name.decode())

@@ -30,6 +30,12 @@ from subscriber.sinks.postgres.statement import Statement, Written
 
 __all__ = ["control", "delete", "insert", "set_role", "truncate", "update"]
 
+_PARTITION: Final = {
+    True: "(SELECT n.nspname::pg_catalog.text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+    " WHERE c.oid = found.t),"
+    " (SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class AS c WHERE c.oid = found.t)",
+    False: "NULL, NULL",
+}
 _FOUND: Final = "found.t = x.tableoid AND found.c = x.ctid"
 
 
@@ -110,6 +116,7 @@ class _Search:
     def __init__(self, mapping: RelationMapping, nulls: bytes, *, own: bool, first: int, origin: int | None) -> None:
         self.origin = origin
         self.scanned = mapping.table.scanned
+        self.partitioned = mapping.table.kind == "p"
         self.parameters: list[TargetColumn] = []
         columns = mapping.columns
         terms = []
@@ -136,7 +143,7 @@ class _Search:
     @property
     def count(self) -> str:
         """How many rows were found, and, if that is asked for, of what other origin they were."""
-        return _count(self.scanned) if self.origin is None else _count_and_origin(self.scanned, self.origin)
+        return _count(self.scanned) if self.origin is None else _count_and_origin(self.scanned, self.origin, partitioned=self.partitioned)
 
 
 def _count(scanned: str, more: str = "") -> str:
@@ -152,14 +159,16 @@ def _count(scanned: str, more: str = "") -> str:
     )
 
 
-def _count_and_origin(scanned: str, origin: int) -> str:
+def _count_and_origin(scanned: str, origin: int, *, partitioned: bool) -> str:
     """As well: transaction, time, and origin (NULL if local, '' if it was dropped) of a row that another origin changed last.
+
+    And schema and name of the partition that has it.
 
     Nothing is told of a row that our own transaction changed before: its time is not known yet.
     """
     other = (
         "SELECT found.m::pg_catalog.text AS xid, o.timestamp::pg_catalog.text AS at,"
-        " CASE WHEN o.roident <> 0 THEN coalesce(r.roname, '') END AS origin"
+        f" CASE WHEN o.roident <> 0 THEN coalesce(r.roname, '') END AS origin, {_PARTITION[partitioned]}"
         " FROM found CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.m) AS o"
         " LEFT JOIN pg_catalog.pg_replication_origin AS r ON r.roident = o.roident"
         f" WHERE o.timestamp IS NOT NULL AND o.roident <> {origin} AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin AS own"
