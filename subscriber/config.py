@@ -249,6 +249,8 @@ class Settings:
     """0 disables it."""
     wal_retrieve_retry_interval: float = 5.0
     """Wait before the next attempt after an error; connections are tried again sooner at first, with backoff up to this."""
+    watchdog_timeout: float = 60.0
+    """An attempt that makes no progress for this long, although the target does nothing for it, is given up and made again; 0: never."""
     max_sync_workers_per_subscription: int = 2
     """Tables copied at the same time."""
     max_parallel_apply_workers_per_subscription: int = 2
@@ -288,7 +290,7 @@ class Settings:
                 raise ConfigurationError(f'unrecognized configuration parameter "{name}"', hint=f"one of {', '.join(sorted(known))}")
             if name == "wal_receiver_status_interval":
                 values[name] = parse_seconds(name, text, "s")
-            elif name in {"wal_receiver_timeout", "wal_retrieve_retry_interval", "batch_delay"}:
+            elif name in {"wal_receiver_timeout", "wal_retrieve_retry_interval", "watchdog_timeout", "batch_delay"}:
                 values[name] = parse_seconds(name, text)
             elif name in {"copy_range_size", "logical_decoding_work_mem", "batch_size"}:
                 values[name] = parse_bytes(name, text)
@@ -316,6 +318,7 @@ _AT_LEAST: Final[dict[str, float]] = {
     "wal_receiver_status_interval": 0,
     "wal_receiver_timeout": 0,
     "wal_retrieve_retry_interval": 0.001,
+    "watchdog_timeout": 0,
     "max_sync_workers_per_subscription": 1,
     "max_parallel_apply_workers_per_subscription": 0,
     "max_copy_workers_per_table": 1,

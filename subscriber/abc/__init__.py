@@ -15,6 +15,7 @@ from subscriber.abc.seams import (
     SnapshotTableSink,
     Spool,
     TableSink,
+    WatchedSink,
 )
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
@@ -31,6 +32,7 @@ from subscriber.abc.values import (
     TableEntry,
     TableName,
     TableState,
+    TargetActivity,
     TwoPhaseState,
     WorkerActivity,
 )
@@ -59,7 +61,9 @@ __all__ = [
     "TableName",
     "TableSink",
     "TableState",
+    "TargetActivity",
     "TwoPhaseState",
+    "WatchedSink",
     "WorkerActivity",
     "WorkerDetails",
 ]

@@ -19,6 +19,7 @@ from subscriber.abc.values import (
     SubscriptionState,
     TableEntry,
     TableName,
+    TargetActivity,
     TwoPhaseState,
     WorkerActivity,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "SnapshotTableSink",
     "Spool",
     "TableSink",
+    "WatchedSink",
 ]
 
 
@@ -466,5 +468,28 @@ class PostgresDatabase(Protocol):
 
         Raises:
             TargetUnavailable, TargetError
+        """
+        ...
+
+
+@runtime_checkable
+class WatchedSink(Protocol):
+    """A :class:`Sink` that keeps sessions with a server, or a file that others may lock: it has these methods too."""
+
+    async def ping(self) -> None:
+        """See that the sessions which apply are alive. As any call of the one caller; between ``open`` and ``close``.
+
+        Raises:
+            TargetUnavailable: one is lost, or does not answer within some seconds.
+        """
+        ...
+
+    async def activity(self) -> TargetActivity:
+        """Look at the sink's sessions, those of table synchronizations included, through another one.
+
+        May overlap with any other call, :meth:`Sink.open` and :meth:`Sink.close` included, and may be cancelled at any moment.
+
+        Raises:
+            TargetError: they cannot be looked at.
         """
         ...

@@ -27,6 +27,7 @@ __all__ = [
     "TableEntry",
     "TableName",
     "TableState",
+    "TargetActivity",
     "TwoPhaseState",
     "WorkerActivity",
 ]
@@ -205,6 +206,19 @@ class Finding:
     def refuses(self) -> bool:
         """Whether nothing can be made as long as this is so."""
         return self.severity == "error" and not self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class TargetActivity:
+    """What the target does for the sessions of a sink, as another session sees it.
+
+    Attributes:
+        idle: seconds for which it has done nothing for the sessions that apply; infinite without such a session.
+        waits: one sentence for each session that waits for a lock, with who holds it. The same wait is the same text each time.
+    """
+
+    idle: float
+    waits: tuple[str, ...] = ()
 
 
 class CopyFormat(StrEnum):

@@ -208,6 +208,11 @@ class TableStates:
         self._handed = max(self._handed, end_lsn)
         return True
 
+    @property
+    def handing_over(self) -> bool:
+        """Whether the apply worker may have to wait for a table's synchronization."""
+        return bool(self._requested or self._handover)
+
     def passed(self, position: Lsn) -> dict[TableName, Lsn]:
         """Tables in ``s`` whose LSN the apply worker's durable position has reached: they become ``r``."""
         found = {table: self._entries[table].lsn for table in sorted(self._ahead)}

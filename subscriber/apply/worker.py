@@ -7,6 +7,9 @@ acknowledged, so that our durable position is never behind the slot's confirmed_
 A sink may report durability later than it applies. If that report stays away while there is nothing else to do, the sink is told to make
 the position durable: either it can, or it says what is wrong, and the stream starts anew. Waiting would hold back the publisher's WAL.
 
+With nothing to do, the sink is asked twice in ``wal_retrieve_retry_interval`` whether its sessions are alive, so that a target that was
+restarted is not found out only by the next change.
+
 A prepared transaction that the publisher has rolled back before it decodes it may come without some of its changes: the first ones, from 18
 on (``ReorderBufferCheckAndTruncateAbortedTXN``), the last ones before. What is left may be refused by the target, an INSERT of a row whose
 DELETE is missing for example, and no other attempt would help. So the publisher is asked, and if it was rolled back, it is passed over:
@@ -23,7 +26,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from subscriber.abc import Batch, ManyTablesSink, Sink, TableEntry, TableState, TwoPhaseState
+from subscriber.abc import Batch, ManyTablesSink, Sink, TableEntry, TableState, TwoPhaseState, WatchedSink
 from subscriber.apply.batch import collect
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
@@ -94,6 +97,7 @@ class ApplyWorker:
         self._progressed = progressed
         self._parallel = parallel or ParallelApply(receiver, sink, tables, 0)
         self._advanced_at = 0.0
+        self._pinged_at = asyncio.get_running_loop().time()
         self._unsettled: tuple[Lsn, float] | None = None
 
     async def run(self) -> None:
@@ -206,6 +210,7 @@ class ApplyWorker:
             self._tracker.flush(message.end_lsn)
 
     async def _idle(self) -> None:
+        await self._ping()
         await self._settle()
         lsn = self._tracker.idle_lsn()
         if lsn is None:
@@ -216,6 +221,12 @@ class ApplyWorker:
             await self._sink.advance(lsn)
             self._tracker.flush(lsn)
             self._receiver.report()
+
+    async def _ping(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if isinstance(self._sink, WatchedSink) and now - self._pinged_at >= self._settings.wal_retrieve_retry_interval / 2:
+            self._pinged_at = now
+            await self._sink.ping()
 
     async def _settle(self) -> None:
         flushed, applied = self._tracker.flushed, self._tracker.applied

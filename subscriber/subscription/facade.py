@@ -31,6 +31,7 @@ from subscriber.subscription.setup import Prepared, Setup
 from subscriber.subscription.source import PublisherSource, copy_format
 from subscriber.subscription.status import Status, Until
 from subscriber.subscription.targets import open_target
+from subscriber.subscription.watchdog import Watchdog
 from subscriber.transaction.feedback import FlushTracker
 
 __all__ = ["Subscription"]
@@ -200,6 +201,8 @@ class Subscription:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(Stopped))
             stack.push_async_callback(self._sink.close)
+            watchdog = Watchdog(self.name, running, self._sink, self._settings.watchdog_timeout)
+            await stack.enter_async_context(watchdog.watching())
             prepared = await self._prepare()
             if until is not None:
                 running.until = until.lsn or prepared.publisher_lsn
@@ -221,7 +224,16 @@ class Subscription:
 
             launcher = self._make_launcher(prepared, goes_on)
             reporting = Reporting(running, self._sink, self._progress)
-            following = Following(self._slot(prepared), prepared, self._sink, self._settings, running, patient=patient, reporting=reporting)
+            following = Following(
+                self._slot(prepared),
+                prepared,
+                self._sink,
+                self._settings,
+                running,
+                patient=patient,
+                reporting=reporting,
+                watchdog=watchdog,
+            )
             async with task_group() as group:
                 beside = [group.create_task(work) for work in (launcher.run(), reporting.run(), left_out.run())]
                 try:

@@ -26,6 +26,7 @@ from subscriber.subscription.reporting import Reporting
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.setup import Prepared
+from subscriber.subscription.watchdog import Watchdog
 from subscriber.walreceiver.failures import is_undecodable
 from subscriber.walreceiver.outcome import was_rolled_back
 
@@ -52,6 +53,7 @@ class Following:
         settings: batches and pauses.
         running: shared with the rest of the run.
         reporting: tells the target of an error, as long as the sink is open.
+        watchdog: ends an attempt that stands still.
         patient: False makes the first error that does not pass by itself end the run.
     """
 
@@ -65,6 +67,7 @@ class Following:
         *,
         patient: bool,
         reporting: Reporting,
+        watchdog: Watchdog,
     ) -> None:
         self._slot = slot
         self._name = prepared.state.name
@@ -77,6 +80,7 @@ class Following:
         self._running = running
         self._patient = patient
         self._reporting = reporting
+        self._watchdog = watchdog
         self._backoff = Backoff(settings)
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
@@ -94,9 +98,10 @@ class Following:
         while not self._running.finished():
             self._is_streaming = False
             try:
-                if not self._sink_is_open:
-                    await self._running.unless_stopped(self._open_sink())
-                await self._attempt()
+                async with self._watchdog.attempt():
+                    if not self._sink_is_open:
+                        await self._running.unless_stopped(self._open_sink())
+                    await self._attempt()
             except SubscriberError as met:
                 error = self._undecodable(met) if is_undecodable(met) else met
                 self._running.last_error = error
@@ -258,4 +263,5 @@ class Following:
 
     def _progressed(self) -> None:
         self._backoff.reset()
+        self._watchdog.moved()
         self._running.watchers.notify()

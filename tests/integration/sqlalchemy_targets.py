@@ -23,7 +23,7 @@ class OtherTarget:
     """One empty database.
 
     Attributes:
-        kind: ``sqlite``, ``mariadb`` or ``postgresql`` (through asyncpg).
+        kind: ``sqlite``, ``mariadb``, ``postgresql`` (through SQLAlchemy) or ``native`` (PostgreSQL through its own sink).
         url: for ``--target``.
         fetch, execute: SQL in a session of the test's.
         path: of a file.
@@ -37,7 +37,8 @@ class OtherTarget:
 
     def ours(self, table: str) -> str:
         """The name of one of our tables there."""
-        return f"subscriber_sqlalchemy.{table}" if self.kind == "postgresql" else f"subscriber_{table}"
+        schemas = {"postgresql": "subscriber_sqlalchemy.", "native": "subscriber."}
+        return f"{schemas.get(self.kind, 'subscriber_')}{table}"
 
     def has_catalog(self) -> bool:
         if self.path is not None and not self.path.exists():
@@ -47,6 +48,7 @@ class OtherTarget:
             "mariadb": "SELECT count(*) FROM information_schema.tables"
             " WHERE table_schema = database() AND table_name = 'subscriber_version'",
             "postgresql": "SELECT count(*) FROM pg_tables WHERE schemaname = 'subscriber_sqlalchemy' AND tablename = 'version'",
+            "native": "SELECT count(*) FROM pg_tables WHERE schemaname = 'subscriber' AND tablename = 'version'",
         }
         return bool(self.fetch(queries[self.kind])[0][0])
 
@@ -89,7 +91,8 @@ class OtherTarget:
 
     def follows(self, *tables: str) -> None:
         """Wait until the tables are in the apply worker's hands."""
-        query = f"SELECT srrelname, srsubstate FROM {self.ours('pg_subscription_rel')} ORDER BY srrelname"
+        name = "srrelid::regclass::text" if self.kind == "native" else "srrelname"
+        query = f"SELECT {name}, srsubstate FROM {self.ours('pg_subscription_rel')} ORDER BY 1"
         self.wait(query, [(name, "r") for name in sorted(tables or ("t",))])
 
     def reaches(self, name: str, lsn: Lsn) -> None:
@@ -120,6 +123,12 @@ def sqlite_target(path: Path) -> OtherTarget:
 def postgres_target(database: Database) -> OtherTarget:
     """A PostgreSQL database, as one of SQLAlchemy's."""
     return OtherTarget("postgresql", database.dsn.replace("postgresql://", "postgresql+asyncpg://"), database.fetch, database.execute)
+
+
+def native_target(database: Database) -> OtherTarget:
+    """A PostgreSQL database for its own sink, with the table."""
+    database.execute(TABLE)
+    return OtherTarget("native", database.dsn, database.fetch, database.execute)
 
 
 @dataclass
@@ -174,7 +183,7 @@ def replica_of(publisher: Database, target: OtherTarget) -> Replica:
     """Fill the publisher. The tables of a target that is no file are created because the test says so."""
     publisher.execute(TABLE)
     publisher.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t; ANALYZE t")
-    return Replica(publisher, target, [] if target.kind == "sqlite" else ["--create-tables"])
+    return Replica(publisher, target, [] if target.kind in {"sqlite", "native"} else ["--create-tables"])
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from subscriber.errors import SubscriptionInUse
@@ -52,7 +53,7 @@ __all__ = [
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
 _COMMIT_SECONDS: Final = 3.0
-"""What a dead process left under way has so long to end by itself."""
+"""What a dead process left under way, or a lost session of this process, has so long to end by itself."""
 
 HOLDERS: Final = """
 SELECT pid FROM pg_catalog.pg_locks
@@ -67,7 +68,7 @@ ORDER BY pid
 _END_HOLDERS: Final = f"""
 SELECT pg_catalog.pg_terminate_backend(holder.pid)
 FROM ({HOLDERS}) AS holder JOIN pg_catalog.pg_stat_activity AS a ON a.pid = holder.pid
-WHERE a.usename = current_user
+WHERE a.usename = current_user AND (%s OR holder.pid = ANY (%s::int4[]))
 """  # noqa: S608 -- made of constants
 
 
@@ -118,7 +119,14 @@ def copying_key(oid: int, relid: int) -> int:
 
 
 async def take(
-    fetch: Fetch, key: int, what: str, *, in_transaction: bool = False, wait: float | None = None, of_the_dead: bool = False
+    fetch: Fetch,
+    key: int,
+    what: str,
+    *,
+    in_transaction: bool = False,
+    wait: float | None = None,
+    of_the_dead: bool = False,
+    lost: Collection[int] = (),
 ) -> bool:
     """Take a lock exclusively, for the session or for the transaction that is open in it.
 
@@ -129,6 +137,8 @@ async def take(
         in_transaction: the lock goes with the transaction.
         wait: seconds; None: ten.
         of_the_dead: none but sessions of a process that has ended can have it; after a while they are terminated, if we may.
+        lost: PIDs of sessions that this process has lost. A server behind a broken network does not notice for long; if one of them has
+            the lock, it is terminated as well.
 
     Returns:
         Whether sessions were terminated.
@@ -145,9 +155,9 @@ async def take(
             return ended
         if clock.time() >= deadline:
             break
-        if of_the_dead and clock.time() >= began + _COMMIT_SECONDS:
-            of_the_dead = False
-            ended = bool(await fetch(_END_HOLDERS, key, key))
+        if (of_the_dead or lost) and clock.time() >= began + _COMMIT_SECONDS:
+            ended = bool(await fetch(_END_HOLDERS, key, key, of_the_dead, list(lost)))
+            of_the_dead, lost = False, ()
         await asyncio.sleep(_POLL)
     holders = ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key))
     raise SubscriptionInUse(

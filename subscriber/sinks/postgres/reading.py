@@ -39,6 +39,19 @@ class CatalogReader:
                 self.connection.terminate()
                 raise
 
+    async def ping(self, seconds: float) -> None:
+        """See that the session is alive.
+
+        Raises:
+            TargetUnavailable: it is not, or did not answer within this time; then it cannot be used any more.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self.fetch("SELECT 1")
+        except TimeoutError:
+            self.connection.terminate()
+            raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
+
     def storable(self, text: str) -> str:
         """What the database's encoding may not have is written as escapes: an error's text holds what a publisher says, in its language."""
         codec = "utf-8" if self.connection.get_settings().server_encoding == "UTF8" else "ascii"

@@ -9,6 +9,7 @@ in the middle of it: then the session is broken, says so to the next call, and m
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -107,6 +108,19 @@ class ApplySession:
         with translated():
             cursor = await self.connection.execute(query.encode(), parameters or None)
             return await cursor.fetchall() if cursor.description is not None else []
+
+    async def ping(self, seconds: float) -> None:
+        """See that the session is alive.
+
+        Raises:
+            TargetUnavailable: it is not, or did not answer within this time; then it cannot be used any more.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self.fetch("SELECT 1")
+        except TimeoutError:
+            self._broken = True
+            raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -22,6 +23,7 @@ from subscriber.abc import (
     TableEntry,
     TableName,
     TableState,
+    TargetActivity,
     TwoPhaseState,
     WorkerActivity,
 )
@@ -46,6 +48,7 @@ from subscriber.sinks.postgres.state import SubscriptionRows
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
 from subscriber.sinks.postgres.twophase import TwoPhase
+from subscriber.sinks.postgres.watching import Watcher
 from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -55,6 +58,9 @@ _log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS: Final = 5.0
 """How long a target may take for the last words: one that does not answer at all would keep the run from ending."""
+
+_PING_SECONDS: Final = 10.0
+"""How long a session may take to answer that has nothing else to do."""
 
 _CAPABILITIES = Capabilities(
     transactional=True, two_phase=True, prepares_in_target=True, truncate=True, parallel_copy=True, parallel_apply=True
@@ -105,6 +111,9 @@ class PostgresSink:
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._target = Target(target)
+        self._tables_target = Target(target)
+        self._watcher: Watcher | None = None
+        self._lost: set[int] = set()
         self._options = options
         self._settings = settings
         self._defined = defined
@@ -156,13 +165,15 @@ class PostgresSink:
         """
         require_name(name)
         await self.close()
+        self._watcher = Watcher(name, self._target, self._tables_target)
         session = await ApplySession.connect(self._target, application_name=name, synchronous_commit=self._options.synchronous_commit)
         reader: CatalogReader | None = None
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
             oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
-            await take(session.fetch, writer_key(oid), f'subscription "{name}"')
+            await take(session.fetch, writer_key(oid), f'subscription "{name}"', lost=self._lost)
+            self._lost = {session.pid}
             fence, ended = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
             if session.origin is not None:
@@ -352,6 +363,23 @@ class PostgresSink:
         if self._opened is not None:
             await self._opened.reporter.report(workers, last_error)
 
+    async def ping(self) -> None:
+        """See :meth:`subscriber.abc.WatchedSink.ping`.
+
+        Raises:
+            TargetUnavailable
+        """
+        await self._open.session.ping(_PING_SECONDS)
+        await self._open.reader.ping(_PING_SECONDS)
+
+    async def activity(self) -> TargetActivity:
+        """See :meth:`subscriber.abc.WatchedSink.activity`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        return await self._watcher.activity() if self._watcher is not None else TargetActivity(math.inf)
+
     def _require_ready(self) -> None:
         self._open.durability.require_watch()
         if not self._open.has_position:
@@ -443,7 +471,7 @@ class PostgresSink:
             raise TargetUnavailable("the sink was never opened", hint="open it first")
         oid, name = self._identity
         return PostgresTableSink(
-            self._target,
+            self._tables_target,
             table,
             oid=oid,
             application_name=name,
@@ -456,7 +484,10 @@ class PostgresSink:
     async def close(self) -> None:
         """Flush what is committed, release the lock, disconnect. Idempotent."""
         opened, self._opened = self._opened, None
+        watcher, self._watcher = self._watcher, None
         self._tally.close()
+        if watcher is not None:
+            await watcher.close()
         if opened is None:
             return
         try:

@@ -79,6 +79,8 @@ class Target:
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
+        self._sessions: list[psycopg.AsyncConnection[tuple[Any, ...]]] = []
+        self._readers: list[asyncpg.Connection[asyncpg.Record]] = []
         try:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
@@ -102,7 +104,7 @@ class Target:
             TargetError: the server refuses this user or database.
         """
         try:
-            return await psycopg.AsyncConnection.connect(
+            connection = await psycopg.AsyncConnection.connect(
                 self.conninfo,
                 autocommit=True,
                 prepare_threshold=None,
@@ -122,6 +124,16 @@ class Target:
                 "the target's connection string has a host name that cannot be one",
                 hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
             ) from None
+        self._sessions = [*self.sessions(), connection]
+        return connection
+
+    def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
+        """Those made by :meth:`connect` that are open."""
+        return [session for session in self._sessions if not session.closed]
+
+    def reader_pids(self) -> list[int]:
+        """Of the open sessions made by :meth:`connect_asyncpg`."""
+        return [reader.get_server_pid() for reader in self._readers if not reader.is_closed()]
 
     async def connect_asyncpg(
         self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
@@ -145,7 +157,9 @@ class Target:
         parameters["password"] = pgconn.password.decode()
         arguments = asyncpg_arguments(parameters, application_name)
         with translated():
-            return await asyncpg.connect(**arguments)
+            reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
+        self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
+        return reader
 
 
 def _refusal(text: str) -> TargetError:

@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, event, make_url
+from sqlalchemy import URL, event, make_url, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransaction, create_async_engine
@@ -57,16 +57,31 @@ _SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg
 _MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
 _PARAMETER: Final = re.compile(r"argument(?:\(s\))? '(\w+)'")
 _PARAMETER_HINT: Final = "look at its port, and at the parameters behind the question mark"
+_NUMBERS: Final = {
+    "postgresql": "SELECT pg_catalog.pg_backend_pid()",
+    "mysql": "SELECT connection_id()",
+    "mariadb": "SELECT connection_id()",
+}
+"""What gives a session's number."""
 _READ_COMMITTED: Final = frozenset({"mysql", "mariadb", "postgresql"})
 
 
 class Session:
-    """One connection to the target; one transaction at a time."""
+    """One connection to the target; one transaction at a time.
+
+    Attributes:
+        number: the server's of this session, if it is a server that gives numbers.
+        busy: whether a transaction is under way.
+        locking_since: when it began to wait for the write lock of an SQLite file, by the loop's clock; None: it does not.
+    """
 
     def __init__(self, connection: AsyncConnection, turn: Callable[[], contextlib.AbstractAsyncContextManager[object]]) -> None:
         self._connection = connection
         self._turn = turn
         self._broken = False
+        self.number: int | None = None
+        self.busy = False
+        self.locking_since: float | None = None
 
     @property
     def connection(self) -> AsyncConnection:
@@ -103,9 +118,9 @@ class Session:
     async def _begun(self, begin: str) -> AsyncIterator[AsyncConnection]:
         if self._broken:
             raise TargetUnavailable("the session with the target was lost", hint="it is opened again")
-        known = False
+        known, self.busy = False, True
         try:
-            with translated():
+            with translated(), self._locking():
                 await self._connection.execution_options(**{_BEGIN: begin})
                 transaction = await self._connection.begin()
             try:
@@ -118,8 +133,31 @@ class Session:
                 known = await self._rolled_back(transaction) and not isinstance(error, TargetUnavailable)
                 raise
         finally:
-            if not known:
-                await self._cut()
+            try:
+                if not known:
+                    await self._cut()
+            finally:
+                self.busy = False
+
+    @contextlib.contextmanager
+    def _locking(self) -> Iterator[None]:
+        self.locking_since = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.locking_since = None
+
+    async def ping(self, seconds: float) -> None:
+        """See that the session is alive.
+
+        Raises:
+            TargetUnavailable: it is not, or did not answer within this time; then it cannot be used any more.
+        """
+        try:
+            async with asyncio.timeout(seconds), self.snapshot() as connection:
+                await connection.execute(select(1))
+        except TimeoutError:
+            raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
 
     async def _rolled_back(self, transaction: AsyncTransaction) -> bool:
         """Roll back; False: the state of the session is not known."""
@@ -189,6 +227,7 @@ class Database:
         self._writing_turn, self._reading_turn = asyncio.Lock(), asyncio.Lock()
         self._writing: Session | None = None
         self._reading: Session | None = None
+        self._sessions: list[Session] = []
 
     @property
     def engine(self) -> AsyncEngine:
@@ -227,11 +266,18 @@ class Database:
                 ):
                     await connection.exec_driver_sql(statement)
                 await learn_limit(connection)
+                if (query := _NUMBERS.get(self.dialect_name)) is not None:
+                    session.number = (await connection.exec_driver_sql(query)).scalar_one()
                 await connection.commit()
         except BaseException:
             await session.close()
             raise
+        self._sessions = [*self.sessions(), session]
         return session
+
+    def sessions(self) -> list[Session]:
+        """Those that can be used."""
+        return [session for session in self._sessions if session.usable]
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:

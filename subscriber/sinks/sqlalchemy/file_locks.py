@@ -83,6 +83,9 @@ class FileLocks:
         except OSError:
             return None
 
+    async def end(self, number: int) -> None:
+        """Nothing: a file's lock goes with its process."""
+
     async def close(self) -> None:
         """Give all back."""
         for key in tuple(self._mine):

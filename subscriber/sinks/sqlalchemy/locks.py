@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from sqlalchemy import text
 
-from subscriber.errors import SubscriptionInUse, TargetUnavailable
+from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.file_locks import FileLocks
 
@@ -57,6 +57,8 @@ class _Backend(Protocol):
 
     async def holder(self, key: str) -> str | None: ...
 
+    async def end(self, number: int) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -72,8 +74,15 @@ class Locks:
         self._backend = _backend(database, session)
         self._turn = asyncio.Lock()
 
-    async def take(self, key: str, what: str, wait: float = _WAIT) -> None:
-        """Take a lock. ``wait``: seconds; a killed holder's session may need some to go.
+    async def take(self, key: str, what: str, wait: float = _WAIT, lost: int | None = None) -> None:
+        """Take a lock.
+
+        Args:
+            key: of the lock.
+            what: is active for another process, as the error says.
+            wait: seconds; a killed holder's session may need some to go.
+            lost: number of a session that this process has lost. A server behind a broken network does not notice for long; if it has the
+                lock, it is ended.
 
         Raises:
             SubscriptionInUse: somebody else still has it after that time.
@@ -82,6 +91,8 @@ class Locks:
         clock = asyncio.get_running_loop()
         deadline = clock.time() + wait
         while not await self._try(key):
+            if lost is not None:
+                await self._end(key, lost)
             if clock.time() >= deadline:
                 async with self._turn:
                     holder = await self._backend.holder(key)
@@ -90,6 +101,11 @@ class Locks:
                     hint="stop the other process that serves this subscription, or its session in the target",
                 )
             await asyncio.sleep(_POLL)
+
+    async def _end(self, key: str, number: int) -> None:
+        async with self._turn:
+            if await self._backend.holder(key) == str(number):
+                await self._backend.end(number)
 
     async def _try(self, key: str) -> bool:
         async with self._turn:
@@ -167,6 +183,13 @@ class _SessionLocks:
     async def release(self, key: str) -> None:
         raise NotImplementedError
 
+    async def _execute(self, statement: str) -> None:
+        # the session is there: it was asked for the lock just now. One that ended by itself meanwhile is an error of the statement
+        assert self._session is not None
+        with contextlib.suppress(TargetError):
+            async with self._session.snapshot() as connection:
+                await connection.exec_driver_sql(statement)
+
 
 class _PostgresqlLocks(_SessionLocks):
     async def try_take(self, key: str) -> bool:
@@ -193,6 +216,9 @@ class _PostgresqlLocks(_SessionLocks):
         )
         return None if found is None else str(found)
 
+    async def end(self, number: int) -> None:
+        await self._execute(f"SELECT pg_catalog.pg_terminate_backend({number})")
+
 
 class _MysqlLocks(_SessionLocks):
     async def try_take(self, key: str) -> bool:
@@ -216,6 +242,9 @@ class _MysqlLocks(_SessionLocks):
         found = await self._scalar("SELECT IS_USED_LOCK(:name)", name=await self._name(key))
         return None if found is None else str(found)
 
+    async def end(self, number: int) -> None:
+        await self._execute(f"KILL {number}")
+
     async def _name(self, key: str) -> str:
         # names of locks are the server's, up to 64 characters
         database = str(self._database.url.database)
@@ -234,6 +263,9 @@ class _NoLocks:
 
     async def holder(self, _key: str) -> str | None:
         return None
+
+    async def end(self, number: int) -> None:
+        pass
 
     async def close(self) -> None:
         pass

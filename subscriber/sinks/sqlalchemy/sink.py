@@ -25,6 +25,7 @@ from subscriber.abc import (
     TableEntry,
     TableName,
     TableState,
+    TargetActivity,
     TwoPhaseState,
     WorkerActivity,
 )
@@ -48,6 +49,7 @@ from subscriber.sinks.sqlalchemy.state import SubscriptionRows, has_table
 from subscriber.sinks.sqlalchemy.tables import PREFIX
 from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.twophase import TwoPhase
+from subscriber.sinks.sqlalchemy.watching import activity
 from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -55,6 +57,8 @@ __all__ = ["SqlAlchemySink"]
 
 _CLOSE_SECONDS: Final = 5.0
 """How long the target may take to release the locks."""
+_PING_SECONDS: Final = 10.0
+"""How long a session may take to answer that has nothing else to do."""
 
 _CAPABILITIES: Final = Capabilities(
     transactional=True,
@@ -135,6 +139,7 @@ class SqlAlchemySink:
         self._tally = Tally(self._statistics)
         self._published: dict[TableName, PublishedTable] = {}
         self._opened: _Open | None = None
+        self._lost: int | None = None
         self._fence: Fence | None = None
 
     @property
@@ -187,7 +192,8 @@ class SqlAlchemySink:
         session = await self._database.connect()
         locks = Locks(self._database, session)
         try:
-            await locks.take(writer_key(oid), f'subscription "{name}"')
+            await locks.take(writer_key(oid), f'subscription "{name}"', lost=self._lost)
+            self._lost = session.number
             if self._fence is None or self._fence.oid != oid:
                 self._fence = Fence(self._database.dialect_name, self._database.tables, oid)
             async with session.transaction() as connection:
@@ -330,6 +336,22 @@ class SqlAlchemySink:
             row = await opened.rows.table(connection, table, lock=True)
             if row is not None:
                 await opened.rows.change(connection, row.relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE)
+
+    async def ping(self) -> None:
+        """See :meth:`subscriber.abc.WatchedSink.ping`.
+
+        Raises:
+            TargetUnavailable
+        """
+        await self._open.session.ping(_PING_SECONDS)
+
+    async def activity(self) -> TargetActivity:
+        """See :meth:`subscriber.abc.WatchedSink.activity`.
+
+        Raises:
+            TargetError
+        """
+        return await activity(self._database, self._opened.session if self._opened is not None else None)
 
     def _require_position(self) -> _Open:
         if not self._open.has_position:

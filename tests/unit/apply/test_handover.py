@@ -34,6 +34,7 @@ from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
 from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared
+from subscriber.subscription.watchdog import Watchdog
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
 from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
@@ -161,7 +162,9 @@ class Process:
             conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
         )
         reporting = Reporting(running, sink, KnownProgress(Quiet()))
-        attempts = Following(slot, prepared, sink, world.settings, running, patient=True, reporting=reporting)
+        attempts = Following(
+            slot, prepared, sink, world.settings, running, patient=True, reporting=reporting, watchdog=Watchdog("sub", running, sink, 0)
+        )
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
             await self.follow(launcher, attempts)

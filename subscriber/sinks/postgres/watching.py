@@ -1,0 +1,59 @@
+"""A look at the sink's sessions, through a session that does nothing else: see :class:`subscriber.abc.WatchedSink`."""
+
+from __future__ import annotations
+
+import math
+
+from subscriber.abc import TargetActivity
+from subscriber.errors import TargetUnavailable
+from subscriber.protocol.session_name import session_name
+from subscriber.sinks.lock_waits import sessions_query, wait_text, waits_query
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.target import Target
+
+__all__ = ["Watcher"]
+
+
+class Watcher:
+    """Looks when it is asked; its own session is made then.
+
+    Args:
+        name: of the subscription.
+        target: whose sessions apply.
+        tables: whose sessions copy.
+    """
+
+    def __init__(self, name: str, target: Target, tables: Target) -> None:
+        self._name = name
+        self._target = target
+        self._tables = tables
+        self._reader: CatalogReader | None = None
+
+    async def activity(self) -> TargetActivity:
+        """See :meth:`subscriber.abc.WatchedSink.activity`.
+
+        Raises:
+            TargetError: there is no session to look through.
+        """
+        sessions = self._target.sessions()
+        if not sessions:
+            return TargetActivity(math.inf)
+        try:
+            if self._reader is None:
+                like = sessions[0]
+                self._reader = CatalogReader(await self._target.connect_asyncpg(like, session_name(self._name, "watch")))
+            applying = [session.info.backend_pid for session in sessions if not session.closed]
+            found = await self._reader.fetch(sessions_query(applying))
+            others = [*self._target.reader_pids(), *self._tables.reader_pids()]
+            others += [session.info.backend_pid for session in self._tables.sessions()]
+            waits = await self._reader.fetch(waits_query([*applying, *others]))
+        except TargetUnavailable:
+            await self.close()
+            raise
+        return TargetActivity(min((row["idle"] for row in found), default=math.inf), tuple(wait_text(row) for row in waits))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()

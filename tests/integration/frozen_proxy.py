@@ -1,0 +1,62 @@
+"""A proxy whose connections can be frozen: as behind a firewall that has forgotten them, both ends see neither data nor an end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class FrozenProxy:
+    """Forwards connections of one local port to a server.
+
+    Attributes:
+        port: its own.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = host, port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._frozen = threading.Event()
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                self._sockets += [client, server]
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._forward, args=(source, sink, self._frozen), daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, frozen: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if frozen.is_set():
+                    return
+                sink.sendall(data)
+            if not frozen.is_set():
+                sink.shutdown(socket.SHUT_WR)
+
+    def freeze(self) -> None:
+        """The connections of now forward nothing any more; new ones do."""
+        self._frozen.set()
+        self._frozen = threading.Event()
+
+    def close(self) -> None:
+        self._listener.close()
+        for found in self._sockets:
+            found.close()
+
+
+@contextlib.contextmanager
+def frozen_proxy(host: str, port: int) -> Iterator[FrozenProxy]:
+    """One while the block lasts."""
+    proxy = FrozenProxy(host, port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
