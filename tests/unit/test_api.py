@@ -44,6 +44,7 @@ def test_nothing_else_looks_public() -> None:
         "testing",
         "transaction",
         "types",
+        "waits",
         "walreceiver",
     }
     found = {name for name in vars(subscriber) if not name.startswith("_")}
