@@ -56,7 +56,7 @@ class TableRefresh:
             changing: told before anything is changed.
 
         Raises:
-            RelationError: a published table is not in the target, and it was ``demanded`` or is the ``first`` time.
+            RelationError: none of the new tables can be added, and it was ``demanded`` or is the ``first`` time.
             PublisherError, TargetError
         """
         published = {table.name: table for table in await published_tables(connection, self._publications)}
@@ -96,7 +96,7 @@ class TableRefresh:
         failed = await _add_tables(self._sink, tables, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
         for table in tables:
             if table in failed:
-                if first or demanded:
+                if (first or demanded) and len(failed) == len(tables):
                     raise failed[table]
                 self.left_out[table] = failed[table].one_line()
                 _log.warning("a table is published now, but left out: %s", failed[table].one_line())

@@ -37,7 +37,7 @@ from subscriber.types.facts import TypeKind
 from subscriber.types.failures import ValueRefused
 from subscriber.types.registry import PgType
 
-__all__ = ["READ_ERRORS", "Codec", "Value", "binary_problem", "codec"]
+__all__ = ["READ_ERRORS", "WITHOUT_BINARY", "Codec", "Value", "binary_problem", "codec"]
 
 Value = bool | int | float | Decimal | bytes | UUID | datetime.date | datetime.time | datetime.datetime | str | list[Any]
 
@@ -112,7 +112,7 @@ def codec(type_: PgType) -> Codec:
 
 def binary_problem(type_: PgType) -> str | None:
     """Why the binary format of a type, or of something that it is made of, cannot be read; None if it can."""
-    if type_.builtin in _NO_SEND:
+    if type_.builtin in WITHOUT_BINARY:
         # the publisher sends text whatever is asked for; inside of another type it cannot send at all
         return None
     parts = [attribute.type for attribute in type_.attributes]
@@ -130,7 +130,7 @@ def binary_problem(type_: PgType) -> str | None:
     return None if reason is None else f"type {type_} cannot be read in the binary format: {reason}"
 
 
-_NO_SEND: Final = frozenset({"aclitem", "gtsvector"})
+WITHOUT_BINARY: Final = frozenset({"aclitem", "gtsvector"})
 """Types that have no binary format."""
 
 

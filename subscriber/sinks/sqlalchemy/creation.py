@@ -23,6 +23,9 @@ _KEY_BYTES: Final = 3000
 """What an index of InnoDB holds is 3072; some for columns of other types in it."""
 _ROW_BYTES: Final = 32_768
 """Of VARCHAR columns together; a row of MySQL has at most 65535."""
+_INLINE: Final = 255
+"""A VARCHAR of more bytes may lie outside of its row's page, of which a row has half: 8126 bytes."""
+_INLINE_BYTES: Final = 4_096
 _BYTES_A_CHARACTER: Final = 4
 _VARCHAR: Final = 255
 _MAX_PRECISION: Final = 65
@@ -82,7 +85,7 @@ class CreatedTypes:
         self._collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
         self._keys = max(keys, 1)
         self._existing = existing
-        self._row = 0
+        self._row = self._inline = 0
 
     def of(self, source: PgType, *, key: bool) -> sql.TypeEngine[Any]:
         """The type of a column.
@@ -134,8 +137,11 @@ class CreatedTypes:
         if key:
             most = _KEY_BYTES // _BYTES_A_CHARACTER // self._keys
             return mysql.VARCHAR(min(length or most, most), collation=self._collation)
-        if length is not None and length <= _VARCHAR and self._row + length * _BYTES_A_CHARACTER <= _ROW_BYTES:
-            self._row += length * _BYTES_A_CHARACTER
+        size = (length or 0) * _BYTES_A_CHARACTER
+        inline = size if size <= _INLINE else 0
+        if length is not None and length <= _VARCHAR and self._row + size <= _ROW_BYTES and self._inline + inline <= _INLINE_BYTES:
+            self._row += size
+            self._inline += inline
             return mysql.VARCHAR(max(length, 1), collation=self._collation)
         return mysql.LONGTEXT(collation=self._collation)
 

@@ -27,6 +27,7 @@ _SEPARATOR: Final = "__"
 _LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _ASCII_LOWER: Final = {ord(letter): letter.lower() for letter in ascii_uppercase}
+_SQLITES_OWN: Final = "sqlite_"
 _BASIC_PLANE: Final = 0xFFFF
 _CASELESS: Final = frozenset({"sqlite"})
 """Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
@@ -88,7 +89,7 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
     """What is wrong with the names that these tables would have.
 
     Args:
-        tables: all that are published.
+        tables: all that are published. Of two that collide, the later one is at fault.
         dialect: the target's.
         caseless: whether the target takes names for equal that differ in case only; None: as the dialect always does.
     """
@@ -96,36 +97,25 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
     findings = []
     taken: dict[tuple[str | None, str], TableName] = {}
     for table in tables:
+        found = []
         schema, quoted = target_name(table, dialect.name)
         # a quoted_name stays as it is when it is asked for in lower case
         name = str(quoted)
         other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
         if other != table:
-            findings.append(
-                Finding(
-                    "error",
-                    f'tables "{other}" and "{table}" would both be table "{name}" in the target',
-                    "rename one of them at the publisher, or subscribe to it into another database",
-                )
-            )
+            message = f'tables "{other}" and "{table}" would both be table "{name}" in the target'
+            found.append((message, "rename one of them at the publisher, or subscribe to it into another database"))
         problem = impossible_name(name, dialect)
+        if problem is None and dialect.name == "sqlite" and name.lower().startswith(_SQLITES_OWN):
+            problem = f"names that begin with {_SQLITES_OWN} are SQLite's own"
         if problem is not None:
-            findings.append(
-                Finding(
-                    "error",
-                    f'table "{table}" would be table "{name}" in the target, where {problem}',
-                    "rename the table or its schema at the publisher",
-                )
-            )
+            message = f'table "{table}" would be table "{name}" in the target, where {problem}'
+            found.append((message, "rename the table or its schema at the publisher"))
         if _is_ours(table, name, dialect.name):
-            findings.append(
-                Finding(
-                    "error",
-                    f'table "{table}" would be table "{f"{schema}.{name}" if schema else name}" in the target, a name that subscriber keeps'
-                    " for its own tables",
-                    f"leave it out of the publication, or rename {'its schema' if schema else 'it'} at the publisher",
-                )
-            )
+            placed = f"{schema}.{name}" if schema else name
+            message = f'table "{table}" would be table "{placed}" in the target, a name that subscriber keeps for its own tables'
+            found.append((message, f"leave it out of the publication, or rename {'its schema' if schema else 'it'} at the publisher"))
+        findings += [Finding("error", message, hint, table, alone=True) for message, hint in found]
     return findings
 
 

@@ -17,6 +17,7 @@ from subscriber.sinks.sqlalchemy.names import identifier, target_name
 
 __all__ = ["ReflectedTable", "reflect"]
 
+_ALL_CHARACTERS: Final = frozenset({"utf8mb4", "utf16", "utf16le", "utf32", "gb18030", "binary"})
 _EXACT_COLLATIONS: Final = ("_nopad_bin", "_0900_bin")
 
 
@@ -35,6 +36,7 @@ class ReflectedTable:
         autoincrement: whether a column draws numbers from a sequence or counter of the table.
         inexact: names of text columns whose collation takes texts for equal that are not; of SQLite, those in a unique key that does.
         engine: MySQL's storage engine, in lower case; None elsewhere.
+        character_sets: of text columns of MySQL whose character set does not have every character.
         otherwise_unique: whether rows may be equal under a unique key, of columns or expressions, and not under the first of ``keys``.
     """
 
@@ -48,6 +50,7 @@ class ReflectedTable:
     inexact: frozenset[str] = field(default=frozenset())
     engine: str | None = None
     otherwise_unique: bool = False
+    character_sets: Mapping[str, str] = field(default_factory=dict)
 
 
 async def reflect(connection: AsyncConnection, name: TableName) -> ReflectedTable | None:
@@ -81,7 +84,7 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
     required = frozenset(found["name"] for found in columns if not found["nullable"] and found.get("default") is None)
     keys = [primary_key] if primary_key else []
     keys += sorted({each for each in unique if each and not_null.issuperset(each)})
-    inexact, engine = _collations(connection, name)
+    inexact, engine, character_sets = _collations(connection, name)
     return ReflectedTable(
         table,
         generated,
@@ -92,6 +95,7 @@ def _inspected(connection: Connection, schema: str | None, name: str) -> Reflect
         autoincrement=bool(counted) or _sqlite_autoincrement(connection, name),
         inexact=inexact,
         engine=engine,
+        character_sets=character_sets,
         otherwise_unique=any(map(_partial, indexes)) or any(not set(keys[0]) <= set(each) for each in unique if keys),
     )
 
@@ -113,15 +117,15 @@ def _sqlite_autoincrement(connection: Connection, name: str) -> bool:
     return "AUTOINCREMENT" in str(found).upper()
 
 
-def _collations(connection: Connection, name: str) -> tuple[frozenset[str], str | None]:
+def _collations(connection: Connection, name: str) -> tuple[frozenset[str], str | None, Mapping[str, str]]:
     match connection.dialect.name:
         case "mysql" | "mariadb":
             return _mysql_facts(connection, name)
         case "sqlite":
             found = connection.execute(_SQLITE_INEXACT, {"name": name})
-            return frozenset(str(column) for (column,) in found), None
+            return frozenset(str(column) for (column,) in found), None, {}
         case _:
-            return frozenset(), None
+            return frozenset(), None, {}
 
 
 _SQLITE_INEXACT: Final = text("""
@@ -131,19 +135,21 @@ _SQLITE_INEXACT: Final = text("""
 """)
 
 
-def _mysql_facts(connection: Connection, name: str) -> tuple[frozenset[str], str | None]:
-    columns = connection.execute(
+def _mysql_facts(connection: Connection, name: str) -> tuple[frozenset[str], str | None, Mapping[str, str]]:
+    found = connection.execute(
         text(
-            "SELECT column_name, collation_name FROM information_schema.columns "
+            "SELECT column_name, collation_name, character_set_name FROM information_schema.columns "
             "WHERE table_schema = DATABASE() AND table_name = :name AND collation_name IS NOT NULL"
         ),
         {"name": name},
     )
-    inexact = frozenset(str(column) for column, collation in columns if not str(collation).endswith(_EXACT_COLLATIONS))
+    columns = [tuple(map(str, row)) for row in found]
+    inexact = frozenset(column for column, collation, _ in columns if not collation.endswith(_EXACT_COLLATIONS))
+    narrow = {column: characters for column, _, characters in columns if characters not in _ALL_CHARACTERS}
     engine = connection.execute(
         text("SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"), {"name": name}
     ).scalar()
-    return inexact, None if engine is None else str(engine).lower()
+    return inexact, None if engine is None else str(engine).lower(), narrow
 
 
 _COLUMNS: Final = text("""

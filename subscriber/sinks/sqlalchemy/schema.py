@@ -6,9 +6,11 @@ DDL is idempotent, step by step: on MySQL each step commits, and a crash between
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import TIMESTAMP, Column, Dialect, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
+from sqlalchemy import TIMESTAMP, Column, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateSchema, CreateTable, DDLElement
@@ -19,14 +21,22 @@ from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
 from subscriber.sinks.sqlalchemy.creation import CreatedTypes
-from subscriber.sinks.sqlalchemy.names import folded_column, identifier, impossible_name, name_findings, target_name
+from subscriber.sinks.sqlalchemy.names import identifier, name_findings, target_name
 from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
+from subscriber.sinks.sqlalchemy.trial import failed_trials, not_created, structure_findings
 from subscriber.types import PgType
-from subscriber.types.codec import binary_problem
+from subscriber.types.codec import WITHOUT_BINARY, binary_problem
 
-__all__ = ["add_columns", "check", "create_table", "require_usable_name", "table_to_create"]
+__all__ = ["add_columns", "check", "create_table", "require_usable", "table_to_create", "usable"]
 
 _MYSQL: Final = {"mysql", "mariadb"}
+_ASCII_TYPES: Final = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "oid", "xid", "xid8", "cid", "float4", "float8", "numeric", "money", "bytea", "uuid", "pg_lsn"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "bit", "varbit", "inet", "cidr", "macaddr", "macaddr8"),
+    }
+)
+"""Types whose texts every character set has."""
 _TABLE_OPTIONS: Final[dict[str, Any]] = {
     f"{dialect}_{option}": value
     for dialect in ("mysql", "mariadb")
@@ -47,7 +57,7 @@ def _add_column(element: _AddColumn, compiler: DDLCompiler, **_: Any) -> str:
     return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(element.column)}"
 
 
-async def table_to_create(connection: AsyncConnection, published: PublishedTable) -> Table:
+async def table_to_create(connection: AsyncConnection, published: PublishedTable, *, temporary: bool = False) -> Table:
     """The table as it would be made: columns, NOT NULL, primary key, and the replica identity's key if that is another one."""
     schema, name = target_name(published.name, connection.dialect.name)
     sources = source_types(published)
@@ -70,7 +80,8 @@ async def table_to_create(connection: AsyncConnection, published: PublishedTable
     if keys:
         constraints.append(PrimaryKeyConstraint(*keys[0]))
         constraints += [UniqueConstraint(*key) for key in keys[1:] if key != keys[0]]
-    return Table(name, MetaData(), *columns, *constraints, schema=schema, **_TABLE_OPTIONS)
+    prefixes = ["TEMPORARY"] if temporary else []
+    return Table(name, MetaData(), *columns, *constraints, schema=schema, prefixes=prefixes, **_TABLE_OPTIONS)
 
 
 def _is_text(source: PgType) -> bool:
@@ -96,11 +107,29 @@ async def _created_types(connection: AsyncConnection, sources: Iterable[tuple[st
 
 
 async def create_table(connection: AsyncConnection, published: PublishedTable) -> None:
-    """Make the table, and on PostgreSQL its schema, unless it is there."""
-    table = await table_to_create(connection, published)
-    if table.schema is not None:
-        await connection.execute(CreateSchema(table.schema, if_not_exists=True))
-    await connection.execute(CreateTable(table, if_not_exists=True))
+    """Make the table, and on PostgreSQL its schema, unless it is there.
+
+    Raises:
+        RelationError: the target cannot have such a table.
+        TargetError, TargetUnavailable
+    """
+    _raise_first(structure_findings(published, connection.dialect))
+    try:
+        table = await table_to_create(connection, published)
+        if table.schema is not None:
+            await connection.execute(CreateSchema(table.schema, if_not_exists=True))
+        await connection.execute(CreateTable(table, if_not_exists=True))
+    except SQLAlchemyError as error:
+        raise not_created(published.name, error) from None
+
+
+def _raise_first(findings: Iterable[Finding], sqlstate: str = "42P16") -> None:
+    for finding in findings:
+        raise RelationError(finding.message, sqlstate=sqlstate, hint=finding.hint)
+
+
+async def _trial_table(connection: AsyncConnection, published: PublishedTable) -> Table:
+    return await table_to_create(connection, published, temporary=True)
 
 
 async def add_columns(
@@ -122,22 +151,39 @@ async def add_columns(
     return target.missing
 
 
-async def require_usable_name(connection: AsyncConnection, table: TableName, others: Sequence[TableName]) -> None:
-    """See that a table would be none of ours in the target, and none of the others.
+async def _caseless(connection: AsyncConnection) -> bool | None:
+    """Whether names of tables that differ by case only are equal; None: as always in this kind of database."""
+    if connection.dialect.name not in _MYSQL:
+        return None
+    return bool((await connection.execute(text("SELECT @@lower_case_table_names <> 0"))).scalar())
+
+
+async def usable(connection: AsyncConnection, tables: Iterable[PublishedTable]) -> list[PublishedTable]:
+    """Those of the published tables that can have a name in the target."""
+    published = sorted(tables, key=lambda table: table.name)
+    findings = name_findings([table.name for table in published], connection.dialect, caseless=await _caseless(connection))
+    refused = {finding.table for finding in findings}
+    return [table for table in published if table.name not in refused]
+
+
+async def require_usable(
+    connection: AsyncConnection, table: TableName, others: Sequence[TableName], published: PublishedTable | None = None
+) -> None:
+    """See that a table would be none of ours in the target, and none of the others, and that its columns have names there.
 
     Args:
         connection: to the target.
         table: of the publisher.
         others: that the subscription has already.
+        published: what the publisher's catalog says of it.
 
     Raises:
-        RelationError: it would.
+        RelationError: something is wrong with it.
     """
-    dialect, caseless = connection.dialect, None
-    if dialect.name in _MYSQL:
-        caseless = bool((await connection.execute(text("SELECT @@lower_case_table_names <> 0"))).scalar())
-    for finding in name_findings([*others, table], dialect, caseless=caseless):
-        raise RelationError(finding.message, sqlstate="42P07", hint=finding.hint)
+    findings = name_findings([*others, table], connection.dialect, caseless=await _caseless(connection))
+    _raise_first((finding for finding in findings if finding.table == table), "42P07")
+    if published is not None:
+        _raise_first(structure_findings(published, connection.dialect))
 
 
 async def check(
@@ -148,7 +194,7 @@ async def check(
     adding: bool = False,
     binary: bool = False,
 ) -> list[Finding]:
-    """Everything about the tables that would go wrong. Reads only.
+    """Everything about the tables that would go wrong. Changes nothing.
 
     Args:
         connection: to the target.
@@ -157,54 +203,68 @@ async def check(
         adding: columns that are missing will be added, or left out knowingly.
         binary: values come in the binary format.
     """
-    caseless: bool | None = None
     becomes_now = False
     if connection.dialect.name in _MYSQL:
-        query = text("SELECT @@lower_case_table_names <> 0, @@explicit_defaults_for_timestamp = 0")
-        caseless, becomes_now = map(bool, (await connection.execute(query)).one())
-    findings = name_findings([table.name for table in tables], connection.dialect, caseless=caseless)
+        becomes_now = bool((await connection.execute(text("SELECT @@explicit_defaults_for_timestamp = 0"))).scalar())
+    names = sorted(table.name for table in tables)
+    findings = name_findings(names, connection.dialect, caseless=await _caseless(connection))
+    impossible = {finding.table for finding in findings}
+    missing = []
     for published in tables:
-        findings += _column_names(published, connection.dialect)
+        found = structure_findings(published, connection.dialect)
         if binary:
-            findings += _binary(published)
-        found = await reflect(connection, published.name)
-        if found is None and creating:
-            continue
-        try:
-            target = await load_target_table(connection, published)
-            if not adding:
-                target.require_complete()
-        except RelationError as error:
-            findings.append(Finding("error", str(error), error.hint or "compare the target's table with the publisher's"))
-            continue
-        if found is not None:
-            findings += _table(published, target, found)
-            if becomes_now:
-                findings += _timestamps(published, target, found)
-    return findings
+            found += _binary(published)
+        if published.name not in impossible and not found:
+            there = await reflect(connection, published.name)
+            if there is None and creating:
+                missing.append(published)
+            else:
+                found += await _there(connection, published, there, adding=adding, becomes_now=becomes_now)
+        findings += [replace(finding, table=published.name) for finding in found]
+    return findings + await failed_trials(connection, missing, _trial_table)
 
 
-def _column_names(published: PublishedTable, dialect: Dialect) -> list[Finding]:
-    findings = []
-    seen: dict[str, str] = {}
-    for name in published.columns:
-        other = seen.setdefault(folded_column(name, dialect.name), name)
-        if other != name:
-            message = f'columns "{other}" and "{name}" of table "{published.name}" have one name in the target'
-            findings.append(Finding("error", message, "rename one of them at the publisher, or leave it out of the publication"))
-        problem = impossible_name(name, dialect)
-        if problem is not None:
-            message = f'column "{name}" of table "{published.name}": {problem} in the target'
-            findings.append(Finding("error", message, "rename it at the publisher, or leave it out of the publication"))
-    return findings
+async def _there(
+    connection: AsyncConnection, published: PublishedTable, found: ReflectedTable | None, *, adding: bool, becomes_now: bool
+) -> list[Finding]:
+    try:
+        target = await load_target_table(connection, published)
+        if not adding:
+            target.require_complete()
+    except RelationError as error:
+        # a table that is not there refuses all, as natively
+        return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's", alone=found is not None)]
+    if found is None:
+        return []
+    findings = _table(published, target, found) + _character_sets(published, target, found)
+    return findings + (_timestamps(published, target, found) if becomes_now else [])
+
+
+def _character_sets(published: PublishedTable, target: TargetTable, found: ReflectedTable) -> list[Finding]:
+    return [
+        Finding(
+            "warning",
+            f'column "{plan.name}" of table "{published.name}" has character set {found.character_sets[plan.name]} in the target:'
+            " values with other characters are refused",
+            "ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4",
+        )
+        for plan in target.columns
+        if plan.name in found.character_sets and plan.source.builtin not in _ASCII_TYPES
+    ]
 
 
 def _binary(published: PublishedTable) -> list[Finding]:
-    return [
-        Finding("error", f'column "{name}" of table "{published.name}": {problem}', "set binary = false on the subscription")
-        for name, source in source_types(published)
-        if (problem := binary_problem(source)) is not None
-    ]
+    findings = []
+    for name, source in source_types(published):
+        problem = binary_problem(source)
+        # the stream sends text for it
+        only_copy = problem is None and source.builtin in WITHOUT_BINARY
+        if only_copy:
+            problem = f"type {source} has no binary format, the initial copy fails"
+        if problem is not None:
+            message = f'column "{name}" of table "{published.name}": {problem}'
+            findings.append(Finding("error", message, "set binary = false on the subscription", alone=only_copy))
+    return findings
 
 
 def _timestamps(published: PublishedTable, target: TargetTable, found: ReflectedTable) -> list[Finding]:
@@ -228,7 +288,7 @@ def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable
     unfilled = sorted(found.required - set(published.columns))
     if unfilled:
         message = f'column "{unfilled[0]}" of table "{published.name}" is NOT NULL in the target, has no default and is not published'
-        findings.append(Finding("error", message, "give it a default in the target, or publish it"))
+        findings.append(Finding("error", message, "give it a default in the target, or publish it", alone=True))
     if found.engine not in {None, "innodb"}:
         message = f'table "{published.name}" of the target has storage engine {found.engine}, which has no transactions'
         findings.append(Finding("error", message, "ALTER TABLE ... ENGINE = InnoDB"))

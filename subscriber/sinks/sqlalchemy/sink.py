@@ -30,7 +30,7 @@ from subscriber.abc import (
     WorkerActivity,
 )
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import Applier, Owner
@@ -43,7 +43,7 @@ from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.reporter import Reporter
-from subscriber.sinks.sqlalchemy.schema import create_table, require_usable_name
+from subscriber.sinks.sqlalchemy.schema import create_table, require_usable, usable
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.state import SubscriptionRows, has_table
 from subscriber.sinks.sqlalchemy.tables import PREFIX
@@ -141,6 +141,7 @@ class SqlAlchemySink:
         self._opened: _Open | None = None
         self._lost: int | None = None
         self._fence: Fence | None = None
+        self._not_created: dict[TableName, RelationError] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -263,8 +264,9 @@ class SqlAlchemySink:
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """See :meth:`subscriber.abc.Sink.describe_tables`.
 
+        A table that cannot be made is refused by :meth:`add_table`.
+
         Raises:
-            RelationError: a table cannot be made.
             TargetError, TargetUnavailable
         """
         self._published.update({table.name: table for table in tables})
@@ -272,13 +274,17 @@ class SqlAlchemySink:
         # relations are planned anew with what is known now
         opened.applier.relations.forget_targets()
         async with opened.session.snapshot() as connection:
-            missing = [table for table in tables if not await has_table(connection, table.name)]
+            missing = [table for table in await usable(connection, tables) if not await has_table(connection, table.name)]
             if not missing or not await self._creates(connection, tables):
                 return
         for table in missing:
             # one by one: on some databases each commits by itself anyway
-            async with opened.transaction() as connection:
-                await create_table(connection, table)
+            self._not_created.pop(table.name, None)
+            try:
+                async with opened.transaction() as connection:
+                    await create_table(connection, table)
+            except RelationError as error:
+                self._not_created[table.name] = error
 
     async def _creates(self, connection: AsyncConnection, tables: Sequence[PublishedTable]) -> bool:
         """Whether missing tables are to be made: as set; else in an SQLite file that holds no table but ours and those we made."""
@@ -314,7 +320,9 @@ class SqlAlchemySink:
         async with opened.transaction() as connection:
             known = await opened.rows.tables(connection)
             if table not in known:
-                await require_usable_name(connection, table, list(known))
+                await require_usable(connection, table, list(known), self._published.get(table))
+                if table in self._not_created:
+                    raise self._not_created[table]
             await opened.rows.add_table(connection, table, entry)
 
     async def remove_table(self, table: TableName) -> None:

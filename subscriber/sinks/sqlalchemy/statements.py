@@ -29,6 +29,8 @@ Kind = Literal["INSERT", "UPDATE", "DELETE", "TRUNCATE"]
 
 _NEW: Final = "subscriber_n"
 _OLD: Final = "subscriber_o"
+_CHAIN: Final = 100
+"""Terms of a condition: an expression of SQLite is at most 1000 deep (SQLITE_MAX_EXPR_DEPTH)."""
 _ROWIDS: Final = ("rowid", "_rowid_", "oid")
 
 
@@ -191,20 +193,23 @@ def _key(target: TargetTable) -> ColumnElement[bool]:
     return and_(*(target.columns[number].matches(f"{_OLD}{number}") for number in target.key or ()))
 
 
-def _row(target: TargetTable, nulls: frozenset[int]) -> ColumnElement[bool]:
+def _row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> ColumnElement[bool]:
     """All columns are as they were, NULL being NULL."""
-    return and_(
-        *(
-            target.table.c[plan.name].is_(None) if number in nulls else plan.matches(f"{_OLD}{number}")
-            for number, plan in enumerate(target.columns)
-            if plan.column is not None
-        )
-    )
+    terms = [
+        target.table.c[plan.name].is_(None) if number in nulls else plan.matches(f"{_OLD}{number}")
+        for number, plan in enumerate(target.columns)
+        if plan.column is not None
+    ]
+    if dialect.name != "sqlite" or len(terms) <= _CHAIN:
+        return and_(*terms)
+    # a chain of ANDs is an expression as deep as it is long; SQLAlchemy would join chains that are not compared with anything
+    parts = (and_(*terms[place : place + _CHAIN]) for place in range(0, len(terms), _CHAIN))
+    return and_(*(part == literal_column("1") for part in parts))
 
 
 def _one_row(statement: Any, target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> UpdateBase:
     """Of rows that are alike, one is meant."""
-    alike = _row(target, nulls)
+    alike = _row(target, dialect, nulls)
     match dialect.name:
         case "sqlite":
             rowid = next((name for name in _ROWIDS if name not in {column.name.lower() for column in target.table.c}), None)
