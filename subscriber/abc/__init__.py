@@ -4,7 +4,7 @@
 ``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
 """
 
-from subscriber.abc.details import WorkerDetails
+from subscriber.abc.details import WorkerDetails, WorkerState
 from subscriber.abc.seams import (
     ManyTablesSink,
     ParallelTransaction,
@@ -66,4 +66,5 @@ __all__ = [
     "WatchedSink",
     "WorkerActivity",
     "WorkerDetails",
+    "WorkerState",
 ]

@@ -5,11 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 from subscriber.abc.values import TableName
 
-__all__ = ["WorkerDetails"]
+__all__ = ["WorkerDetails", "WorkerState"]
+
+
+class WorkerState(StrEnum):
+    """What the worker of a subscription does."""
+
+    CONNECTING = "connecting"
+    """There is no stream yet."""
+    COPYING = "copying"
+    """It streams, and tables are being copied."""
+    CATCHING_UP = "catching_up"
+    """It streams. A table, or the stream itself, has not reached yet where the publisher's WAL ended when the stream began."""
+    RUNNING = "running"
+    """It streams, all tables are synchronized, and it has caught up once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

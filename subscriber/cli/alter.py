@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import Verbs, add_create_tables_option, add_name_argument, add_settings_argument, add_target_argument, lsn
 from subscriber.config import Settings, parse_changes
 from subscriber.errors import ConfigurationError
@@ -64,10 +65,12 @@ async def _execute(args: argparse.Namespace) -> int:
     if args.reset_stats:
         _require_no_options(args.options, "--reset-stats")
         await reset_subscription_stats(args.name, target=args.target)
+        confirm(args, f'altered subscription "{args.name}"')
         return 0
     act = _form(args)
     async with alter_subscription(args.name, target=args.target, settings=Settings.parse(args.settings)) as subscription:
         await act(subscription)
+    confirm(args, f'altered subscription "{args.name}"')
     return 0
 
 

@@ -48,6 +48,6 @@ async def _execute(args: argparse.Namespace) -> int:
     for finding in findings:
         say(printable(f"{finding.severity}: {finding.message} (hint: {finding.hint})"))
     errors = sum(finding.severity == "error" for finding in findings)
-    if not findings:
+    if not findings and not args.quiet:
         say("nothing was found that would go wrong")
     return 1 if errors else 0

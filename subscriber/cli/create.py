@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import (
     Verbs,
     add_create_tables_option,
@@ -34,7 +35,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 async def _execute(args: argparse.Namespace) -> int:
-    await create_subscription(
+    tables = await create_subscription(
         args.name,
         connection=args.connection,
         publications=args.publication,
@@ -42,4 +43,5 @@ async def _execute(args: argparse.Namespace) -> int:
         options=SubscriptionOptions.parse(args.options),
         settings=Settings.parse(args.settings),
     )
+    confirm(args, f'created subscription "{args.name}"; {counted(len(tables), "table")}')
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import Verbs, add_name_argument, add_settings_argument, add_target_argument
 from subscriber.config import Settings
 from subscriber.subscription.dropping import drop_subscription
@@ -29,4 +30,5 @@ def add_parser(verbs: Verbs) -> None:
 
 async def _execute(args: argparse.Namespace) -> int:
     await drop_subscription(args.name, target=args.target, connection=args.connection, settings=Settings.parse(args.settings))
+    confirm(args, f'dropped subscription "{args.name}"')
     return 0

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
+from collections.abc import Coroutine
+from functools import partial
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.cli.metrics import served
+from subscriber.cli.narrator import Narrator, caught_up, stopped
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import (
     Verbs,
     add_create_tables_option,
@@ -71,8 +77,10 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
             " a created subscription is changed by subscriber alter"
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
+    narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
     with served(args.metrics, lambda: launcher.subscriptions), clean_end(launcher.stop) as ending:
-        await launcher.run()
+        await _narrated(narrator, launcher.run())
+    confirm(args, "stopped")
     return ending.status
 
 
@@ -89,6 +97,24 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         progress=progress,
     )
     until = Until(args.until_lsn, args.allow_missing_tables) if args.until_caught_up or args.until_lsn is not None else None
+    narrator = Narrator(
+        lambda: {args.name: subscription},
+        partial(confirm, args),
+        named=False,
+        ends=until is not None,
+        copies=not isinstance(progress, Bars),
+    )
+    began = time.monotonic()
     with served(args.metrics, lambda: {args.name: subscription}), clean_end(subscription.stop) as ending:
-        await subscription.run(until)
+        await _narrated(narrator, subscription.run(until))
+    confirm(args, stopped(subscription.status) if ending.received else caught_up(subscription.status, time.monotonic() - began))
     return ending.status
+
+
+async def _narrated(narrator: Narrator, work: Coroutine[None, None, None]) -> None:
+    telling = asyncio.create_task(narrator.run())
+    try:
+        await work
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)

@@ -17,10 +17,12 @@ class Ending:
     """What came.
 
     Attributes:
+        received: whether there was a signal.
         status: the exit status that follows from it: 0, or 130 after SIGINT.
     """
 
     def __init__(self) -> None:
+        self.received = False
         self.status = 0
 
 
@@ -34,6 +36,7 @@ def clean_end(stop: Callable[[], None]) -> Iterator[Ending]:
         for each in _SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
+        ending.received = True
         if number == signal.SIGINT:
             ending.status = 130
         stop()

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import threading
 
+from subscriber.cli.notices import confirm
 from subscriber.cli.options import Verbs
 from subscriber.cli.signals import clean_end
 from subscriber.config import parse_assignments
@@ -49,4 +50,5 @@ async def _execute(args: argparse.Namespace) -> int:
     stop = threading.Event()
     with clean_end(stop.set) as ending:
         await asyncio.to_thread(spark_apply, args.lake, options, stop)
+    confirm(args, "stopped" if stop.is_set() else "applied everything that was landed")
     return ending.status

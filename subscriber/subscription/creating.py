@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from subscriber.abc import TwoPhaseState
+from subscriber.abc import TableName, TwoPhaseState
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
@@ -29,7 +29,7 @@ async def create_subscription(
     target: str,
     options: SubscriptionOptions | None = None,
     settings: Settings | None = None,
-) -> None:
+) -> Collection[TableName]:
     """Define a subscription in the target's catalog, as CREATE SUBSCRIPTION does.
 
     On return its slot is there (unless ``connect`` or ``create_slot`` is false) and its tables are listed; a launcher
@@ -42,6 +42,9 @@ async def create_subscription(
         target: URL or conninfo.
         options: parameters.
         settings: of the process.
+
+    Returns:
+        The tables that it replicates; none if ``connect`` is false.
 
     Raises:
         ConfigurationError: arguments that cannot be used, alone or together.
@@ -68,8 +71,7 @@ async def create_subscription(
         await _remove_unmade(catalog, name, target, settings)
         async with catalog.create(definition) as made:
             try:
-                if options.connect:
-                    await _make(made, options, settings, target)
+                tables = await _make(made, options, settings, target) if options.connect else ()
                 found = {} if options.create_slot else {"slot_name": slot_name}
                 await catalog.update(made.oid, {"made": True, "enabled": options.enabled, **found})
             except BaseException:
@@ -82,9 +84,10 @@ async def create_subscription(
             "subscription was created, but is not connected (hint: To initiate replication, you must manually create the replication slot,"
             " enable the subscription, and refresh the subscription.)"
         )
+    return tables
 
 
-async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> None:
+async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> Collection[TableName]:
     sink = open_target(target, options, settings, defined=True)
     try:
         setup = Setup(
@@ -96,7 +99,7 @@ async def _make(definition: Definition, options: SubscriptionOptions, settings: 
             sink=sink,
             generation=definition.generation,
         )
-        await setup.create()
+        return await setup.create()
     finally:
         await sink.close()
 

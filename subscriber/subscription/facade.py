@@ -29,7 +29,7 @@ from subscriber.subscription.running import Running, Stopped
 from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared, Setup
 from subscriber.subscription.source import PublisherSource, copy_format
-from subscriber.subscription.status import Status, Until
+from subscriber.subscription.status import Status, TableCopy, Until
 from subscriber.subscription.targets import open_target
 from subscriber.subscription.watchdog import Watchdog
 from subscriber.transaction.feedback import FlushTracker
@@ -181,8 +181,14 @@ class Subscription:
             received=running.tracker.received,
             applied=running.tracker.applied,
             flushed=running.tracker.flushed,
+            state=running.state,
+            publisher_lsn=running.publisher_lsn,
             streaming=running.session is not None,
             tables=dict(running.states.entries()),
+            copies={
+                table: TableCopy(rows, estimated, table in self._progress.copied)
+                for table, (rows, estimated) in list(self._progress.copying.items())
+            },
             left_out=dict(running.states.left_out),
             last_error=running.last_error,
             statistics=self._sink.statistics,

@@ -86,6 +86,7 @@ class Launcher:
         self._refused: dict[int, Definition] = {}
         self._errors: dict[int, str] = {}
         self._stop = asyncio.Event()
+        self._said_idle = False
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -161,9 +162,16 @@ class Launcher:
                     return None
 
     async def _require_names(self, catalog: Catalog) -> None:
-        missing = self._names - {found.name for found in await catalog.subscriptions()}
-        for name in sorted(missing):
-            raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber create makes one")
+        found = {definition.name: definition for definition in await catalog.subscriptions()}
+        for name in sorted(self._names):
+            if name not in found:
+                raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber create makes one")
+            if found[name].made and found[name].conninfo is None and found[name].problem is None:
+                raise ConfigurationError(
+                    f'subscription "{name}" is defined by its command line, not in the target\'s catalog',
+                    hint=f'run it by "subscriber run --connection ... --publication ... --target ... --name {name}";'
+                    f' or let the catalog define it by "subscriber alter {name} --target ... --connection ..."',
+                )
 
     async def _follow(self, catalog: Catalog, group: asyncio.TaskGroup) -> None:
         """One look at the catalog, and the wait for the next."""
@@ -172,7 +180,9 @@ class Launcher:
             await catalog.note_error(oid, text)
             if self._errors.get(oid) == text:
                 del self._errors[oid]
-        wanted = {found.oid: found for found in await catalog.subscriptions() if self._is_wanted(found)}
+        defined = await catalog.subscriptions()
+        wanted = {found.oid: found for found in defined if self._is_wanted(found)}
+        self._tell_idle(defined)
         for oid, worker in list(self._workers.items()):
             if worker.done:
                 del self._workers[oid]
@@ -191,6 +201,20 @@ class Launcher:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _tell_idle(self, defined: Sequence[Definition]) -> None:
+        """Say once that there is nothing to run, and why."""
+        found = [each for each in defined if each.conninfo is not None and (not self._names or each.name in self._names)]
+        if self._said_idle or any(each.enabled or each.problem is not None for each in found):
+            return
+        self._said_idle = True
+        if found:
+            reason, hint = "no subscription is enabled", "subscriber alter NAME --enable; subscriber status shows what there is"
+        elif defined:
+            reason, hint = "the subscriptions of this target are defined by their command lines", "run each by its own command line"
+        else:
+            reason, hint = "the target's catalog defines no subscription", "subscriber create makes one"
+        _log.warning("nothing to run: %s; waiting for one (hint: %s)", reason, hint)
 
     def _is_wanted(self, found: Definition) -> bool:
         if self._names and found.name not in self._names:

@@ -31,16 +31,19 @@ class KnownProgress:
     """A :class:`CopyProgress` that remembers, and passes on.
 
     Attributes:
-        copying: for each table being copied, the rows read so far and how many there may be.
+        copying: for each table copied or being copied, the rows read so far and how many there may be.
+        copied: those whose rows are all in the target.
     """
 
     def __init__(self, other: CopyProgress) -> None:
         self._other = other
         self.copying: dict[TableName, tuple[int, int | None]] = {}
+        self.copied: set[TableName] = set()
 
     def started(self, table: TableName, estimated_rows: int | None) -> None:
         """A copy starts."""
         self.copying[table] = 0, estimated_rows
+        self.copied.discard(table)
         self._other.started(table, estimated_rows)
 
     def advanced(self, table: TableName, rows: int) -> None:
@@ -51,6 +54,7 @@ class KnownProgress:
 
     def finished(self, table: TableName) -> None:
         """All rows are there."""
+        self.copied.add(table)
         self._other.finished(table)
 
 

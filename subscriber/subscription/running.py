@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from subscriber.abc import TableState, WorkerState
 from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -48,6 +49,7 @@ class Running:
         self.last_error: SubscriberError | None = None
         self.disabled_by: SubscriberError | None = None
         self.watchers = Watchers()
+        self._caught_up: StreamSession | None = None
 
     def begin(self) -> None:
         """Forget the run before this one."""
@@ -68,6 +70,23 @@ class Running:
     def finished(self) -> bool:
         """Whether the run is to end."""
         return self.stop.is_set() or (self.until is not None and self.reached(self.until))
+
+    @property
+    def publisher_lsn(self) -> Lsn:
+        """Where the publisher's WAL ends, as far as it is known; INVALID_LSN: not yet."""
+        return max(self.tracker.received, self.session.publisher_lsn if self.session is not None else INVALID_LSN)
+
+    @property
+    def state(self) -> WorkerState:
+        """What it does now. RUNNING lasts as long as the stream, however far that falls behind later."""
+        session = self.session
+        if session is None:
+            return WorkerState.CONNECTING
+        if any(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in self.states.entries().values()):
+            return WorkerState.COPYING
+        if self._caught_up is not session and self.reached(session.publisher_lsn):
+            self._caught_up = session
+        return WorkerState.RUNNING if self._caught_up is session else WorkerState.CATCHING_UP
 
     def is_awaited(self, lsn: Lsn) -> bool:
         """Whether somebody waits for something up to there that is not durable yet."""

@@ -14,7 +14,7 @@ The order makes every crash in between harmless, and every refusal one that chan
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
@@ -158,8 +158,11 @@ class Setup:
         finally:
             await connection.close()
 
-    async def create(self) -> None:
+    async def create(self) -> Collection[TableName]:
         """The first part alone, for an entry made just now: everything is looked at; slot, position and tables are made.
+
+        Returns:
+            The tables.
 
         Raises:
             SubscriberError: what is wrong and what to do about it. What was made until then is there.
@@ -174,7 +177,7 @@ class Setup:
                 state = await self._begin(connection, state)
             elif self._options.failover and connection.capabilities.alter_slot and await connection.slot(self._slot_name) is not None:
                 await connection.execute(alter_replication_slot(connection.capabilities, self._slot_name, failover=True))
-            await self._tables.refresh(connection, state, first=True)
+            return (await self._tables.refresh(connection, state, first=True)).keys()
         finally:
             await connection.close()
 

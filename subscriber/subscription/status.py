@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from subscriber.abc import ApplyStatistics, TableEntry, TableName
+from subscriber.abc import ApplyStatistics, TableEntry, TableName, WorkerState
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["Status", "Until"]
+__all__ = ["Status", "TableCopy", "Until"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,32 @@ class Until:
     allow_missing_tables: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """How far the copy of one table is.
+
+    Attributes:
+        rows: read so far.
+        estimated_rows: how many there may be, or None.
+        done: all of them are in the target.
+    """
+
+    rows: int
+    estimated_rows: int | None
+    done: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """How things stand. LSNs are those of the standby status update: received >= applied >= flushed.
 
     Attributes:
         received, applied, flushed: from the publisher; visible in the target; durable there.
+        state: what the run does.
+        publisher_lsn: where the publisher's WAL ends, as far as it is known.
         streaming: whether there is a connection that follows the slot.
         tables: the subscription's tables with their states.
+        copies: of the tables that were copied since the subscription object was made.
         left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest that was met in this run, mended since or not.
         statistics: counted since the subscription object was made.
@@ -42,8 +60,11 @@ class Status:
     received: Lsn = INVALID_LSN
     applied: Lsn = INVALID_LSN
     flushed: Lsn = INVALID_LSN
+    state: WorkerState = WorkerState.CONNECTING
+    publisher_lsn: Lsn = INVALID_LSN
     streaming: bool = False
     tables: dict[TableName, TableEntry] = field(default_factory=dict)
+    copies: dict[TableName, TableCopy] = field(default_factory=dict)
     left_out: dict[TableName, str] = field(default_factory=dict)
     last_error: SubscriberError | None = None
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.database import WAIT_SECONDS, Database
 
-PROGRAM = (sys.executable, "-W", "error", "-m", "subscriber")
+PROGRAM = (sys.executable, "-W", "error", "-m", "subscriber", "--quiet")
+"""What it says on success is the subject of test_notices alone."""
+LOUD = PROGRAM[:-1]
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith("PG")}, **(given or {})}
 
 
-def subscriber(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = WAIT_SECONDS) -> Ended:
+def subscriber(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = WAIT_SECONDS, program: Sequence[str] = PROGRAM
+) -> Ended:
     """Run it to its end."""
     began = time.monotonic()
-    done = subprocess.run([*PROGRAM, *arguments], env=environment(env), capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run([*program, *arguments], env=environment(env), capture_output=True, text=True, timeout=timeout, check=False)
     return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
 
 
@@ -77,18 +81,18 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Program]:
+def running(*arguments: str, env: Mapping[str, str] | None = None, program: Sequence[str] = PROGRAM) -> Iterator[Program]:
     """Run it while the block lasts; killed at its end."""
     process = subprocess.Popen(
-        [*PROGRAM, *arguments], env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        [*program, *arguments], env=environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
-    program = Program(process)
+    found = Program(process)
     try:
-        yield program
+        yield found
     finally:
         process.kill()
         process.wait()
-        program._reader.join()
+        found._reader.join()
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()

@@ -1,0 +1,124 @@
+"""What ``run`` says while it works: that a subscription is ready, how far a long copy or catch-up is, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from subscriber.abc import WorkerState
+from subscriber.cli.notices import counted
+from subscriber.cli.status_text import size
+from subscriber.subscription.facade import Subscription
+from subscriber.subscription.status import Status
+
+__all__ = ["Narrator", "caught_up", "stopped"]
+
+_POLL: Final = 0.25
+_INTERVAL: Final = 60.0
+
+
+class Narrator:
+    """Looks at subscriptions of this process, and says what changed.
+
+    Args:
+        subscriptions: those that run now, by name.
+        say: prints a line.
+        named: each line begins with the subscription's name.
+        ends: they end by themselves when they have caught up, so that being ready means nothing.
+        copies: whether copies are told about once in ``interval``; not if bars show them.
+        interval: seconds between two lines about the same copy or catch-up.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Callable[[], Mapping[str, Subscription]],
+        say: Callable[[str], None],
+        *,
+        named: bool,
+        ends: bool = False,
+        copies: bool = True,
+        interval: float = _INTERVAL,
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._say = say
+        self._named = named
+        self._ends = ends
+        self._copies = copies
+        self._interval = interval
+        self._known: dict[Subscription, _Known] = {}
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_POLL)
+
+    def look(self) -> None:
+        """Say what changed since the last look."""
+        now = asyncio.get_running_loop().time()
+        found = self._subscriptions()
+        self._known = {each: self._known.get(each) or _Known(now) for each in found.values()}
+        for name, subscription in found.items():
+            self._look(name, subscription.status, self._known[subscription], now)
+
+    def _look(self, name: str, status: Status, known: _Known, now: float) -> None:
+        if status.state is WorkerState.RUNNING:
+            if not known.ready and not self._ends:
+                known.ready = True
+                self._tell(name, _ready(status, now - known.began))
+        elif now - known.told >= self._interval:
+            known.told = now
+            if status.state is WorkerState.COPYING and self._copies:
+                self._tell(name, _copying(status))
+            elif status.state is WorkerState.CATCHING_UP:
+                self._tell(name, _catching_up(status))
+
+    def _tell(self, name: str, text: str) -> None:
+        self._say(f'subscription "{name}": {text}' if self._named else text)
+
+
+class _Known:
+    """What was said of one subscription, and when."""
+
+    def __init__(self, now: float) -> None:
+        self.began = self.told = now
+        self.ready = False
+
+
+def _ready(status: Status, seconds: float) -> str:
+    """It follows the publisher now."""
+    return f"{_copied(status, seconds)}; streaming from {status.flushed}"
+
+
+def caught_up(status: Status, seconds: float) -> str:
+    """It ended by itself."""
+    return f"{_copied(status, seconds)}; caught up to {status.flushed}"
+
+
+def stopped(status: Status) -> str:
+    """It was asked to end."""
+    return f"stopped; the target has everything up to {status.flushed}"
+
+
+def _copied(status: Status, seconds: float) -> str:
+    copies = [copy for copy in status.copies.values() if copy.done]
+    if not copies:
+        return f"{counted(len(status.tables), 'table')}, nothing to copy"
+    return f"copied {counted(len(copies), 'table')}, {counted(sum(copy.rows for copy in copies), 'row')} in {seconds:.1f} s"
+
+
+def _copying(status: Status) -> str:
+    """How far the copies are."""
+    done = sum(copy.done for copy in status.copies.values())
+    rows = sum(copy.rows for copy in status.copies.values())
+    estimated = [copy.estimated_rows for copy in status.copies.values() if not copy.done]
+    whole = sum(copy.rows for copy in status.copies.values() if copy.done) + sum(each or 0 for each in estimated)
+    of = f" of about {whole:,}" if all(estimated) and whole > rows else ""
+    return f"copying: {done:,} of {counted(len(status.tables), 'table')} done, {rows:,}{of} rows"
+
+
+def _catching_up(status: Status) -> str:
+    """How far behind it is."""
+    behind = max(int(status.publisher_lsn) - int(status.flushed), 0)
+    return f"catching up: the target has everything up to {status.flushed}, {size(behind)} of WAL are left"

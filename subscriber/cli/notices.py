@@ -1,0 +1,20 @@
+"""Confirmations and progress: one line each on standard error, so that standard output holds data alone. ``--quiet`` suppresses them."""
+
+from __future__ import annotations
+
+import argparse
+
+from subscriber.cli.output import complain
+
+__all__ = ["confirm", "counted"]
+
+
+def confirm(args: argparse.Namespace, text: str) -> None:
+    """Say that something was done, or how far it is."""
+    if not args.quiet:
+        complain(text)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 table``, ``420,000 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
