@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from subscriber.abc import TableEntry, TableName, TwoPhaseState, WorkerActivity, WorkerDetails
+from subscriber.abc import Retry, TableEntry, TableName, TwoPhaseState, WorkerActivity, WorkerDetails
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "TableObservation", "left_out"]
+__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "TableObservation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +125,14 @@ class Catalog(Protocol):
         """
         ...
 
-    async def note_error(self, oid: int, text: str) -> None:
-        """Keep an error of a worker that could not tell it itself."""
+    async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
+        """Keep an error of a worker that could not report it itself.
+
+        Args:
+            oid: the subscription's.
+            text: the error, one line.
+            details: the worker's details from now on, until it reports again; None: there is nothing to say.
+        """
         ...
 
     async def reset_statistics(self, name: str) -> None:
@@ -170,11 +176,13 @@ class TableObservation:
         table: its name.
         entry: its state, as ``pg_subscription_rel`` has it.
         worker: what its synchronization tells, if one is at work.
+        retry: its latest synchronization, if that failed and is made again.
     """
 
     table: TableName
     entry: TableEntry
     worker: WorkerActivity | None = None
+    retry: Retry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +225,8 @@ class Observation:
         last_error: the latest error of its workers, one line.
         last_error_time: when.
         applier: where landing and applying are two programs, the other one.
-        left_out: published tables that the latest run did not replicate, each with the reason.
+        details: what the apply worker reported last, also if it does not run any more.
+        by_command_line: its command line defines it, as far as the looking role can see.
     """
 
     definition: Definition
@@ -229,10 +238,11 @@ class Observation:
     last_error: str | None = None
     last_error_time: datetime | None = None
     applier: ApplierObservation | None = None
-    left_out: Mapping[TableName, str] = field(default_factory=dict)
+    details: WorkerDetails = field(default_factory=WorkerDetails)
+    by_command_line: bool = False
 
-
-def left_out(details: str | None, tables: Sequence[TableObservation]) -> Mapping[TableName, str]:
-    """Published tables that are not replicated, from the details of the latest report, without those that were added since."""
-    added = {table.table for table in tables}
-    return {table: reason for table, reason in WorkerDetails.from_json(details).left_out.items() if table not in added}
+    @property
+    def left_out(self) -> Mapping[TableName, str]:
+        """Published tables that the latest run did not replicate, each with the reason, without those that were added since."""
+        added = {table.table for table in self.tables}
+        return {table: reason for table, reason in self.details.left_out.items() if table not in added}

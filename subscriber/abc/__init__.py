@@ -4,7 +4,7 @@
 ``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
 """
 
-from subscriber.abc.details import WorkerDetails, WorkerState
+from subscriber.abc.details import Retry, WorkerDetails, WorkerState
 from subscriber.abc.seams import (
     ManyTablesSink,
     ParallelTransaction,
@@ -52,6 +52,7 @@ __all__ = [
     "Query",
     "RelationGate",
     "ReplicationStream",
+    "Retry",
     "Sink",
     "SnapshotOrder",
     "SnapshotTableSink",

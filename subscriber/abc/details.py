@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from subscriber.abc.values import TableName
+from subscriber.protocol.lsn import Lsn
 
-__all__ = ["WorkerDetails", "WorkerState"]
+__all__ = ["Retry", "WorkerDetails", "WorkerState"]
+
+_GRACE_SECONDS: Final = 10.0
+"""For the attempt itself, and for clocks that differ."""
 
 
 class WorkerState(StrEnum):
@@ -24,6 +28,27 @@ class WorkerState(StrEnum):
     """It streams. A table, or the stream itself, has not reached yet where the publisher's WAL ended when the stream began."""
     RUNNING = "running"
     """It streams, all tables are synchronized, and it has caught up once."""
+    RETRYING = "retrying"
+    """An attempt failed, to follow the stream or to synchronize the tables that are left; it waits for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt that failed and is made again.
+
+    Attributes:
+        error: why it failed, one line.
+        attempt: how many failed in succession.
+        next_attempt: when the next one begins, seconds since 1970.
+    """
+
+    error: str
+    attempt: int
+    next_attempt: float
+
+    def waits(self, now: float) -> bool:
+        """Whether the next attempt lies ahead, or has just begun."""
+        return now <= self.next_attempt + _GRACE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +56,43 @@ class WorkerDetails:
     """See the module.
 
     Attributes:
-        left_out: of the apply worker: published tables that the subscription does not replicate, each with the reason.
+        state: what the worker does; None: not known.
+        retry: of the apply worker, or of a table's synchronization: the attempt that failed; None: the latest did not.
+        publisher_lsn: where the publisher's WAL ends, as far as the worker knows.
+        lag_seconds: how long ago the publisher's WAL ended where the target is now durable; 0: it has everything that is known.
+        left_out: published tables that the subscription does not replicate, each with the reason.
     """
 
+    state: WorkerState | None = None
+    retry: Retry | None = None
+    publisher_lsn: Lsn | None = None
+    lag_seconds: float | None = None
     left_out: Mapping[TableName, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """ASCII only, so that every target can hold it."""
-        return json.dumps({"left_out": [[table.namespace, table.name, reason] for table, reason in sorted(self.left_out.items())]})
+        return json.dumps(
+            {
+                "state": self.state,
+                "retry": self.retry and asdict(self.retry),
+                "publisher_lsn": None if self.publisher_lsn is None else str(self.publisher_lsn),
+                "lag_seconds": self.lag_seconds,
+                "left_out": [[table.namespace, table.name, reason] for table, reason in sorted(self.left_out.items())],
+            }
+        )
 
     @classmethod
     def from_json(cls, text: object) -> Self:
         """The details that a catalog holds. What this program did not write counts as nothing."""
         try:
             values: Any = json.loads(text) if isinstance(text, str) else {}
+            state, retry, publisher_lsn, lag = (values.get(name) for name in ("state", "retry", "publisher_lsn", "lag_seconds"))
             return cls(
-                left_out={TableName(str(namespace), str(name)): str(reason) for namespace, name, reason in values.get("left_out", ())}
+                state=None if state is None else WorkerState(state),
+                retry=retry and Retry(str(retry["error"]), int(retry["attempt"]), float(retry["next_attempt"])),
+                publisher_lsn=None if publisher_lsn is None else Lsn.parse(publisher_lsn),
+                lag_seconds=None if lag is None else float(lag),
+                left_out={TableName(str(namespace), str(name)): str(reason) for namespace, name, reason in values.get("left_out", ())},
             )
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls()

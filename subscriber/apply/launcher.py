@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 
-from subscriber.abc import TableName
+from subscriber.abc import Retry, TableName
 from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import TableSynchronization
@@ -130,9 +131,11 @@ class SyncLauncher:
             if self._disable_on_error and disables(error):
                 raise
             self._not_before[table] = asyncio.get_running_loop().time() + pause
+            before = self._states.retries.get(table)
+            self._states.retries[table] = Retry(error.one_line(), before.attempt + 1 if before else 1, time.time() + pause)
             level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
             _log.log(level, 'synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())
         else:
-            for forget in (self._work, self._backoff, self._not_before):
+            for forget in (self._work, self._backoff, self._not_before, self._states.retries):
                 forget.pop(table, None)
             self._tell(table, None)

@@ -31,7 +31,7 @@ import logging
 from collections.abc import Callable, Container, Mapping
 from typing import Final
 
-from subscriber.abc import CATALOG_SCHEMA, TableEntry, TableName, TableState
+from subscriber.abc import CATALOG_SCHEMA, Retry, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
 
@@ -74,6 +74,7 @@ class TableStates:
 
     Attributes:
         left_out: published tables that the subscription does not replicate, each with the reason.
+        retries: of tables whose latest synchronization failed.
     """
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
@@ -86,6 +87,7 @@ class TableStates:
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
         self.left_out: dict[TableName, str] = {}
+        self.retries: dict[TableName, Retry] = {}
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -128,6 +130,7 @@ class TableStates:
     def remove(self, table: TableName) -> None:
         """The table is no longer of the subscription."""
         self._entries.pop(table, None)
+        self.retries.pop(table, None)
         self._own.discard(table)
         self._ahead.discard(table)
         self.abandon_handover(table)

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from subscriber.cli.monitoring import MaxLag, Severity, judge, line
 from subscriber.cli.options import Verbs, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
-from subscriber.errors import SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.subscription.observing import subscription_status
 from subscriber.subscription.status_json import status_as_json
 
@@ -34,8 +35,12 @@ def add_parser(verbs: Verbs) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object, also when something fails")
     shape.add_argument("--watch", action="store_true", help="again and again, until interrupted")
+    shape.add_argument(
+        "--check", action="store_true", help="one line and an exit status for monitoring: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN"
+    )
+    parser.add_argument("--max-lag", metavar="LAG", help="with --check: CRITICAL beyond this time or size, such as 30s or 16MB")
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks of --watch; default: 1")
-    parser.set_defaults(execute=_execute)
+    parser.set_defaults(execute=_execute, usage=parser.error)
 
 
 def _seconds(text: str) -> float:
@@ -49,12 +54,28 @@ def _seconds(text: str) -> float:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    if args.check:
+        return await _check(args)
+    if args.max_lag is not None:
+        args.usage("--max-lag is for --check")
     if args.json:
         return await _json(args)
     if args.watch:
         return await _watch(args)
     say(describe(await subscription_status(args.target, args.names)))
     return 0
+
+
+async def _check(args: argparse.Namespace) -> int:
+    try:
+        limit = MaxLag() if args.max_lag is None else MaxLag.parse(args.max_lag)
+        severity, text = judge(await subscription_status(args.target, args.names), limit)
+    except ConfigurationError as error:
+        severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, error.one_line())
+    except SubscriberError as error:
+        severity, text = Severity.CRITICAL, line(Severity.CRITICAL, error.one_line())
+    say(text)
+    return severity.value
 
 
 async def _json(args: argparse.Namespace) -> int:

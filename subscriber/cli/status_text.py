@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from subscriber.abc import TableState
+from subscriber.abc import Retry, TableState
 from subscriber.catalog import ApplierObservation
 from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.observing import State, SubscriptionStatus
 
-__all__ = ["describe"]
+__all__ = ["describe", "size"]
 
 _STATES = {
     TableState.INIT: "waiting",
@@ -32,7 +33,9 @@ def describe(statuses: Sequence[SubscriptionStatus]) -> str:
 def _lines(status: SubscriptionStatus) -> list[str]:
     found, definition, slot, worker = status.observation, status.observation.definition, status.slot, status.observation.worker
     pid = f", PID {found.pid}" if found.pid else ""
-    lines = [f"{definition.name}: {status.state.value}{pid}"]
+    lines = [f"{definition.name}: {status.state.words}{pid}"]
+    if status.retry is not None:
+        lines.append(f"  retrying      {retrying(status.retry)}")
     lines.append(f"  publications  {', '.join(definition.publications)}")
     if slot is not None:
         word = "active" if slot.active else "inactive"
@@ -81,11 +84,19 @@ def _tables(status: SubscriptionStatus) -> list[str]:
     counts.append(("left out", len(status.observation.left_out)))
     lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
     for table in tables:
-        if table.entry.state is TableState.DATASYNC and table.worker is not None:
+        if table.retry is not None:
+            lines.append(f"    {table.table}: {retrying(table.retry)}")
+        elif table.entry.state is TableState.DATASYNC and table.worker is not None:
             of = f" of about {table.worker.estimated_rows}" if table.worker.estimated_rows else ""
             lines.append(f"    {table.table}: {table.worker.copied_rows} rows{of}")
     lines += [f"    {table}: left out: {reason}" for table, reason in status.observation.left_out.items()]
     return lines
+
+
+def retrying(retry: Retry) -> str:
+    """An attempt that failed, and the next one."""
+    following = datetime.fromtimestamp(retry.next_attempt, UTC).astimezone()
+    return f"attempt {retry.attempt} failed, next at {following:%H:%M:%S%z}: {retry.error}"
 
 
 def size(count: int) -> str:

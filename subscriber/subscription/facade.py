@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from subscriber.abc import Sink, TableName, TableState
+from subscriber.abc import Retry, Sink, TableName, TableState
 from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.apply.retry import Backoff, disables, is_coming_up, policy
@@ -182,6 +183,7 @@ class Subscription:
             applied=running.tracker.applied,
             flushed=running.tracker.flushed,
             state=running.state,
+            retry=running.retry,
             publisher_lsn=running.publisher_lsn,
             streaming=running.session is not None,
             tables=dict(running.states.entries()),
@@ -216,7 +218,7 @@ class Subscription:
             running.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
             left_out = LeftOutTables(self.name, self._conninfo, self._publications, running.states)
             left_out.compare(prepared.published, prepared.left_out)
-            running.prepared = True
+            running.prepared, running.failed = True, None
             running.watchers.notify()
             await self._sweep_spools(prepared)
             complete = until is not None and not until.allow_missing_tables
@@ -248,6 +250,7 @@ class Subscription:
                         await running.unless_stopped(left_out.look())
                 finally:
                     # the last error, before the sink is closed; a target that does not answer is not waited for
+                    running.end_retries()
                     await reporting.report(_REPORT_SECONDS)
                 await launcher.leave(_LEAVE_SECONDS)
                 for task in beside:
@@ -266,6 +269,7 @@ class Subscription:
                     raise
                 running.last_error = error
                 pause = backoff.pause(policy(error))
+                running.failed = Retry(error.one_line(), running.failed.attempt + 1 if running.failed else 1, time.time() + pause)
                 _log.warning('subscription "%s": %s; next attempt in %.1f s', self.name, error.one_line(), pause)
             await running.unless_stopped(asyncio.sleep(pause))
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import Sink, TwoPhaseState
+from subscriber.abc import Retry, Sink, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skipping import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.reporting import Reporting
 from subscriber.subscription.running import Running
@@ -87,6 +88,8 @@ class Following:
         self._was_streaming = self._is_streaming = False
         self._undecodable_at: Lsn | None = None
         self._cautiously = False
+        self._attempt_began = self._began
+        self._failures, self._failed_at = 0, INVALID_LSN
 
     async def run(self) -> None:
         """Follow until the run is finished.
@@ -97,6 +100,7 @@ class Following:
         """
         while not self._running.finished():
             self._is_streaming = False
+            self._attempt_began = asyncio.get_running_loop().time()
             try:
                 async with self._watchdog.attempt():
                     if not self._sink_is_open:
@@ -106,6 +110,7 @@ class Following:
                 error = self._undecodable(met) if is_undecodable(met) else met
                 self._running.last_error = error
                 pause = self._judge(error)
+                self._running.failed = self._failed(error, pause)
                 # up to where the target has come, it says when it is opened again
                 start = "" if isinstance(error, TargetError) else f", from {self._position.lsn}"
                 _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
@@ -132,6 +137,16 @@ class Following:
             if not (isinstance(error, SlotInUse) and waited < _SLOT_SECONDS) and not is_coming_up(error):
                 raise error
         return self._backoff.pause(answer)
+
+    def _failed(self, error: SubscriberError, pause: float) -> Retry:
+        """The attempt that failed. One that went on for a while, or that moved the position, is the first one again."""
+        flushed = self._running.tracker.flushed
+        lasted = asyncio.get_running_loop().time() - self._attempt_began
+        if flushed > self._failed_at or lasted > self._settings.wal_retrieve_retry_interval:
+            self._failures = 0
+        self._failures += 1
+        self._failed_at = flushed
+        return Retry(error.one_line(), self._failures, time.time() + pause)
 
     def _level(self, error: SubscriberError) -> int:
         if policy(error).policy is not Policy.SOON:
@@ -264,4 +279,5 @@ class Following:
     def _progressed(self) -> None:
         self._backoff.reset()
         self._watchdog.moved()
+        self._running.failed = None
         self._running.watchers.notify()

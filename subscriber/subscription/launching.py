@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import TableName
+from subscriber.abc import Retry, TableName, WorkerDetails, WorkerState
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
 from subscriber.apply.tasks import task_group
@@ -48,6 +49,7 @@ class _Worker:
         self.subscription = subscription
         self.stopping = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.retry: Retry | None = None
 
     @property
     def done(self) -> bool:
@@ -84,7 +86,8 @@ class Launcher:
         self._progress = progress
         self._workers: dict[int, _Worker] = {}
         self._refused: dict[int, Definition] = {}
-        self._errors: dict[int, str] = {}
+        self._errors: dict[int, tuple[str, str | None]] = {}
+        self._noted = asyncio.Event()
         self._stop = asyncio.Event()
         self._said_idle = False
 
@@ -175,10 +178,17 @@ class Launcher:
 
     async def _follow(self, catalog: Catalog, group: asyncio.TaskGroup) -> None:
         """One look at the catalog, and the wait for the next."""
+        self._noted.clear()
+        for worker in self._workers.values():
+            # while the sink of a run is not open yet, it cannot report that it waits
+            status = worker.subscription.status
+            if status.retry not in {None, worker.retry} and status.last_error is not None and not status.tables:
+                worker.retry = status.retry
+                self._note(worker.definition, status.last_error, worker)
         while self._errors:
-            oid, text = next(iter(self._errors.items()))
-            await catalog.note_error(oid, text)
-            if self._errors.get(oid) == text:
+            oid, news = next(iter(self._errors.items()))
+            await catalog.note_error(oid, *news)
+            if self._errors.get(oid) == news:
                 del self._errors[oid]
         defined = await catalog.subscriptions()
         wanted = {found.oid: found for found in defined if self._is_wanted(found)}
@@ -191,7 +201,7 @@ class Launcher:
         for oid, definition in wanted.items():
             if oid not in self._workers:
                 self._start(definition, group)
-        waiting = {asyncio.ensure_future(catalog.wait(_TICK)), asyncio.ensure_future(self._stop.wait())}
+        waiting = {asyncio.ensure_future(work) for work in (catalog.wait(_TICK), self._stop.wait(), self._noted.wait())}
         ending = {worker.task for worker in self._workers.values() if worker.task is not None and worker.stopping.is_set()}
         try:
             done, _ = await asyncio.wait({*waiting, *ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -238,9 +248,14 @@ class Launcher:
         worker = self._workers[definition.oid] = _Worker(definition, subscription)
         worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
 
-    def _note(self, definition: Definition, error: SubscriberError) -> None:
-        """An error of a run that may have no sink to tell it: the next look at the catalog does."""
-        self._errors[definition.oid] = error.one_line()
+    def _note(self, definition: Definition, error: SubscriberError, worker: _Worker | None = None) -> None:
+        """An error of a run that may have no sink to report it: the next look at the catalog does. With a worker: it is tried again."""
+        details: str | None = None
+        if worker is not None:
+            left_out = worker.subscription.status.left_out
+            details = WorkerDetails(state=WorkerState.RETRYING, retry=worker.retry, left_out=left_out).to_json()
+        self._errors[definition.oid] = error.one_line(), details
+        self._noted.set()
 
     def _make(self, definition: Definition) -> Subscription:
         return Subscription(
@@ -256,7 +271,7 @@ class Launcher:
 
     async def _keep(self, worker: _Worker) -> None:
         """Run one until it is stopped."""
-        backoff = Backoff(self._settings)
+        backoff, failures = Backoff(self._settings), 0
         definition = worker.definition
         clock = asyncio.get_running_loop()
         while not worker.stopping.is_set():
@@ -270,12 +285,16 @@ class Launcher:
             except SubscriberError as error:
                 if clock.time() - began > self._settings.wal_retrieve_retry_interval:
                     backoff.reset()
+                    failures = 0
+                failures += 1
                 answer = policy(error)
-                self._note(definition, error)
                 if worker.subscription.disabled_by is not None:
+                    self._note(definition, error)
                     await self._disable(definition, error)
                     return
                 pause = backoff.pause(answer)
+                worker.retry = Retry(error.one_line(), failures, time.time() + pause)
+                self._note(definition, error, worker)
                 _log.log(
                     logging.WARNING if answer.policy is Policy.SOON else logging.ERROR,
                     'subscription "%s": %s; next attempt in %.1f s',

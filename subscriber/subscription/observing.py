@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from subscriber.abc import TableState
+from subscriber.abc import Retry, WorkerState
 from subscriber.catalog import Observation
 from subscriber.errors import SubscriberError, TargetError
+from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.targets import observe_target, open_catalog
 from subscriber.walreceiver.monitoring import SlotObservation, observe_slot
 
@@ -25,15 +27,23 @@ class State(StrEnum):
     CREATING = "creating"
     """Its create is at work, or was cut off."""
     DISABLED = "disabled"
-    DOWN = "down"
-    """Enabled, and nobody runs it."""
-    CONNECTING = "connecting"
-    """It is run, and has no stream."""
-    SYNCHRONIZING = "synchronizing"
-    """It streams, and tables are being copied or catch up."""
-    STREAMING = "streaming"
+    """The launcher does not run it."""
+    NOT_RUNNING = "not_running"
+    """Enabled, and no process runs it."""
+    DEFINED_BY_COMMAND_LINE = "defined_by_command_line"
+    """No process runs it, and no launcher will: it needs its command line."""
+    CONNECTING = WorkerState.CONNECTING.value
+    COPYING = WorkerState.COPYING.value
+    CATCHING_UP = WorkerState.CATCHING_UP.value
+    RUNNING = WorkerState.RUNNING.value
+    RETRYING = WorkerState.RETRYING.value
     BROKEN = "broken"
     """Its rows in the catalog cannot be understood."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +55,8 @@ class SubscriptionStatus:
         observation: what the target knows.
         slot: what the publisher knows of its slot; None if it was not, or could not be asked.
         publisher_error: why not, one line.
-        lag_bytes: from what is durable in the target to the end of the publisher's WAL, or None.
-        lag_seconds: how old that is, as pg_stat_replication measures it; 0 when there is nothing to wait for; None if unknown.
+        lag_bytes: from what is durable in the target to the end of the publisher's WAL, as the publisher or else the worker knows it.
+        lag_seconds: the larger of what pg_stat_replication and the worker measure; 0 when there is nothing to wait for; None if unknown.
     """
 
     state: State
@@ -57,16 +67,26 @@ class SubscriptionStatus:
     @property
     def lag_bytes(self) -> int | None:
         """See the class."""
-        if self.slot is None:
-            return None
-        position = self.observation.worker.flushed if self.observation.worker else None
-        position = position or self.observation.definition.position
-        return None if position is None else max(int(self.slot.publisher_lsn) - int(position), 0)
+        worker = self.observation.worker
+        position = (worker.flushed if worker is not None else None) or self.observation.definition.position
+        if self.slot is not None:
+            end: Lsn | None = self.slot.publisher_lsn
+        else:
+            end = self.observation.details.publisher_lsn if worker is not None else None
+        return None if position is None or end is None else max(int(end) - int(position), 0)
 
     @property
     def lag_seconds(self) -> float | None:
         """See the class."""
-        return None if self.slot is None else self.slot.lag_seconds
+        known = [] if self.slot is None else [self.slot.lag_seconds]
+        if self.observation.worker is not None:
+            known.append(self.observation.details.lag_seconds)
+        return max((seconds for seconds in known if seconds is not None), default=None)
+
+    @property
+    def retry(self) -> Retry | None:
+        """With state RETRYING: the attempt that failed."""
+        return self.observation.details.retry if self.state is State.RETRYING else None
 
 
 async def subscription_status(target: str, names: Sequence[str] = ()) -> list[SubscriptionStatus]:
@@ -106,12 +126,15 @@ def _state(observation: Observation) -> State:
         return State.BROKEN
     if not definition.made:
         return State.CREATING
-    if worker is None:
-        return State.DOWN if definition.enabled else State.DISABLED
-    if worker.received_at is None:
-        return State.CONNECTING
-    synchronized = all(table.entry.state in {TableState.SYNCDONE, TableState.READY} for table in observation.tables)
-    return State.STREAMING if synchronized else State.SYNCHRONIZING
+    details = observation.details
+    if worker is not None:
+        return State(details.state or WorkerState.CONNECTING)
+    if not definition.enabled:
+        return State.DISABLED
+    # between two attempts there may be no session with the target
+    if details.retry is not None and details.retry.waits(time.time()):
+        return State.RETRYING
+    return State.DEFINED_BY_COMMAND_LINE if observation.by_command_line else State.NOT_RUNNING
 
 
 async def reset_subscription_stats(name: str, *, target: str) -> None:

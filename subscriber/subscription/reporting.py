@@ -16,6 +16,7 @@ from typing import Final
 from subscriber.abc import Sink, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.running import Running
 
 __all__ = ["KnownProgress", "Reporting"]
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 _INTERVAL: Final = 1.0
 _REPORT_SECONDS: Final = 3.0
 _RATE_SECONDS: Final = 5.0
+_LAG_SECONDS: Final = 86_400
 
 
 class KnownProgress:
@@ -74,6 +76,8 @@ class Reporting:
         self._turn = asyncio.Lock()
         self._told: SubscriberError | None = None
         self._failures: set[str] = set()
+        # beyond that many seconds the lag is not measured
+        self._ends: deque[tuple[float, Lsn]] = deque(maxlen=_LAG_SECONDS)
         self._samples: deque[tuple[float, int, int]] = deque()
 
     async def run(self) -> None:
@@ -131,8 +135,22 @@ class Reporting:
             changes=changes,
             transactions_per_second=per_second[0],
             changes_per_second=per_second[1],
-            details=WorkerDetails(left_out=running.states.left_out).to_json(),
+            details=WorkerDetails(
+                state=running.state,
+                retry=running.retry,
+                publisher_lsn=running.publisher_lsn,
+                lag_seconds=self._lag(),
+                left_out=running.states.left_out,
+            ).to_json(),
         )
+
+    def _lag(self) -> float:
+        """Seconds since the publisher's WAL ended where the target is now."""
+        now, running, ends = asyncio.get_running_loop().time(), self._running, self._ends
+        ends.append((now, running.publisher_lsn))
+        while ends and ends[0][1] <= running.tracker.flushed:
+            ends.popleft()
+        return round(now - ends[0][0], 3) if ends else 0.0
 
     def _rates(self, transactions: int, changes: int) -> tuple[float, float]:
         now = asyncio.get_running_loop().time()
@@ -150,7 +168,9 @@ class Reporting:
         found = []
         for table in self._running.states.unsynchronized:
             # thousands may wait for their turn
-            if table in copying or entries[table].state is not TableState.INIT:
+            retry = self._running.retry_of(table)
+            if table in copying or retry is not None or entries[table].state is not TableState.INIT:
                 rows, estimated = copying.get(table, (0, None))
-                found.append(WorkerActivity(table=table, copied_rows=rows, estimated_rows=estimated))
+                details = WorkerDetails(retry=retry).to_json()
+                found.append(WorkerActivity(table=table, copied_rows=rows, estimated_rows=estimated, details=details))
         return found

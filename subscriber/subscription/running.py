@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from subscriber.abc import TableState, WorkerState
+from subscriber.abc import Retry, TableName, TableState, WorkerState
 from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -34,6 +35,7 @@ class Running:
         until: the LSN at which the run ends by itself.
         awaited: LSNs that somebody waits for.
         last_error: the latest.
+        failed: the attempt to follow the stream that failed, until the next one makes progress.
         disabled_by: the error that ended the run because of ``disable_on_error``, or None.
         watchers: of everything here.
     """
@@ -47,6 +49,7 @@ class Running:
         self.until: Lsn | None = None
         self.awaited: list[Lsn] = []
         self.last_error: SubscriberError | None = None
+        self.failed: Retry | None = None
         self.disabled_by: SubscriberError | None = None
         self.watchers = Watchers()
         self._caught_up: StreamSession | None = None
@@ -55,7 +58,7 @@ class Running:
         """Forget the run before this one."""
         self.states = TableStates()
         self.prepared = False
-        self.last_error = self.disabled_by = None
+        self.last_error = self.failed = self.disabled_by = None
 
     def end(self) -> None:
         """No run is under way."""
@@ -77,9 +80,29 @@ class Running:
         return max(self.tracker.received, self.session.publisher_lsn if self.session is not None else INVALID_LSN)
 
     @property
+    def retry(self) -> Retry | None:
+        """The failed attempt because of which nothing goes on but the rest of what was replicated before; None: there is none."""
+        if self.failed is not None:
+            return self.failed
+        waiting = [self.retry_of(table) for table in self.states.unsynchronized]
+        return waiting[0] if waiting and all(waiting) else None
+
+    def end_retries(self) -> None:
+        """No attempt follows in this run."""
+        self.failed = None
+        self.states.retries.clear()
+
+    def retry_of(self, table: TableName) -> Retry | None:
+        """The failed synchronization of a table, if the next attempt lies ahead or has just begun."""
+        found = self.states.retries.get(table)
+        return found if found is not None and found.waits(time.time()) else None
+
+    @property
     def state(self) -> WorkerState:
         """What it does now. RUNNING lasts as long as the stream, however far that falls behind later."""
         session = self.session
+        if self.retry is not None:
+            return WorkerState.RETRYING
         if session is None:
             return WorkerState.CONNECTING
         if any(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in self.states.entries().values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from subscriber.abc import ApplyStatistics, TableEntry, TableName, WorkerState
+from subscriber.abc import ApplyStatistics, Retry, TableEntry, TableName, WorkerState
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
@@ -47,6 +47,7 @@ class Status:
     Attributes:
         received, applied, flushed: from the publisher; visible in the target; durable there.
         state: what the run does.
+        retry: with state RETRYING, the attempt that failed.
         publisher_lsn: where the publisher's WAL ends, as far as it is known.
         streaming: whether there is a connection that follows the slot.
         tables: the subscription's tables with their states.
@@ -61,6 +62,7 @@ class Status:
     applied: Lsn = INVALID_LSN
     flushed: Lsn = INVALID_LSN
     state: WorkerState = WorkerState.CONNECTING
+    retry: Retry | None = None
     publisher_lsn: Lsn = INVALID_LSN
     streaming: bool = False
     tables: dict[TableName, TableEntry] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from subscriber.abc import WorkerActivity
+from subscriber.abc import Retry, WorkerActivity
 from subscriber.catalog import ApplierObservation, TableObservation
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.observing import SubscriptionStatus
@@ -23,6 +23,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "name": definition.name,
         "oid": definition.oid,
         "state": status.state.value,
+        "retry": _retry(status.retry),
         "enabled": definition.enabled,
         "pid": found.pid,
         "publications": list(definition.publications),
@@ -90,7 +91,14 @@ def _table(table: TableObservation) -> dict[str, Any]:
         "lsn": _lsn(table.entry.lsn),
         "copied_rows": table.worker and table.worker.copied_rows,
         "estimated_rows": table.worker and table.worker.estimated_rows,
+        "retry": _retry(table.retry),
     }
+
+
+def _retry(retry: Retry | None) -> dict[str, Any] | None:
+    if retry is None:
+        return None
+    return {"error": _text(retry.error), "attempt": retry.attempt, "next_attempt": _seconds(retry.next_attempt)}
 
 
 def _by_state(tables: tuple[TableObservation, ...]) -> Mapping[str, int]:

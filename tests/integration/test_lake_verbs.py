@@ -231,7 +231,7 @@ async def test_skip(publisher18_db: Database, lake: Path) -> None:
             assert (done.status, done.errors) == (0, "")
         await landed(lake, publisher)
         assert set(lake_rows(lake, await applied(lake), T, ["id", "v"])) == {("1", "a"), ("3", "c")}
-        await until(lake, lambda found: found["skip_lsn"] is None and found["state"] == "streaming")
+        await until(lake, lambda found: found["skip_lsn"] is None and found["state"] == "running")
     await drop_subscription(name, target=target, settings=QUICK)
 
 
@@ -265,7 +265,7 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
     await until(lake, lambda found: bool(found["state"] == "disabled"))
     async with alter_subscription(name, target=target, settings=QUICK) as subscription:
         await subscription.enable()
-    found = await until(lake, lambda found: bool(found["state"] == "down"))
+    found = await until(lake, lambda found: bool(found["state"] == "not_running"))
     assert found["applier"]["pid"] is None
     assert found["applier"]["published_lsn"] is None
     async with launched(lake):
@@ -273,14 +273,14 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
         cut = await applied(lake)
         publisher.execute("INSERT INTO t VALUES (2, 'b')")
         await landed(lake, publisher)
-        found = await until(lake, lambda found: bool(found["applier"]["waiting_batches"]) and found["state"] == "streaming")
+        found = await until(lake, lambda found: bool(found["applier"]["waiting_batches"]) and found["state"] == "running")
         assert found["publisher"]["slot_active"] is True
         assert found["tables_by_state"] in ({"r": 1}, {"s": 1})
         assert found["applier"]["published_lsn"] == str(cut.lsn)
         assert found["applier"]["waiting_batches"] == 1
         assert found["applier"]["waiting_bytes"] == _bytes_behind(lake, cut.lsn)
         text = await asyncio.to_thread(subscriber, "status", f"--target={target}")
-        assert text.output.startswith(f"{name}: streaming, PID ")
+        assert text.output.startswith(f"{name}: running, PID ")
         assert f"  applier       not running, published {cut.lsn}, 1 batches, " in text.output
         cut = await applied(lake)
         found = await until(lake, lambda found: not found["applier"]["waiting_batches"])

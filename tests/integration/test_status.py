@@ -48,16 +48,16 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
     assert found["publisher"]["slot_active"] is False
     async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
         await subscription.enable()
-    assert (await one(target, "down"))["tables_by_state"] == {"i": 1}
+    assert (await one(target, "not_running"))["tables_by_state"] == {"i": 1}
     with closed(target, 7):
         async with launched(target):
             await asyncio.to_thread(target.wait, waiting_at(7), 1)
-            found = await one(target, "synchronizing")
+            found = await one(target, "copying")
             assert found["tables_by_state"] == {"d": 1}
             assert found["tables"][0]["copied_rows"] in {0, 1000}
             async with asyncio.timeout(WAIT_SECONDS):
                 while found["tables"][0]["estimated_rows"] is None:  # reported once a second
-                    found = await one(target, "synchronizing")
+                    found = await one(target, "copying")
             assert found["tables"][0]["estimated_rows"] == 1000
             rows = target.fetch(
                 "SELECT worker_type, relid::regclass::text, pid IS NOT NULL FROM subscriber.pg_stat_subscription ORDER BY relid NULLS FIRST"
@@ -66,7 +66,7 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
     async with launched(target):
         await same(publisher, target, name, ROWS)
         await asyncio.to_thread(wait_for_state, target, "t", "r")
-        found = await one(target, "streaming")
+        found = await one(target, "running")
         pid = target.value("SELECT pid FROM subscriber.pg_stat_subscription")
         assert found["pid"] == pid
         assert target.value(f"SELECT application_name FROM pg_stat_activity WHERE pid = {pid}") == name
@@ -79,14 +79,14 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
             lsn = publisher.current_lsn()
             async with asyncio.timeout(WAIT_SECONDS):
                 while found["received_lsn"] is None or Lsn.parse(found["received_lsn"]) < lsn:
-                    found = await one(target, "streaming")
+                    found = await one(target, "running")
             assert Lsn.parse(found["flushed_lsn"]) < lsn
             assert found["lag_bytes"] > 0
             holder.execute("COMMIT")
         await same(publisher, target, name, ROWS)
         async with asyncio.timeout(WAIT_SECONDS):
             while found["transactions"] == 0 or found["lag_bytes"] > 0:
-                found = await one(target, "streaming")
+                found = await one(target, "running")
         assert found["latest_end_lsn"] is not None
         target.execute("DELETE FROM t WHERE id = 1")
         publisher.execute("UPDATE t SET v = 'gone' WHERE id = 1")
@@ -94,12 +94,12 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
         counted = "SELECT confl_update_missing::int FROM subscriber.pg_stat_subscription_stats"
         await asyncio.to_thread(target.wait, counted, 1)
         text = subscriber("status", "--target", target.dsn, name).output
-        for part in (f"{name}: streaming, PID {pid}", "1 ready", "confl_update_missing 1", "retains"):
+        for part in (f"{name}: running, PID {pid}", "1 ready", "confl_update_missing 1", "retains"):
             assert part in text
         with contextlib.closing(target.connect()) as ends:
             ends.execute(f"SELECT pg_terminate_backend({pid})")
         await asyncio.to_thread(target.wait, f"SELECT count(*) FROM subscriber.pg_stat_subscription WHERE pid <> {pid}", 1)
-    assert (await one(target, "down"))["last_error"] is not None
+    assert (await one(target, "not_running"))["last_error"] is not None
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 

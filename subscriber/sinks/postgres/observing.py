@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.abc import TableEntry, TableName, WorkerActivity
-from subscriber.catalog import Observation, TableObservation, left_out
+from subscriber.abc import TableEntry, TableName, WorkerActivity, WorkerDetails
+from subscriber.catalog import Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog import VERSION
@@ -47,7 +47,7 @@ JOIN subscriber.pg_stat_subscription v ON v.subid = w.subid AND coalesce(v.relid
 """
 
 # of the latest run, also when it has ended
-_DETAILS: Final = "SELECT subid::int8 AS subid, details FROM subscriber.worker WHERE relid = 0"
+_DETAILS: Final = "SELECT subid::int8 AS subid, relid::int8 AS relid, details FROM subscriber.worker"
 
 _TABLES: Final = """
 SELECT r.srsubid::int8 AS subid, r.srrelid::int8 AS relid, n.nspname::text AS namespace, c.relname::text AS name,
@@ -92,13 +92,18 @@ async def _observe(reader: CatalogReader) -> Sequence[Observation]:
         conninfos = {row["oid"]: row["subconninfo"] for row in await reader.fetch(_CONNINFOS)}
     workers = {(row["subid"], row["relid"]): row for row in await reader.fetch(_WORKERS)}
     tables = await reader.fetch(_TABLES)
-    details = {row["subid"]: row["details"] for row in await reader.fetch(_DETAILS)}
+    details = {(row["subid"], row["relid"]): row["details"] for row in await reader.fetch(_DETAILS)}
     await _decode_json(reader.connection)
     return [
         _observation(
-            row | {"subconninfo": conninfos.get(row["oid"]), "details": details.get(row["oid"])},
+            row
+            | {
+                "subconninfo": conninfos.get(row["oid"]),
+                "details": details.get((row["oid"], 0)),
+                "by_command_line": row["oid"] in conninfos and conninfos[row["oid"]] is None,
+            },
             workers,
-            [table for table in tables if table["subid"] == row["oid"]],
+            [{**table, "details": details.get((row["oid"], table["relid"]))} for table in tables if table["subid"] == row["oid"]],
         )
         for row in await reader.fetch(_SUBSCRIPTIONS)
     ]
@@ -117,7 +122,7 @@ def _observation(
     found, known = definition(row, claimed=False), list[TableObservation]()
     for table in tables:
         try:
-            known.append(_table(table, workers.get((oid, table["relid"]))))
+            known.append(_table(table, workers.get((oid, table["relid"])), alive=apply is not None))
         except TargetError as error:
             found = replace(found, problem=found.problem or str(error), remedy=found.remedy or error.hint)
     return Observation(
@@ -129,16 +134,19 @@ def _observation(
         stats_reset=row["stats_reset"],
         last_error=stats.get("last_error"),
         last_error_time=row["last_error_time"],
-        left_out=left_out(row["details"], known),
+        details=WorkerDetails.from_json(row["details"]),
+        by_command_line=row["by_command_line"],
     )
 
 
-def _table(row: Mapping[str, Any], worker: Mapping[str, Any] | None) -> TableObservation:
+def _table(row: Mapping[str, Any], worker: Mapping[str, Any] | None, *, alive: bool) -> TableObservation:
     name = TableName(row["namespace"], row["name"])
     return TableObservation(
         table=name,
         entry=TableEntry(known_table_state(row["state"]), _lsn(row["lsn"])),
         worker=_activity(worker, name) if worker else None,
+        # between two attempts the synchronization has no session
+        retry=WorkerDetails.from_json(row["details"]).retry if alive else None,
     )
 
 

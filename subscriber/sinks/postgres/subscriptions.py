@@ -252,7 +252,7 @@ class PostgresCatalog:
                     await self._connection.execute(f"DELETE FROM subscriber.{table} WHERE {column} = $1", oid)  # noqa: S608
         return await self.prepared_transactions(oid)
 
-    async def note_error(self, oid: int, text: str) -> None:
+    async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
         """Where status shows it.
 
         Raises:
@@ -263,6 +263,14 @@ class PostgresCatalog:
             oid,
             self._reader.storable(text),
         )
+        if details is not None:
+            await self._reader.fetch(
+                "INSERT INTO subscriber.worker (subid, relid, lock_key, worker_type, details) VALUES ($1::int8::oid, 0, $2, 'apply', $3)"
+                " ON CONFLICT (subid, relid) DO UPDATE SET details = excluded.details",
+                oid,
+                writer_key(oid),
+                details,
+            )
 
     async def reset_statistics(self, name: str) -> None:
         """What ``pg_stat_reset_subscription_stats`` does.

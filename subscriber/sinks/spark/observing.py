@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from subscriber.abc import TableName, WorkerActivity
-from subscriber.catalog import ApplierObservation, Observation, TableObservation, left_out
+from subscriber.abc import Retry, TableName, WorkerActivity, WorkerDetails
+from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import read_cut
@@ -54,13 +54,14 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     told = [_activity(values) for values in status.get("workers", [])]
     workers = {worker.table: worker for worker in told} if running else {}
     reset = read_quietly(storage, RESET)
+    definition = defined(storage, lake)
     tables = tuple(
-        TableObservation(table=name, entry=table.entry, worker=workers.get(name))
+        TableObservation(table=name, entry=table.entry, worker=workers.get(name), retry=_retry(workers.get(name)))
         for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
     )
     return [
         Observation(
-            definition=defined(storage, lake),
+            definition=definition,
             pid=status.get("pid") if running else None,
             worker=workers.get(None),
             tables=tables,
@@ -69,9 +70,14 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
             applier=_applier(storage, applier),
-            left_out=left_out(next((worker.details for worker in told if worker.table is None), None), tables),
+            details=WorkerDetails.from_json(next((worker.details for worker in told if worker.table is None), None)),
+            by_command_line=definition.conninfo is None,
         )
     ]
+
+
+def _retry(worker: WorkerActivity | None) -> Retry | None:
+    return None if worker is None else WorkerDetails.from_json(worker.details).retry
 
 
 def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:

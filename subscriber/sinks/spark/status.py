@@ -71,13 +71,16 @@ def read_landed_counters(storage: Storage) -> dict[str, int]:
     return {name: int(found.get(name, 0)) for name in COUNTERS}
 
 
-def write_error(storage: Storage, text: str) -> None:
-    """Keep an error.
+def write_error(storage: Storage, text: str, details: str | None = None) -> None:
+    """Keep an error, and the details of a worker that could not report them itself.
 
     Raises:
         TargetError: it cannot be written.
     """
     write_document(storage, ERROR, {"last_error": text, "last_error_time": time.time()}, durable=False)
+    if details is not None:
+        told = {"workers": [{"table": None, "details": details}]}
+        write_document(storage, STATUS, {**read_quietly(storage, STATUS), **told}, durable=False)
 
 
 def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:

@@ -297,14 +297,14 @@ class LakeCatalog:
         storage.delete(documents)
         storage.sync([""])
 
-    async def note_error(self, oid: int, text: str) -> None:
+    async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
         """Where status shows it.
 
         Raises:
             TargetUnavailable, TargetError
         """
         if await self._find() is not None:
-            await unhurried(lambda: write_error(self._storage, text))
+            await unhurried(lambda: write_error(self._storage, text, details))
 
     async def reset_statistics(self, name: str) -> None:
         """Set the counters to zero.

@@ -10,8 +10,8 @@ from typing import Any, Final
 from sqlalchemy import Table, inspect, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from subscriber.abc import TableName, WorkerActivity
-from subscriber.catalog import Definition, Observation, TableObservation, left_out
+from subscriber.abc import TableName, WorkerActivity, WorkerDetails
+from subscriber.catalog import Definition, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.catalog import definition
 from subscriber.sinks.sqlalchemy.catalog_types import Unknown
@@ -116,7 +116,8 @@ def _observation(
         stats_reset=_time(stats.get("stats_reset")),
         last_error=stats.get("last_error"),
         last_error_time=_time(stats.get("last_error_time")),
-        left_out=left_out(details, known),
+        details=WorkerDetails.from_json(details),
+        by_command_line=defined.conninfo is None,
     )
 
 
@@ -130,6 +131,7 @@ def _table(table: Table, row: Row, worker: Row | None) -> TableObservation:
         table=name,
         entry=entry,
         worker=_activity(worker, name) if worker else None,
+        retry=WorkerDetails.from_json(worker["details"]).retry if worker else None,
     )
 
 

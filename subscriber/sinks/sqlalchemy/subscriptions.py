@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.catalog import Definition
@@ -213,7 +213,7 @@ class SqlAlchemyCatalog:
             )
         return ()
 
-    async def note_error(self, oid: int, text: str) -> None:
+    async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
         """Where status shows it.
 
         Raises:
@@ -222,6 +222,10 @@ class SqlAlchemyCatalog:
         stats = self._tables.subscription_stats
         async with self._database.writing() as connection:
             await connection.execute(update(stats).where(stats.c.subid == oid).values(last_error=text, last_error_time=time.time()))
+            if details is not None:
+                worker = self._tables.worker
+                await connection.execute(delete(worker).where(worker.c.subid == oid, worker.c.relid == 0))
+                await connection.execute(insert(worker).values(subid=oid, relid=0, worker_type="apply", details=details))
 
     async def reset_statistics(self, name: str) -> None:
         """Zeros in ``subscription_stats``.

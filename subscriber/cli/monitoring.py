@@ -1,0 +1,123 @@
+"""``subscriber status --check``: one line and an exit status, as monitoring plugins give them (Nagios Plugin Development Guidelines).
+
+CRITICAL: nothing is replicated, or the lag is too large. WARNING: replication goes on with a restriction. UNKNOWN: it cannot be told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from subscriber.cli.status_text import size
+from subscriber.config import parse_bytes, parse_seconds
+from subscriber.errors import ConfigurationError
+from subscriber.printable import printable
+from subscriber.subscription.observing import State, SubscriptionStatus
+
+__all__ = ["MaxLag", "Severity", "judge", "line"]
+
+
+class Severity(IntEnum):
+    """Exit statuses."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+_WORST = (Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN, Severity.OK)
+_RESTRICTED = frozenset({State.CREATING, State.CONNECTING, State.COPYING, State.CATCHING_UP})
+
+
+@dataclass(frozen=True, slots=True)
+class MaxLag:
+    """``--max-lag``: seconds or bytes."""
+
+    seconds: float | None = None
+    size: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> MaxLag:
+        """Read ``30s`` or ``16MB``.
+
+        Raises:
+            ConfigurationError: it is neither, or has no unit.
+        """
+        if text.strip()[-1:].isdecimal():
+            raise ConfigurationError(f'--max-lag "{text}" has no unit', hint="say for example 30s, 5min or 16MB")
+        try:
+            return cls(seconds=parse_seconds("max_lag", text))
+        except ConfigurationError:
+            pass
+        try:
+            return cls(size=parse_bytes("max_lag", text))
+        except ConfigurationError:
+            raise ConfigurationError(f'--max-lag "{text}" is neither a time nor a size', hint="say for example 30s, 5min or 16MB") from None
+
+
+def judge(statuses: Sequence[SubscriptionStatus], limit: MaxLag) -> tuple[Severity, str]:
+    """The worst of all, and the line with performance data."""
+    if not statuses:
+        return Severity.UNKNOWN, line(Severity.UNKNOWN, "the target has no subscription")
+    verdicts = [list(_verdicts(status, limit)) for status in statuses]
+    severities = [severity for found in verdicts for severity, _ in found]
+    worst = next((severity for severity in _WORST if severity in severities), Severity.OK)
+    texts = [
+        f"{status.observation.definition.name} {', '.join([status.state.words, *(text for _, text in found if text)])}"
+        for status, found in zip(statuses, verdicts, strict=True)
+    ]
+    return worst, line(worst, "; ".join(texts), " ".join(each for status in statuses for each in _performance(status, limit)))
+
+
+def line(severity: Severity, text: str, performance: str = "") -> str:
+    """``SUBSCRIBER OK - text | performance``. A bar separates the two, so that the text has none."""
+    told = printable(f"SUBSCRIBER {severity.name} - {text}").replace("|", "/")
+    return f"{told} | {printable(performance)}" if performance else told
+
+
+def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Severity, str]]:
+    """What speaks for which severity; the state's own has no text, for it is said in any case."""
+    observation, retry = status.observation, status.retry
+    if retry is not None:
+        yield Severity.CRITICAL, f"attempt {retry.attempt} failed: {retry.error}"
+    elif status.state in _RESTRICTED:
+        yield Severity.WARNING, ""
+    elif status.state is not State.RUNNING:
+        yield Severity.CRITICAL, observation.last_error or ""
+    elif failing := [str(table.table) for table in observation.tables if table.retry is not None]:
+        yield Severity.WARNING, f"synchronization fails: {', '.join(failing)}"
+    if observation.left_out:
+        yield Severity.WARNING, f"not replicated: {', '.join(map(str, observation.left_out))}"
+    if status.slot is not None and status.slot.wal_status in {"lost", "unreserved"}:
+        yield Severity.CRITICAL, f"the slot's wal_status is {status.slot.wal_status}"
+    lag = [] if status.lag_bytes is None else [f"{size(status.lag_bytes)} behind"]
+    seconds = _seconds(status)
+    if seconds is not None:
+        lag.append(f"lag {seconds:.1f} s")
+    yield Severity.OK, ", ".join(lag)
+    if (limit.seconds is not None and seconds is None) or (limit.size is not None and status.lag_bytes is None):
+        yield Severity.UNKNOWN, "the lag is not known"
+    if (limit.seconds is not None and (seconds or 0) > limit.seconds) or (limit.size is not None and (status.lag_bytes or 0) > limit.size):
+        yield Severity.CRITICAL, "the lag is too large"
+
+
+def _seconds(status: SubscriptionStatus) -> float | None:
+    """The lag; in a target where applying is a program of its own, that of what waits to be applied, too."""
+    applier = status.observation.applier
+    waits = None if applier is None or applier.waiting_since is None else max(time.time() - applier.waiting_since, 0.0)
+    return max((each for each in (status.lag_seconds, waits) if each is not None), default=None)
+
+
+def _performance(status: SubscriptionStatus, limit: MaxLag) -> Iterator[str]:
+    """``'label'=value[unit];[warn];[crit];[min]``."""
+    name = status.observation.definition.name.replace("=", "_").replace("'", "''")
+    seconds = _seconds(status)
+    if seconds is not None:
+        yield f"'{name} lag'={seconds:.3f}s;;{'' if limit.seconds is None else f'{limit.seconds:g}'};0"
+    if status.lag_bytes is not None:
+        yield f"'{name} behind'={status.lag_bytes}B;;{'' if limit.size is None else limit.size};0"
+    if status.slot is not None:
+        yield f"'{name} retained'={status.slot.retained_bytes}B;;;0"
