@@ -56,18 +56,33 @@ CANNOT_CONNECT_NOW: Final = "57P03"
 _LAYOUT: Final = "\n\t"
 
 
+_TOO_MANY_FILES: Final = "Too many open files"
+
+
+def connection_hint(text: str, otherwise: str) -> str:
+    """What to do about a file or a connection that cannot be opened: this process may be the reason.
+
+    Args:
+        text: what the system said.
+        otherwise: the hint for every other reason.
+    """
+    return "this process may not open more files: raise its limit (ulimit -n)" if _TOO_MANY_FILES in text else otherwise
+
+
 class SubscriberError(Exception):
     """Root of every error this package raises on purpose.
 
     Attributes:
         hint: what to do about it, one sentence, or None.
         sqlstate: the five-character SQLSTATE where a server gave one, or None.
+        also: further errors that were found at the same time, each with its own hint.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
         super().__init__(printable(message, keep=_LAYOUT))
         self.hint = hint
         self.sqlstate = sqlstate
+        self.also: list[SubscriberError] = []
 
     @property
     def hint(self) -> str | None:
@@ -83,10 +98,15 @@ class SubscriberError(Exception):
         super().add_note(printable(note, keep=_LAYOUT))
 
     def one_line(self) -> str:
-        """Message, notes and hint on one line, as the command line prints them."""
+        """Message, notes and hint on one line; then those of the other errors that were found."""
+        return "; also: ".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """A line for each error that was found, as the command line prints them: message, notes and hint."""
         parts = [str(self), *getattr(self, "__notes__", ())]
         text = "; ".join(" ".join(part.split()) for part in parts)
-        return f"{text} (hint: {' '.join(self.hint.split())})" if self.hint else text
+        own = f"{text} (hint: {' '.join(self.hint.split())})" if self.hint else text
+        return [own, *(line for error in self.also for line in error.lines())]
 
 
 class ConfigurationError(SubscriberError):

@@ -25,7 +25,7 @@ from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Final
 
-from subscriber.errors import SpoolError
+from subscriber.errors import SpoolError, connection_hint
 
 __all__ = ["BLOCK_SIZE", "SpoolFile", "blocks", "spool_failure"]
 
@@ -43,7 +43,8 @@ def spool_failure(action: str, path: Path, error: OSError) -> SpoolError:
         hint = f"make room in {path.parent}, or let spool_directory name a place that has more"
     else:
         hint = "let spool_directory name a directory that belongs to the user who runs this, and only to him"
-    return SpoolError(f'could not {action} "{path}": {os.strerror(error.errno or 0)}', hint=hint)
+    said = os.strerror(error.errno or 0)
+    return SpoolError(f'could not {action} "{path}": {said}', hint=connection_hint(said, hint))
 
 
 def _damaged(path: Path, what: str) -> SpoolError:

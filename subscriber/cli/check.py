@@ -46,7 +46,8 @@ async def _execute(args: argparse.Namespace) -> int:
         settings=Settings.parse(args.settings),
     )
     for finding in findings:
-        say(printable(f"{finding.severity}: {finding.message} (hint: {finding.hint})"))
+        hint = f" (hint: {finding.hint})" if finding.hint else ""
+        say(printable(f"{finding.severity}: {finding.message}{hint}"))
     errors = sum(finding.severity == "error" for finding in findings)
     if not findings and not args.quiet:
         say("nothing was found that would go wrong")

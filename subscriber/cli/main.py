@@ -79,7 +79,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         # SIGTERM of a verb that has nothing to end cleanly: what it was about is taken back
         return 143
     except SubscriberError as error:
-        complain(error.one_line())
+        for line in error.lines():
+            complain(line)
         return 1
     except BrokenPipeError:
         # the reader of our output has gone (`subscriber tail … | head`)

@@ -115,7 +115,10 @@ class Setup:
             await refuse_same_database(connection, self._sink)
             known = await self._sink.exists(self._name)
             if self._managed and not known:
-                raise SubscriptionChanged(f'subscription "{self._name}" was dropped or renamed just now', hint="look what there is")
+                raise SubscriptionChanged(
+                    f'subscription "{self._name}" was dropped or renamed just now',
+                    hint="subscriber status lists the subscriptions that exist",
+                )
             await (
                 self._check_publications(connection, self._publications) if known else self._check_everything(connection, own_slot=False)
             )
@@ -332,8 +335,7 @@ def _raise_first(found: Sequence[tuple[type[SubscriberError], Finding]]) -> None
         return
     kind, first = errors[0]
     error = kind(first.message, hint=first.hint)
-    for _, finding in errors[1:]:
-        error.add_note(f"also: {finding.message} (hint: {finding.hint})")
+    error.also = [each(finding.message, hint=finding.hint) for each, finding in errors[1:]]
     raise error
 
 

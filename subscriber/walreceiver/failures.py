@@ -22,6 +22,7 @@ from subscriber.errors import (
     PublisherUnavailable,
     SlotInUse,
     SubscriberError,
+    connection_hint,
 )
 
 __all__ = ["connect_error", "connection_lost", "conninfo_error", "is_undecodable", "result_error"]
@@ -95,7 +96,7 @@ def connect_error(error: psycopg.Error) -> SubscriberError:
     for pattern, sqlstate, hint in _CONNECT:
         if re.search(pattern, text):
             return PublisherError(f"could not connect to the publisher: {text}", hint=hint, sqlstate=sqlstate or None)
-    hint = _HINTS["53300"] if _TOO_MANY.search(text) else "check that the publisher runs, and host and port"
+    hint = _HINTS["53300"] if _TOO_MANY.search(text) else connection_hint(text, "check that the publisher runs, and host and port")
     return PublisherUnavailable(f"could not connect to the publisher: {text}", hint=hint)
 
 
@@ -115,7 +116,9 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
     if sqlstate is None:
         return PublisherUnavailable(f"lost the connection to the publisher: {_one_line(result.get_error_message())}")
     text = _one_line(_field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "error without a message")
-    hint = _HINTS.get(sqlstate) or _field(result, pq.DiagnosticField.MESSAGE_HINT)
+    # 53400 is also that of other limits, such as temp_file_limit
+    ours = _HINTS.get(sqlstate) if sqlstate != "53400" or "replication slots" in text else None
+    hint = ours or _field(result, pq.DiagnosticField.MESSAGE_HINT)
     if rows and sqlstate[:2] in _ROW_VALUE_CLASSES:
         text = f"the publisher failed on a row (SQLSTATE {sqlstate})"
         hint = "its log tells the row; a row filter, a generated value, or text that is not UTF-8 is the usual reason"

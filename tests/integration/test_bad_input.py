@@ -18,7 +18,7 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.server import EmbeddedServer
-from tests.database import Database
+from tests.database import Database, fresh_database
 from tests.integration.ground import ALL, SECRET, Ground
 from tests.integration.program import position, running, slots, subscriber
 from tests.integration.streams import streaming
@@ -408,8 +408,11 @@ def test_check_finds_several_things_at_once(ground: Ground) -> None:
         'error: publication "nope" does not exist on the publisher',
         'error: logical replication target relation "public.t" does not exist',
     ]
-    line = ground.told(ground.run(), 'publication "nope" does not exist')
-    assert '"public.t" does not exist' in line
+    done = ground.run()
+    assert (done.status, done.output) == (1, "")
+    first, second = done.errors.splitlines()
+    assert first.startswith('subscriber: publication "nope" does not exist on the publisher (hint: CREATE PUBLICATION')
+    assert second.startswith('subscriber: logical replication target relation "public.t" does not exist (hint: create the table')
 
 
 # --- a subscription that is there already
@@ -480,14 +483,15 @@ def test_slot_invalidated(ground: Ground) -> None:
 
 def test_another_publisher(ground: Ground) -> None:
     ground.goes_on()
-    ground.target.execute("CREATE PUBLICATION pub FOR TABLE t")
+    other = ground.resources.enter_context(fresh_database(ground.target.server, "other"))
+    other.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
     before = ground.state()
-    ground.connection = ground.target.dsn
+    ground.connection = other.dsn
     done = ground.run()
     ground.told(done, r"the publisher's system identifier is \d+, but the target was filled from \d+")
     assert done.seconds < SECONDS
     assert ground.state() == before
-    assert slots(ground.target) == []
+    assert slots(other) == []
     ground.mend_arguments()
     ground.goes_on()
 

@@ -279,7 +279,9 @@ async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, op
         oid = await connection.fetchval(find, name)
         if oid is None:
             if known:
-                raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
+                raise SubscriptionChanged(
+                    f'subscription "{name}" was dropped or renamed just now', hint="subscriber status lists the subscriptions that exist"
+                )
             async with connection.transaction():
                 await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", CATALOG_KEY)
                 oid = await connection.fetchval(find, name)

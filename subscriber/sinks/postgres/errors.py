@@ -25,7 +25,7 @@ import psycopg
 from psycopg import pq
 
 from subscriber.abc import TableName
-from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable
+from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable, connection_hint
 
 __all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "parameter_number", "target_error", "translated"]
 
@@ -39,11 +39,22 @@ CATALOG_HINT: Final = (
 )
 """What can be done about a catalog that somebody's hand broke."""
 _CATALOG: Final = re.compile(r'relation "subscriber\.')
+_RELATION_HINT: Final = "compare the target's table with the publisher's"
 _READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writing"
 _LOG_HINT: Final = "the target's log tells more"
+_PASSES: Final = "it passes by itself, unless the target is down"
+_UNAVAILABLE_HINTS: Final = {
+    CANNOT_CONNECT_NOW: "wait: it takes connections when it is up",
+    "53300": "raise max_connections of the target, or end other sessions",
+    "55P03": "another session of the target holds the lock (pg_locks), or lock_timeout of the role is too short",
+    "57014": "another session canceled the statement, or statement_timeout of the target's role is too short",
+    "25P03": "raise idle_in_transaction_session_timeout of the target's role",
+    "25P04": "raise transaction_timeout of the target's role",
+    "57P05": "raise idle_session_timeout of the target's role",
+}
 _APPLY_HINTS: Final = {
     "22": "compare the column's type in the target with the publisher's",
-    "23": "mend the target's rows, or change its constraint",
+    "23": "the target's constraint refuses the publisher's row: change or drop the constraint, or change the rows of the target",
 }
 
 
@@ -180,7 +191,7 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
         # a type's receive function ran out of bytes; a connection that is out of step has no context
         return ApplyError(f"incorrect binary data format (SQLSTATE {sqlstate})", sqlstate=sqlstate, hint=_APPLY_HINTS["22"])
     if sqlstate is None or sqlstate in _UNAVAILABLE or sqlstate[:2] in {"08", "40"}:
-        return TargetUnavailable(text, sqlstate=sqlstate, hint=_unavailable_hint(sqlstate))
+        return TargetUnavailable(text, sqlstate=sqlstate, hint=_UNAVAILABLE_HINTS.get(sqlstate or "", _PASSES))
     if sqlstate == "42501":
         return TargetError(
             text, sqlstate=sqlstate, hint="grant the target's role this privilege, or connect as the tables' owner or a superuser"
@@ -190,18 +201,10 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
     if sqlstate == "42P01" and _CATALOG.search(text):
         return TargetError(text, sqlstate=sqlstate, hint=CATALOG_HINT)
     if sqlstate[:2] == "42" or sqlstate == "3F000":
-        return RelationError(text, sqlstate=sqlstate, hint="compare the target's table with the publisher's")
+        return RelationError(text, sqlstate=sqlstate, hint=_RELATION_HINT if diagnostics.context is None else _LOG_HINT)
     if sqlstate[:2] in _APPLY_CLASSES:
         return ApplyError(text, sqlstate=sqlstate, hint=_APPLY_HINTS.get(sqlstate[:2], _LOG_HINT))
     return TargetError(text, sqlstate=sqlstate, hint=_LOG_HINT)
-
-
-def _unavailable_hint(sqlstate: str | None) -> str:
-    if sqlstate == CANNOT_CONNECT_NOW:
-        return "wait: it takes connections when it is up"
-    if sqlstate == "53300":
-        return "raise max_connections of the target, or end other sessions"
-    return "it passes by itself, unless the target is down"
 
 
 @contextlib.contextmanager
@@ -219,4 +222,5 @@ def translated() -> Iterator[None]:
         raise target_error(Diagnostics.of_asyncpg(error)) from None
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         # asyncpg's own texts, and the system's: about the connection, which may be cut in the middle of anything
-        raise TargetUnavailable(f"connection to the target failed: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        raise TargetUnavailable(f"connection to the target failed: {said}", hint=connection_hint(said, _PASSES)) from error

@@ -153,12 +153,20 @@ class RelationMapping:
             raise RelationError(str(self.problem), sqlstate=self.problem.sqlstate, hint=self.problem.hint)
 
 
-def missing_table(table: TableName) -> RelationError:
+CREATE_HINT: Final = "create the table in the target with the publisher's columns"
+STREAM_HINT: Final = (
+    "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
+    " (or subscriber alter NAME --refresh): that adds and copies it"
+)
+"""Where a change arrives for a table that the target has not."""
+
+
+def missing_table(table: TableName, hint: str = CREATE_HINT) -> RelationError:
     """Native's error for a target table that is not there."""
     return RelationError(
         f'logical replication target relation "{table}" does not exist',
         sqlstate=_PREREQUISITE,
-        hint="create the table in the target with the publisher's columns",
+        hint=hint,
     )
 
 

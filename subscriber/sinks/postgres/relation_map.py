@@ -14,7 +14,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.described import DescribedRelations
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import RelationMapping, map_relation
+from subscriber.sinks.postgres.relation import STREAM_HINT, RelationMapping, map_relation
 from subscriber.sinks.postgres.table_reader import read_table, require_table
 
 __all__ = ["RelationMap"]
@@ -74,7 +74,7 @@ class RelationMap(DescribedRelations):
         found = self._mappings.get(relation.relation_id)
         if found is None:
             name = TableName(relation.namespace, relation.name)
-            found = map_relation(relation, await read_table(self._reader, name, as_owner=self._as_owner))
+            found = map_relation(relation, await read_table(self._reader, name, as_owner=self._as_owner, hint=STREAM_HINT))
             self._mappings[relation.relation_id] = found
         return found
 

@@ -13,6 +13,7 @@ from subscriber.sinks.postgres.conflict import UNIQUE_VIOLATION, Collision, Exis
 from subscriber.sinks.postgres.errors import parameter_number, target_error
 from subscriber.sinks.postgres.pipeline import StatementFailed
 from subscriber.sinks.postgres.statement import Statement
+from subscriber.sinks.postgres.statements import SWITCH_ROLE
 from subscriber.sinks.tally import ChangeContext, describe
 
 __all__ = ["Counted", "apply_error"]
@@ -40,8 +41,10 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
         if diagnostics.sqlstate == _BINARY_FORMAT:
             # native's words for it
             error = type(error)(f"incorrect binary data format in logical replication column {number}", sqlstate=_BINARY_FORMAT)
-    if diagnostics.sqlstate == "42501" and not statement.message_type:
+    if diagnostics.sqlstate == "42501" and statement.sql.startswith(SWITCH_ROLE):
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
+    elif diagnostics.sqlstate == "42501" and statement.message_type:
+        error.hint = "grant the privilege to the role that makes the change: the table's owner; with run_as_owner = true, the target's role"
     if diagnostics.sqlstate == UNIQUE_VIOLATION and statement.table is not None:
         found = collisions or []
         relation = diagnostics.relation or statement.table

@@ -28,7 +28,7 @@ from subscriber.sinks.postgres.origin import PARALLEL
 from subscriber.sinks.postgres.relation import RelationMapping, TargetColumn, qualified_name
 from subscriber.sinks.postgres.statement import Statement, Written
 
-__all__ = ["control", "delete", "insert", "set_role", "truncate", "update"]
+__all__ = ["SWITCH_ROLE", "control", "delete", "insert", "set_role", "truncate", "update"]
 
 _PARTITION: Final = {
     True: "(SELECT n.nspname::pg_catalog.text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
@@ -44,9 +44,12 @@ def control(sql: str, parameter_types: tuple[int, ...] = ()) -> Statement:
     return Statement(sql.encode(), parameter_types)
 
 
+SWITCH_ROLE: Final = b"SET LOCAL ROLE "
+
+
 def set_role(role: str | None) -> Statement:
     """Become ``role`` for the rest of the transaction, or ourselves again."""
-    return control(f"SET LOCAL ROLE {quote_identifier(role) if role else 'NONE'}")
+    return control(f"{SWITCH_ROLE.decode()}{quote_identifier(role) if role else 'NONE'}")
 
 
 def _statement(

@@ -13,7 +13,7 @@ from subscriber.abc import TableName
 from subscriber.errors import RelationError
 from subscriber.sinks.postgres.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import TargetColumn, TargetTable, missing_table
+from subscriber.sinks.postgres.relation import CREATE_HINT, STREAM_HINT, TargetColumn, TargetTable, missing_table
 
 __all__ = ["read_table", "read_tables", "require_table"]
 
@@ -147,13 +147,14 @@ LEFT JOIN LATERAL (
 """
 
 
-async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) -> TargetTable:
+async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT) -> TargetTable:
     """Read one table.
 
     Args:
         reader: the session to read through.
         name: of the table.
         as_owner: whether changes will be made as the table's owner.
+        hint: what to do if there is no such relation.
 
     Raises:
         RelationError: there is no such relation.
@@ -162,7 +163,7 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool) 
     _require_text(name)
     found = await read_tables(reader, [name], as_owner=as_owner)
     if name not in found:
-        raise missing_table(name)
+        raise missing_table(name, hint)
     return found[name]
 
 
@@ -203,7 +204,7 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
 
 
 async def require_table(reader: CatalogReader, name: TableName) -> int:
-    """See that there is such a relation; return its oid.
+    """See that there is such a relation, of which a change has arrived; return its oid.
 
     Raises:
         RelationError: there is none.
@@ -212,7 +213,7 @@ async def require_table(reader: CatalogReader, name: TableName) -> int:
     _require_text(name)
     found = await reader.fetch(_EXISTS, name.namespace, name.name)
     if not found:
-        raise missing_table(name)
+        raise missing_table(name, STREAM_HINT)
     return int(found[0]["oid"])
 
 

@@ -20,7 +20,7 @@ import asyncpg
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.errors import CANNOT_CONNECT_NOW, ConfigurationError, TargetError, TargetUnavailable
+from subscriber.errors import CANNOT_CONNECT_NOW, ConfigurationError, TargetError, TargetUnavailable, connection_hint
 from subscriber.sinks.postgres.errors import translated
 
 __all__ = ["Target", "asyncpg_arguments"]
@@ -172,7 +172,7 @@ def _refusal(text: str) -> TargetError:
     if _PERMANENT.search(text):
         hint = "mend the target's connection string, or the server's pg_hba.conf"
         return TargetError(f"target refuses the connection: {text}", hint=hint)
-    return TargetUnavailable(message, hint="check that the target runs, and host and port")
+    return TargetUnavailable(message, hint=connection_hint(text, "check that the target runs, and host and port"))
 
 
 def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> dict[str, Any]:

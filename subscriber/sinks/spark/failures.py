@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
 __all__ = ["damaged", "reckoned", "translated"]
 
@@ -38,7 +38,8 @@ def translated(what: str) -> Iterator[None]:
             raise TargetError(f"cannot write {what}: permission denied ({text})", hint="give this user the right to write there") from error
         if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
             raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
-        raise TargetUnavailable(f"cannot read or write {what}: {text or type(error).__name__}", hint="is the file system there?") from error
+        hint = connection_hint(error.strerror or "", "is the file system there?")
+        raise TargetUnavailable(f"cannot read or write {what}: {text or type(error).__name__}", hint=hint) from error
 
 
 @contextlib.contextmanager

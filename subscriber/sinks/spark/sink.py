@@ -129,7 +129,9 @@ class SparkSink:
     def _require_ours(self, lake: Lake | None, name: str) -> Lake:
         gone = lake is None or lake.dropped or lake.name != name
         if self._defined and gone:
-            raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
+            raise SubscriptionChanged(
+                f'subscription "{name}" was dropped or renamed just now', hint="subscriber status lists the subscriptions that exist"
+            )
         assert lake is not None
         if lake.dropped or lake.name != name:
             what = f'what dropped subscription "{lake.name}" left' if lake.dropped else f'of subscription "{lake.name}", not "{name}"'

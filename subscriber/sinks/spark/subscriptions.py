@@ -243,14 +243,18 @@ class LakeCatalog:
             require_name(changes["name"])
         lake = await self._find()
         if lake is None:
-            raise TargetError("the subscription was dropped just now", sqlstate="42704", hint="look what there is")
+            raise TargetError(
+                "the subscription was dropped just now", sqlstate="42704", hint="subscriber status lists the subscriptions that exist"
+            )
         async with self._writing(lake.name):
             await unhurried(lambda: self._store(changes))
 
     def _store(self, changes: Mapping[str, Any]) -> None:
         lake = Lake.find(self._storage)
         if lake is None:
-            raise TargetError("the subscription was dropped just now", sqlstate="42704", hint="look what there is")
+            raise TargetError(
+                "the subscription was dropped just now", sqlstate="42704", hint="subscriber status lists the subscriptions that exist"
+            )
         options = {name: value for name, value in changes.items() if name in OPTIONS}
         own = {name: value for name, value in changes.items() if name in {"enabled", "conninfo", "made", "pending_refresh", "skip_lsn"}}
         if options or own:

@@ -38,6 +38,11 @@ _EQUALITY: Final = frozenset(
 _ONE_TEXT: Final = frozenset({"int2", "int4", "int8", "oid", "uuid"})
 """Types of which PostgreSQL takes two texts that its output functions write for equal only if they are."""
 
+_CREATE_HINT: Final = "create the table in the target, or run with --create-tables"
+_STREAM_HINT: Final = (
+    "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
+    " (or subscriber alter NAME --refresh): that adds and copies it"
+)
 _CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
 """Types that text is cast to by a function, which takes less than their input does (no "-"). For character there is no such function."""
 
@@ -220,7 +225,7 @@ async def load_target_table(
         raise RelationError(
             f'logical replication target relation "{name}" does not exist',
             sqlstate="55000",
-            hint="create the table in the target, or run with --create-tables",
+            hint=_CREATE_HINT if isinstance(relation, PublishedTable) else _STREAM_HINT,
         )
     sources = source_types(relation, published)
     names = [column for column, _ in sources]

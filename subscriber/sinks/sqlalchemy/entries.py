@@ -146,7 +146,9 @@ async def ensure_subscription(database: Database, name: str, options: Subscripti
         # drawing an oid locks the row that everybody draws from: of two that find no entry, the second one looks again
         oid = await find_subscription(connection, tables, name)
         if oid is None and known:
-            raise SubscriptionChanged(f'subscription "{name}" was dropped or renamed just now', hint="look what there is")
+            raise SubscriptionChanged(
+                f'subscription "{name}" was dropped or renamed just now', hint="subscriber status lists the subscriptions that exist"
+            )
         if oid is None:
             await connection.execute(update(tables.version).values(next_oid=tables.version.c.next_oid))
             oid = await find_subscription(connection, tables, name)

@@ -28,7 +28,7 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetError, TargetUnavailable, connection_hint
 from subscriber.sinks.sqlalchemy.refusals import APPLY_HINT, Refusal, mysql_refusal, postgresql_refusal, sqlite_refusal
 
 __all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error", "translated"]
@@ -75,7 +75,8 @@ def translated() -> Iterator[None]:
     except SQLAlchemyError as error:
         raise target_error(error) from None
     except (OSError, EOFError) as error:
-        raise TargetUnavailable(f"connection to the target failed: {_one_line(str(error))}", hint=_PASSES) from error
+        said = _one_line(str(error))
+        raise TargetUnavailable(f"connection to the target failed: {said}", hint=connection_hint(said, _PASSES)) from error
     except Exception as error:
         if not _passed_a_driver(error):
             raise
