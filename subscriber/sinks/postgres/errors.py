@@ -18,6 +18,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import asyncpg
@@ -27,7 +28,7 @@ from psycopg import pq
 from subscriber.abc import TableName
 from subscriber.errors import CANNOT_CONNECT_NOW, ApplyError, RelationError, TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "parameter_number", "target_error", "translated"]
+__all__ = ["CATALOG_HINT", "Diagnostics", "condition_name", "is_lost", "parameter_number", "target_error", "translated"]
 
 _UNAVAILABLE: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "57014", "53300", "55P03", "25P03", "25P04"})
 _SAFE_CLASSES: Final = frozenset({"08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
@@ -220,7 +221,22 @@ def translated() -> Iterator[None]:
         raise target_error(Diagnostics.of_psycopg(error)) from None
     except asyncpg.PostgresError as error:
         raise target_error(Diagnostics.of_asyncpg(error)) from None
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except Exception as error:
+        if not is_lost(error):
+            raise
         # asyncpg's own texts, and the system's: about the connection, which may be cut in the middle of anything
         said = " ".join(str(error).split())
         raise TargetUnavailable(f"connection to the target failed: {said}", hint=connection_hint(said, _PASSES)) from error
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether asyncpg met an error of the connection, or bytes that it could not read.
+
+    asyncpg checks little of what it reads: a damaged message ends with any exception of its buffers, IndexError for example.
+    """
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
+        return True
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and "asyncpg" in Path(traceback.tb_frame.f_code.co_filename).parts

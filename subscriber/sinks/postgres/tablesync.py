@@ -35,7 +35,7 @@ from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.errors import Diagnostics, copy_column, target_error
+from subscriber.sinks.postgres.errors import Diagnostics, copy_column, is_lost, target_error
 from subscriber.sinks.postgres.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins, origin_name
 from subscriber.sinks.postgres.reading import CatalogReader
@@ -310,7 +310,9 @@ class PostgresTableSink:
             column = copy_column(diagnostics, columns) or diagnostics.column
             mapped.add_note(f'while copying table "{self._table}"' + (f' column "{column}"' if column else ""))
             raise mapped from None
-        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        except Exception as error:
+            if not is_lost(error):
+                raise
             raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from error
 
     async def finish_copy(self, position: Position) -> None:
