@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("target", nargs="?", default="all", choices=(*KINDS, "all"))
     parser.add_argument("--seconds", type=float, default=600, help="for all targets together")
     parser.add_argument("--seed", default=None, help="of the first round: NUMBER; of one round: NUMBER/ROUND")
-    parser.add_argument("--rate", type=float, default=30, help="transactions a second of the load")
+    parser.add_argument("--rate", type=float, default=20, help="transactions a second of the load")
     parser.add_argument("--without", action="append", default=[], metavar="FAULT", help="leave this one out, by the name in the summary")
     args = parser.parse_args()
     seed = args.seed or str(secrets.randbelow(10**6))

@@ -32,7 +32,8 @@ from tests.chaos.proxy import Fault, Make, Strike, Then
 from tests.chaos.stream import StreamState, payload_tag
 
 _GIGABYTE = 1 << 30
-_NO_XID = 4_294_967_290
+FORGED_XID = 4_294_967_290
+"""Of transactions that there never were."""
 _LAST = 2**64 - 1
 _ROWS = frozenset(b"IUD")
 _CONTROL = frozenset(b"BCbPSEcpAKrROYM")
@@ -79,7 +80,7 @@ def _stray_abort(state: StreamState, message: bytes, rng: random.Random) -> Stri
     """Of a transaction that was never streamed, as PostgreSQL 18 sends it."""
     if not _is_between(state, message):
         return None
-    return Strike(message + _xlog_data(state.lsn, encode(StreamAbort(_NO_XID, _NO_XID - rng.randrange(2)))))
+    return Strike(message + _xlog_data(state.lsn, encode(StreamAbort(FORGED_XID, FORGED_XID - rng.randrange(2)))))
 
 
 def _stray_prepare(state: StreamState, message: bytes, rng: random.Random) -> Strike | None:
@@ -87,9 +88,9 @@ def _stray_prepare(state: StreamState, message: bytes, rng: random.Random) -> St
     if not _is_between(state, message):
         return None
     lsn, gid = Lsn(state.lsn), "chaos"
-    data = _xlog_data(lsn, encode(Prepare(0, lsn, lsn, 0, _NO_XID, gid)))
+    data = _xlog_data(lsn, encode(Prepare(0, lsn, lsn, 0, FORGED_XID, gid)))
     if rng.random() < 0.3:
-        data += _xlog_data(lsn, encode(CommitPrepared(0, lsn, lsn, 0, _NO_XID, gid)))
+        data += _xlog_data(lsn, encode(CommitPrepared(0, lsn, lsn, 0, FORGED_XID, gid)))
     return Strike(message + data)
 
 

@@ -94,8 +94,13 @@ MARIADB: dict[str, tuple[float, Direction, _Make]] = {
 """Weight, direction, and what is done, by name."""
 
 
-def draw(faults: dict[str, tuple[float, Direction, _Make]], rng: random.Random) -> Fault:
-    """One of them, for one of the next messages: a session may have a few, a stream has thousands."""
-    name = rng.choices(list(faults), [weight for weight, _, _ in faults.values()])[0]
+def fault(faults: dict[str, tuple[float, Direction, _Make]], name: str, rng: random.Random) -> Fault:
+    """This one, at one of the next messages: a session may have a few, a stream has thousands, and is asked for little."""
     _, direction, make = faults[name]
-    return Fault(name, make, direction, skip=rng.choice((0, 0, rng.randrange(10), rng.randrange(200))))
+    many = 200 if direction is Direction.TO_CLIENT else 10
+    return Fault(name, make, direction, skip=rng.choice((0, 0, rng.randrange(10), rng.randrange(many))))
+
+
+def draw(faults: dict[str, tuple[float, Direction, _Make]], rng: random.Random) -> Fault:
+    """One of them."""
+    return fault(faults, rng.choices(list(faults), [weight for weight, _, _ in faults.values()])[0], rng)

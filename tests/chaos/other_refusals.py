@@ -25,10 +25,8 @@ def alter(world: OtherWorld, statement: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            execute(world, statement)
-        except (sqlite3.OperationalError, pymysql.err.OperationalError) as error:
-            if "duplicate column" in str(error) or "Duplicate column" in str(error):
-                return
+            world.execute(statement)
+        except (sqlite3.OperationalError, pymysql.err.OperationalError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(_BUSY)
@@ -36,37 +34,18 @@ def alter(world: OtherWorld, statement: str) -> None:
             return
 
 
-def _file(world: OtherWorld, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    assert world.path is not None
-    if not world.path.exists():
-        raise CannotNow
-    return sqlite3.connect(world.path, timeout=2, isolation_level=None, check_same_thread=check_same_thread)
-
-
-def execute(world: OtherWorld, *statements: str) -> None:
-    """On a session of its own."""
-    if world.path is not None:
-        with contextlib.closing(_file(world)) as file:
-            for statement in statements:
-                file.execute(statement)
-        return
-    assert world.database is not None
-    with contextlib.closing(world.database.connect()) as session, session.cursor() as cursor:
-        cursor.execute("SET lock_wait_timeout = 2, innodb_lock_wait_timeout = 2")
-        for statement in statements:
-            cursor.execute(statement)
-
-
 @contextlib.contextmanager
 def trigger_refuses(world: World, rng: random.Random) -> Iterator[None]:
     """Changes of one table."""
     assert isinstance(world, OtherWorld)
+    if not world.are_tables_ready():
+        raise CannotNow
     table = rng.choice(UNPREPARED)
     refuse = "BEGIN SELECT RAISE(ABORT, 'chaos'); END" if world.path else "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'chaos'"
     row = "FOR EACH ROW "
     try:
         for what in ("INSERT", "UPDATE"):
-            execute(world, f"CREATE TRIGGER chaos_{what} BEFORE {what} ON load__{table} {row}{refuse}")
+            world.execute(f"CREATE TRIGGER chaos_{what} BEFORE {what} ON load__{table} {row}{refuse}")
     except (sqlite3.OperationalError, pymysql.err.OperationalError, pymysql.err.ProgrammingError) as error:
         alter(world, "DROP TRIGGER IF EXISTS chaos_INSERT")
         raise CannotNow from error
@@ -84,7 +63,9 @@ def trigger_refuses(world: World, rng: random.Random) -> Iterator[None]:
 def file_locked(world: World, rng: random.Random) -> Iterator[None]:
     """By another process: we are one."""
     assert isinstance(world, OtherWorld)
-    with contextlib.closing(_file(world, check_same_thread=False)) as file:
+    if not world.is_there():
+        raise CannotNow
+    with contextlib.closing(world.open_file()) as file:
         try:
             file.execute(rng.choice(("BEGIN IMMEDIATE", "BEGIN EXCLUSIVE")))
         except sqlite3.OperationalError as error:
@@ -97,7 +78,9 @@ def file_locked(world: World, rng: random.Random) -> Iterator[None]:
 def snapshot_held(world: World, _: random.Random) -> Iterator[None]:
     """A reader that keeps the write-ahead log from its start."""
     assert isinstance(world, OtherWorld)
-    with contextlib.closing(_file(world, check_same_thread=False)) as file:
+    if not world.is_there():
+        raise CannotNow
+    with contextlib.closing(world.open_file()) as file:
         file.execute("BEGIN")
         file.execute("SELECT count(*) FROM sqlite_master").fetchone()
         yield

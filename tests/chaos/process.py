@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -47,6 +48,7 @@ class ChaosProcess(RunProcess):
         ends: how it ended, each with how often.
         bad: lines of the log that must not be there.
         stopping: we asked for its end.
+        secrets: what no line of its log may hold.
     """
 
     connection: str
@@ -54,6 +56,7 @@ class ChaosProcess(RunProcess):
     ends: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     stopping: bool = False
+    secrets: Sequence[str] = ()
     _reader: threading.Thread | None = None
     _last_error: str = ""
 
@@ -81,18 +84,25 @@ class ChaosProcess(RunProcess):
 
     def _read(self, pipe: IO[bytes]) -> None:
         with (self.directory / "log").open("a", encoding="utf-8") as log:
+            traceback = False
             for raw in pipe:
                 line = raw.decode(errors="replace").rstrip("\n")
+                if traceback:
+                    # up to the line that names the error
+                    self.bad[-1] += f"\n{line}"
+                    traceback = line.startswith(" ")
                 log.write(line + "\n")
                 log.flush()
                 if line.startswith("subscriber: "):
                     self._last_error = line
-                if _FORBIDDEN.search(line) or (" WARNING " in line and "conflict detected" in line):
+                conflict = " WARNING " in line and "conflict detected" in line
+                if conflict or _FORBIDDEN.search(line) or any(secret in line for secret in self.secrets):
                     self.bad.append(line)
+                    traceback = line.startswith("Traceback")
 
     def distinct_bad(self) -> list[str]:
         """One of each sort of bad line."""
-        return list({_NUMBERS.sub("#", line)[:100]: line for line in reversed(self.bad)}.values())[:_MOST_LINES]
+        return list({_NUMBERS.sub("#", line)[-100:]: line for line in reversed(self.bad)}.values())[:_MOST_LINES]
 
     def runs(self) -> bool:
         return self.process is not None and self.process.poll() is None

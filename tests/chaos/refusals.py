@@ -62,7 +62,9 @@ def publisher_restarted(world: World, rng: random.Random) -> Iterator[None]:
 
 @contextlib.contextmanager
 def column_added(world: World, rng: random.Random) -> Iterator[None]:
-    """On the publisher first, later in the target."""
+    """On the publisher first, later in the target; a table that is not there yet may be made with it, or without."""
+    if not world.are_tables_ready():
+        raise CannotNow
     table, column = rng.choice(UNPREPARED), f"c{rng.randrange(10**8)}"
     change = f"ADD COLUMN {column} integer DEFAULT {rng.randrange(100)}"
     with contextlib.closing(world.publisher.connect()) as session:

@@ -11,11 +11,12 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from subscriber.protocol.lsn import Lsn
+from subscriber.testing.load import Kind
 from tests.chaos import forgeries, network, other_refusals, refusals
 from tests.chaos.proxy import Fault, Proxy
 from tests.chaos.refusals import CannotNow, Refusal
@@ -23,7 +24,8 @@ from tests.chaos.worlds import Servers, World, make_world, off_loop
 from tests.crash.scenario import under_load
 from tests.database import let_slots_be_created, let_small_transactions_stream
 
-_STORM_SECONDS = (10.0, 40.0)
+_PREPARED = {Kind.PREPARED, Kind.HUGE_PREPARED}
+_STORM_SECONDS = (15.0, 45.0)
 _PAUSE = (0.0, 1.5)
 STANDSTILL_SECONDS = 75.0
 """Without any progress, in a calm."""
@@ -85,25 +87,57 @@ class Round:
 
     async def run(self, seconds: float) -> None:
         """Storms and calms for so long, then the proof."""
-        world, load = self._world, self._world.load
-        let_slots_be_created(world.publisher, load)
-        self._process.start()
         until = time.monotonic() + seconds
-        copied = False
-        async with under_load(load):
+        self._begin()
+        async with under_load(self._world.load):
+            copied = False
             while not copied or time.monotonic() < until:
                 await self._storm()
                 if self._kills and self._rng.random() < 0.5:
                     await self._kill()
                 await self._calm()
-                if not copied and await off_loop(world.are_tables_ready):
+                if not copied:
                     copied = True
-                    let_small_transactions_stream(world.publisher, load)
+                    self._is_copied()
+        await self._end()
+
+    async def strike_each(self, faults: Sequence[tuple[Proxy, Fault]]) -> None:
+        """These faults, one after another, each at the next message that it fits,, while changes are followed; then the proof."""
+        self._begin()
+        async with under_load(self._world.load):
+            await self._calm()
+            self._is_copied()
+            for proxy, fault in faults:
+                proxy.begin_storm()
+                fault.skip = 0
+                proxy.arm(fault)
+                async with asyncio.timeout(STANDSTILL_SECONDS):
+                    while not proxy.struck[fault.name]:
+                        self._keep_running()
+                        await asyncio.sleep(_POLL / 10)
+                proxy.be_calm()
+            await self._calm()
+        await self._end()
+
+    def _begin(self) -> None:
+        load = self._world.load
+        let_slots_be_created(self._world.publisher, load)
+        if self._rng.random() < 0.7:
+            # each slot waits for the end of what is prepared: copying takes several times as long
+            load.held |= _PREPARED
+        self._process.start()
+
+    def _is_copied(self) -> None:
+        load = self._world.load
+        let_small_transactions_stream(self._world.publisher, load)
+        load.held -= _PREPARED
+
+    async def _end(self) -> None:
         # what was prepared before two_phase was enabled comes with its end
-        await load.finish()
+        await self._world.load.finish()
         await self._calm()
         await self._proof()
-        self._result.transactions += load.report.transactions
+        self._result.transactions += self._world.load.report.transactions
 
     # --- a storm
 
@@ -161,8 +195,11 @@ class Round:
     async def _keep_alive(self, end: float) -> None:
         while time.monotonic() < end:
             await asyncio.sleep(self._rng.uniform(0.1, 1.0))
-            if not self._process.runs():
-                self._process.start()
+            self._keep_running()
+
+    def _keep_running(self) -> None:
+        if not self._process.runs():
+            self._process.start()
 
     # --- between storms
 
@@ -207,6 +244,7 @@ class Round:
         """Rows and remains are as they must be. The program is stopped for it; the load does nothing."""
         if not await off_loop(self._process.stop, signal.SIGTERM, _END_SECONDS):
             raise Failure(f"did not end within {_END_SECONDS:.0f} s of SIGTERM")
+        await off_loop(self._world.forget_forged)
         try:
             await self._world.assert_same()
         except AssertionError as error:
@@ -217,6 +255,10 @@ class Round:
             self._world.publisher.value(f"SELECT count(*) FROM load.{table}")
             for table in ("accounts", "history", "documents", "measurements")
         )
+
+
+def _visible(text: str) -> str:
+    return "\n    ".join(ascii(line)[1:-1] for line in text.split("\n"))
 
 
 @contextlib.asynccontextmanager
@@ -246,7 +288,7 @@ async def play(kind: str, servers: Servers, seed: str, seconds: float, rate: flo
                         result.faults.update(proxy.struck)
                     await off_loop(world.process.end)
                     result.ends.update(world.process.ends)
-                    result.failures += [f"{kind}, seed {seed}: {line!a}" for line in world.process.distinct_bad()]
+                    result.failures += [f"{kind}, seed {seed}: {_visible(line)}" for line in world.process.distinct_bad()]
         finally:
             if result.failures:
                 kept = Path(tempfile.gettempdir()) / f"chaos-{kind}-{seed.replace('/', '-')}.log"
