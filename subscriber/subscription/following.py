@@ -28,6 +28,7 @@ from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.setup import Prepared
 from subscriber.subscription.watchdog import Watchdog
+from subscriber.waits import LastingWait
 from subscriber.walreceiver.failures import is_undecodable
 from subscriber.walreceiver.outcome import was_rolled_back
 
@@ -85,6 +86,7 @@ class Following:
         self._backoff = Backoff(settings)
         self._sink_is_open = True
         self._began = asyncio.get_running_loop().time()
+        self._first = LastingWait(_log, f'subscription "{self._name}"', self._began)
         self._was_streaming = self._is_streaming = False
         self._undecodable_at: Lsn | None = None
         self._cautiously = False
@@ -114,6 +116,7 @@ class Following:
                 # up to where the target has come, it says when it is opened again
                 start = "" if isinstance(error, TargetError) else f", from {self._position.lsn}"
                 _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
+                self._tell_of_wait(error)
                 await self._reporting.report()
                 if isinstance(error, TargetError):
                     await self._close_sink()
@@ -153,6 +156,11 @@ class Following:
             return logging.ERROR
         # before the first stream there is only the wait for the slot, and an error when that was in vain
         return logging.WARNING if self._was_streaming else logging.INFO
+
+    def _tell_of_wait(self, error: SubscriberError) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self._was_streaming and now >= self._first.due:
+            self._first.tell(error.one_line(), now)
 
     async def _open_sink(self) -> None:
         state = await self._sink.open(self._name, self._running.durable)

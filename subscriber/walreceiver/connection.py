@@ -6,6 +6,7 @@ Source: PostgreSQL manual, Streaming Replication Protocol; pg_replication_slots.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from subscriber.protocol import commands
 from subscriber.protocol.capabilities import StreamOptions
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.quoting import quote_literal
+from subscriber.waits import WAIT_COLUMNS, logged_wait, wait_text, waits_query
 from subscriber.walreceiver.session import Session
 from subscriber.walreceiver.stream import WalSenderStream
 
 __all__ = ["CreatedSlot", "SlotInfo", "SystemIdentity", "TimelineSwitch", "WalReceiverConnection"]
+
+_log = logging.getLogger(__name__)
 
 _UNDEFINED_OBJECT = "42704"
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
@@ -172,8 +176,19 @@ class WalReceiverConnection(Session):
         command = commands.create_replication_slot(
             self.capabilities, name, snapshot=snapshot, two_phase=two_phase, failover=failover, temporary=temporary
         )
-        ((slot_name, consistent_point, snapshot_name, _),) = await self.execute(command)
+        async with logged_wait(_log, f'replication slot "{name}"', self._awaited_by_slot):
+            ((slot_name, consistent_point, snapshot_name, _),) = await self.execute(command)
         return CreatedSlot(slot_name or name, Lsn.parse(consistent_point or "0/0"), snapshot_name)
+
+    async def _awaited_by_slot(self) -> str:
+        session = await self.sibling("waits")
+        try:
+            rows = await session.execute(waits_query([self.pgconn.backend_pid]))
+        finally:
+            await session.close()
+        named = (dict(zip(WAIT_COLUMNS, row, strict=True)) for row in rows)
+        found = "; ".join(wait_text(row) for row in named) or "no lock that it waits for is seen"
+        return f"its creation waits for the end of transactions that were writing on the publisher: {found}"
 
     async def drop_slot(self, name: str, *, wait: bool = False, missing_ok: bool = False) -> None:
         """Drop a slot.

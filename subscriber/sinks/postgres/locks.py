@@ -32,10 +32,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Collection
 from typing import Final, Protocol
 
 from subscriber.errors import SubscriptionInUse
+from subscriber.waits import LastingWait
 
 __all__ = [
     "CATALOG_KEY",
@@ -49,6 +51,8 @@ __all__ = [
     "verb_key",
     "writer_key",
 ]
+
+_log = logging.getLogger(__name__)
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
@@ -150,17 +154,23 @@ async def take(
     clock = asyncio.get_running_loop()
     began, ended = clock.time(), False
     deadline = began + (_WAIT if wait is None else wait)
+
+    async def holders() -> str:
+        return ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key)) or "unknown"
+
+    waited = LastingWait(_log, what, began)
     while True:
         if (await fetch(f"SELECT pg_catalog.{function}(%s)", key))[0][0]:
             return ended
         if clock.time() >= deadline:
             break
+        if clock.time() >= waited.due:
+            waited.tell(f"the end of PID {await holders()} is waited for, which serves it", clock.time())
         if (of_the_dead or lost) and clock.time() >= began + _COMMIT_SECONDS:
             ended = bool(await fetch(_END_HOLDERS, key, key, of_the_dead, list(lost)))
             of_the_dead, lost = False, ()
         await asyncio.sleep(_POLL)
-    holders = ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key))
     raise SubscriptionInUse(
-        f"{what} is active for PID {holders or 'unknown'}",
+        f"{what} is active for PID {await holders()}",
         hint="stop the other process that serves this subscription, or its session in the target",
     )

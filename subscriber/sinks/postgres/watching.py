@@ -7,9 +7,9 @@ import math
 from subscriber.abc import TargetActivity
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.session_name import session_name
-from subscriber.sinks.lock_waits import sessions_query, wait_text, waits_query
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.target import Target
+from subscriber.waits import sessions_query, wait_text, waits_query
 
 __all__ = ["Watcher"]
 

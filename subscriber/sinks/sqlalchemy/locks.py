@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from typing import Final, Protocol
 
 from sqlalchemy import text
@@ -26,6 +27,7 @@ from sqlalchemy import text
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.file_locks import FileLocks
+from subscriber.waits import LastingWait
 
 __all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Locks", "verb_key", "writer_key"]
 
@@ -33,6 +35,8 @@ CATALOG_KEY: Final = "catalog"
 """Held while the catalog is made or migrated, and while a subscription's entry is made."""
 LAUNCHER_KEY: Final = "launcher"
 """Of the target's one launcher."""
+
+_log = logging.getLogger(__name__)
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
@@ -74,7 +78,7 @@ class Locks:
         self._backend = _backend(database, session)
         self._turn = asyncio.Lock()
 
-    async def take(self, key: str, what: str, wait: float = _WAIT, lost: int | None = None) -> None:
+    async def take(self, key: str, what: str, wait: float = _WAIT, *, lost: int | None = None) -> None:
         """Take a lock.
 
         Args:
@@ -90,16 +94,22 @@ class Locks:
         """
         clock = asyncio.get_running_loop()
         deadline = clock.time() + wait
+
+        async def holder() -> str:
+            async with self._turn:
+                return await self._backend.holder(key) or "unknown"
+
+        waited = LastingWait(_log, what, clock.time())
         while not await self._try(key):
             if lost is not None:
                 await self._end(key, lost)
             if clock.time() >= deadline:
-                async with self._turn:
-                    holder = await self._backend.holder(key)
                 raise SubscriptionInUse(
-                    f"{what} is active for PID {holder or 'unknown'}",
+                    f"{what} is active for PID {await holder()}",
                     hint="stop the other process that serves this subscription, or its session in the target",
                 )
+            if clock.time() >= waited.due:
+                waited.tell(f"the end of PID {await holder()} is waited for, which serves it", clock.time())
             await asyncio.sleep(_POLL)
 
     async def _end(self, key: str, number: int) -> None:

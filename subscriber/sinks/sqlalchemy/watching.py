@@ -18,9 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TargetActivity
 from subscriber.errors import TargetError
-from subscriber.sinks.lock_waits import sessions_query, wait_text, waits_query
 from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.errors import translated
+from subscriber.waits import sessions_query, wait_text, waits_query
 
 __all__ = ["activity"]
 
