@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from subscriber.abc import Retry, TableEntry, TableName, TwoPhaseState, WorkerActivity, WorkerDetails
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "TableObservation"]
+__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "OwnedCatalog", "TableObservation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +165,19 @@ class Catalog(Protocol):
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class OwnedCatalog(Protocol):
+    """A :class:`Catalog` of a target that has roles: each subscription has an owner, with whose rights it is applied."""
+
+    async def set_owner(self, oid: int, role: str) -> None:
+        """Give a subscription to a role. To be called under a claim.
+
+        Raises:
+            TargetError: there is no such role, or this one cannot become it.
+        """
         ...
 
 

@@ -43,6 +43,7 @@ def add_parser(verbs: Verbs) -> None:
         "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes there; NONE: none after all"
     )
     forms.add_argument("--rename", metavar="NEW", help="another name")
+    forms.add_argument("--owner", metavar="ROLE", help="apply with this role's rights (PostgreSQL targets)")
     forms.add_argument("--reset-stats", action="store_true", help="set its counters to zero; it is not stopped for that")
     parser.add_argument(
         "-o",
@@ -88,6 +89,7 @@ def _form(args: argparse.Namespace) -> _Act:
         ("--disable", args.disable, lambda found: found.disable()),
         ("--connection", args.connection is not None, lambda found: found.set_connection(args.connection)),
         ("--rename", args.rename is not None, lambda found: found.rename(args.rename)),
+        ("--owner", args.owner is not None, lambda found: found.set_owner(args.owner)),
         ("--skip-lsn", args.skip_lsn is not None, lambda found: found.skip(None if args.skip_lsn == "none" else args.skip_lsn)),
     ]
     for form, given, act in simple:

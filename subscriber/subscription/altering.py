@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from subscriber.abc import TwoPhaseState
-from subscriber.catalog import Catalog, Definition
+from subscriber.catalog import Catalog, Definition, OwnedCatalog
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
@@ -118,6 +118,17 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         """CONNECTION."""
         check_conninfo(conninfo)
         await self._update({"conninfo": conninfo})
+
+    async def set_owner(self, role: str) -> None:
+        """OWNER TO."""
+        catalog: object = self._catalog
+        if not isinstance(catalog, OwnedCatalog):
+            raise ConfigurationError("this kind of target has no owners of subscriptions", hint="leave it out")
+        if self.definition.conninfo is None:
+            raise ConfigurationError(
+                f'subscription "{self._name}" is defined by its command line: the role that runs it owns it', hint="run it as that role"
+            )
+        await catalog.set_owner(self.definition.oid, role)
 
     async def rename(self, name: str) -> None:
         """RENAME TO. The slot keeps its name."""

@@ -205,10 +205,10 @@ WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user
 _SHOW_OPTIONS: Final = """
 UPDATE subscriber.pg_subscription
 SET subbinary = $2, substream = $3::text::"char", subsynccommit = $4, subdisableonerr = $5, subpasswordrequired = $6,
-    subrunasowner = $7, subfailover = $8, suborigin = $9
+    subrunasowner = $7, subfailover = $8, suborigin = $9, subowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)
 WHERE oid = $1 AND subconninfo IS NULL
-  AND (subbinary, substream, subsynccommit, subdisableonerr, subpasswordrequired, subrunasowner, subfailover, suborigin)
-      IS DISTINCT FROM ($2, $3::text::"char", $4, $5, $6, $7, $8, $9)
+  AND (subbinary, substream, subsynccommit, subdisableonerr, subpasswordrequired, subrunasowner, subfailover, suborigin, subowner)
+      IS DISTINCT FROM ($2, $3::text::"char", $4, $5, $6, $7, $8, $9, (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user))
 """
 
 STREAMING_CODES: Final[Mapping[Streaming, str]] = {"off": "f", "on": "t", "parallel": "p"}

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
-from subscriber.errors import TargetUnavailable
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.postgres.errors import translated
 
 __all__ = ["CatalogReader"]
 
+_OWNER: Final = """
+SELECT r.rolname::text AS owner, r.rolname = current_user AS own
+FROM subscriber.pg_subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner WHERE s.oid = $1::int8::oid
+"""
+
 
 class CatalogReader:
-    """Runs one query at a time, for whoever asks."""
+    """Runs one query at a time, for whoever asks.
+
+    Attributes:
+        owner: with whose rights the subscription changes tables; None: with those of the session's own role.
+    """
 
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         self.connection = connection
+        self.owner: str | None = None
         self._turn = asyncio.Lock()
 
     async def fetch(self, query: str, *parameters: object) -> list[dict[str, Any]]:
@@ -51,6 +61,18 @@ class CatalogReader:
         except TimeoutError:
             self.connection.terminate()
             raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
+
+    async def read_owner(self, oid: int) -> None:
+        """Find out who owns a subscription (``pg_subscription.subowner``).
+
+        Raises:
+            TargetError: the role was dropped.
+            TargetUnavailable: the connection was lost.
+        """
+        (found,) = await self.fetch(_OWNER, oid)
+        if found["owner"] is None:
+            raise TargetError("the owner of the subscription was dropped", sqlstate="42704", hint="give it to a role: alter --owner ROLE")
+        self.owner = None if found["own"] else found["owner"]
 
     def storable(self, text: str) -> str:
         """What the database's encoding may not have is written as escapes: an error's text holds what a publisher says, in its language."""

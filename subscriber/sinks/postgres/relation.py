@@ -72,6 +72,7 @@ class TargetTable:
         key_unique: the key names one row of the whole table (not only of one partition).
         referenced_by: other tables whose foreign keys reference it.
         rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
+        barred: the subscription's owner, if that cannot become the table's owner; else None.
     """
 
     name: TableName
@@ -85,6 +86,7 @@ class TargetTable:
     key_unique: bool = True
     referenced_by: frozenset[TableName] = frozenset()
     rule: str | None = None
+    barred: str | None = None
 
     @property
     def scanned(self) -> str:
@@ -108,6 +110,12 @@ class TargetTable:
                 f'cannot use relation "{self.name}" as logical replication target',
                 sqlstate=_WRONG_OBJECT,
                 hint=f"This operation is not supported for {_KINDS.get(self.kind, 'such relations')}.",
+            )
+        if self.barred is not None:
+            raise RelationError(
+                f'role "{self.barred}", the owner of the subscription, cannot SET ROLE to the owner of relation "{self.name}"',
+                sqlstate="42501",
+                hint="grant it that role, or set run_as_owner = true",
             )
         if self.rls_user is not None:
             raise RelationError(

@@ -174,6 +174,7 @@ class PostgresSink:
             oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
             await take(session.fetch, writer_key(oid), f'subscription "{name}"', lost=self._lost)
             self._lost = {session.pid}
+            await reader.read_owner(oid)
             fence, ended = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
             if session.origin is not None:

@@ -67,6 +67,8 @@ _COLUMNS: Final = {
     "origin": ("suborigin", "text"),
 }
 
+_ROLE: Final = "SELECT oid, pg_catalog.pg_has_role(oid, 'MEMBER') AS member FROM pg_catalog.pg_roles WHERE rolname = $1::text::name"
+
 _PREPARED: Final = """
 SELECT gid FROM pg_catalog.pg_prepared_xacts
 WHERE database = pg_catalog.current_database() AND gid LIKE $1 ORDER BY prepared
@@ -228,6 +230,25 @@ class PostgresCatalog:
         values = [_value(name, value) for name, value in changes.items()]
         # names are ours, values are parameters
         await self._connection.execute(f"UPDATE subscriber.pg_subscription SET {assignments} WHERE oid = $1", oid, *values)  # noqa: S608
+
+    async def set_owner(self, oid: int, role: str) -> None:
+        """See :meth:`subscriber.catalog.OwnedCatalog.set_owner`.
+
+        Raises:
+            TargetError: there is no such role, or this one cannot become it.
+            TargetUnavailable
+        """
+        with translated():
+            async with self._connection.transaction():
+                found = await self._connection.fetchrow(_ROLE, role)
+                if found is None:
+                    raise TargetError(
+                        f'role "{role}" does not exist', sqlstate="42704", hint="CREATE ROLE in the target, or correct the name"
+                    )
+                if not found["member"]:
+                    raise TargetError(f'must be able to SET ROLE "{role}"', sqlstate="42501", hint="GRANT the role to the target's user")
+                await self._connection.execute("UPDATE subscriber.pg_subscription SET subowner = $2 WHERE oid = $1", oid, found["oid"])
+        await self._notify()
 
     async def remove(self, oid: int) -> Sequence[str]:
         """Remove one whole, its replication origins first: if that is refused, nothing is half done.

@@ -22,8 +22,8 @@ SELECT c.oid::int8 AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespac
 WHERE n.nspname = $1 AND c.relname = $2
 """
 
-# $1, $2: schemas and names. $3: apply as the table's owner. The fingerprint comes with the first query: what changes before the others
-# makes it differ later.
+# $1, $2: schemas and names. $3: apply as the table's owner. $4: the subscription's owner, NULL if that is the session's own role.
+# The fingerprint comes with the first query: what changes before the others makes it differ later.
 _TABLES: Final = f"""
 WITH wanted AS MATERIALIZED (
     SELECT c.oid FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::text[]::name[])) AS given(nspname, relname)
@@ -38,7 +38,8 @@ WITH wanted AS MATERIALIZED (
     GROUP BY x.confrelid
 )
 SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind,
-       CASE WHEN $3 AND o.rolname <> current_user THEN o.rolname::text END AS role,
+       nullif(CASE WHEN $3 THEN o.rolname ELSE coalesce($4::text::name, current_user) END, current_user)::text AS role,
+       CASE WHEN $3 AND NOT pg_catalog.pg_has_role($4::text::name, o.oid, 'MEMBER') THEN $4::text END AS barred,
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
                  AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
             THEN r.rolname::text END AS rls_user,
@@ -49,7 +50,7 @@ FROM wanted
 JOIN pg_catalog.pg_class c ON c.oid = wanted.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
-JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE current_user END
+JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE coalesce($4::text::name, current_user) END
 LEFT JOIN referencing x ON x.confrelid = c.oid
 """  # noqa: S608 (a constant)
 
@@ -170,7 +171,7 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, 
 async def read_tables(reader: CatalogReader, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
     """Read tables; those that do not exist are left out. Arguments and errors as of :func:`read_table`."""
     encodable = [name for name in names if _is_text(name)]
-    rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner)
+    rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner, reader.owner)
     oids = [row["oid"] for row in rows]
     columns = {oid: tuple(TargetColumn(**row) for row in found) for oid, found in _by_table(await reader.fetch(_COLUMNS, oids)).items()}
     keys = _by_table(await reader.fetch(_KEYS, [row["oid"] for row in rows if row["kind"] in {"r", "p"}]))
@@ -200,6 +201,7 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
         key_unique,
         referenced_by,
         row["rule"],
+        row["barred"],
     )
 
 

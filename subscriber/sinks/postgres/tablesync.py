@@ -153,6 +153,7 @@ class PostgresTableSink:
             self._relation_id = await self._rows.find_table(self._table)
             await take(session.fetch, table_key(self._oid, self.relation_id), f'synchronization of table "{self._table}"')
             self._reader = CatalogReader(await self._connect_asyncpg())
+            await self._reader.read_owner(self._oid)
         except BaseException:
             await self.close()
             raise
