@@ -19,8 +19,10 @@ MATRIX ?= 13 14 15 16 17
 SINK ?= sqlite
 ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
 SIZE ?= 0
+# of `make bench-tables`
+VERSION ?= 18
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench test test-crash test-matrix lint format clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables test test-crash test-matrix lint format clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -38,6 +40,7 @@ help:
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
 	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
+	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 
@@ -105,6 +108,9 @@ benchmark-parallel: $(VENV)/.dev
 bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 	$(PIP) install --constraint constraints.txt --group bench
 	$(if $(filter spark,$(SINK)),$(BIN)/python -m tests.benchmark.spark $(ROWS),$(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE))
+
+bench-tables: $(VENV)/.dev $(VENV)/.servers
+	$(BIN)/python -m tests.benchmark.tables $(VERSION)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@
 
 from subscriber.abc.details import Retry, WorkerDetails, WorkerState
 from subscriber.abc.seams import (
+    GroupingSink,
     ManyTablesSink,
     ParallelTransaction,
     PostgresDatabase,
@@ -14,6 +15,7 @@ from subscriber.abc.seams import (
     Sink,
     SnapshotTableSink,
     Spool,
+    TableGroup,
     TableSink,
     WatchedSink,
 )
@@ -44,6 +46,7 @@ __all__ = [
     "Capabilities",
     "CopyFormat",
     "Finding",
+    "GroupingSink",
     "ManyTablesSink",
     "ParallelTransaction",
     "Position",
@@ -59,6 +62,7 @@ __all__ = [
     "Spool",
     "SubscriptionState",
     "TableEntry",
+    "TableGroup",
     "TableName",
     "TableSink",
     "TableState",

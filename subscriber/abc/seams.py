@@ -29,6 +29,7 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 
 __all__ = [
+    "GroupingSink",
     "ManyTablesSink",
     "ParallelTransaction",
     "PostgresDatabase",
@@ -37,6 +38,7 @@ __all__ = [
     "Sink",
     "SnapshotTableSink",
     "Spool",
+    "TableGroup",
     "TableSink",
     "WatchedSink",
 ]
@@ -194,6 +196,60 @@ class ManyTablesSink(Protocol):
 
     async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """:meth:`Sink.set_ready` of each."""
+        ...
+
+
+class TableGroup(Protocol):
+    """Tables that are copied one after another, each by one transaction with its rows and its state, through one session.
+
+    One call at a time. A crash at any instant leaves each table in INIT, without rows of ours, or in SYNCDONE, with all of them.
+    """
+
+    @property
+    def usable(self) -> bool:
+        """False once the session is lost, or the sink it came of was closed: then nothing more can be done but :meth:`close`."""
+        ...
+
+    async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
+        """Connect; return those of the tables that are in INIT, each with its :attr:`TableSink.relation_id`."""
+        ...
+
+    async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store a table's rows; nobody sees them before :meth:`finish`. What somebody has locked is not waited for, but for a moment.
+
+        Raises:
+            SubscriberError: nothing of the table stays. The group goes on with others if it is still ``usable``.
+        """
+        ...
+
+    async def finish(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` for the table that was copied, and commit; durable on return.
+
+        Raises:
+            TargetError: nothing of the table stays. But if the group is not ``usable`` any more, it is open whether it took effect:
+                :meth:`TableSink.begin` tells.
+        """
+        ...
+
+    async def roll_back(self) -> None:
+        """Nothing of the table that was copied stays. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Give the session back. Uncommitted work is rolled back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class GroupingSink(Protocol):
+    """A :class:`Sink` that copies small tables faster together: it has this method too."""
+
+    def open_group(self) -> TableGroup:
+        """A group of tables; several work side by side.
+
+        Raises:
+            TargetUnavailable: the sink is not open.
+        """
         ...
 
 

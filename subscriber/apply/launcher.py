@@ -1,7 +1,8 @@
 """Keeps the table synchronizations going: a few at a time, each tried again by itself.
 
 Which tables have work is read from :class:`TableStates`; a table whose attempt failed waits for its turn as ``retry.py`` says, while
-others go on.
+others go on. Where more tables wait for their first copy than there are workers, a worker takes many at once, as a group, if the target can
+do that (``groups.py``). A table that left a group is synchronized by itself from then on.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
 
-from subscriber.abc import Retry, TableName
+from subscriber.abc import Retry, TableName, TableState
+from subscriber.apply.groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import TableSynchronization
@@ -22,6 +25,9 @@ __all__ = ["SyncLauncher"]
 
 _log = logging.getLogger(__name__)
 
+_FEW: Final = 4
+"""So many tables and fewer are synchronized each by itself."""
+
 
 class SyncLauncher:
     """Runs until cancelled.
@@ -31,7 +37,8 @@ class SyncLauncher:
         patient: asked when an attempt failed, with the tables whose last attempt did: False lets an error that time alone does not mend
             end it all.
         disable_on_error: the first error that this is about ends it all.
-        ended: told of the end of every attempt: with its error, or None when the table is synchronized.
+        ended: told of the end of every attempt: with its error, or None when the table is synchronized; of a group's with one table of it.
+        groups: synchronizes many tables at once; None: the target cannot.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class SyncLauncher:
         *,
         patient: Callable[[Collection[TableName]], bool],
         disable_on_error: bool = False,
+        groups: GroupSynchronization | None = None,
     ) -> None:
         self._states = states
         self._settings = settings
@@ -50,10 +58,15 @@ class SyncLauncher:
         self._tell = ended
         self._patient = patient
         self._disable_on_error = disable_on_error
+        self._groups = groups
         self._work: dict[TableName, TableSynchronization] = {}
         self._backoff: dict[TableName, Backoff] = {}
         self._not_before: dict[TableName, float] = {}
-        self._running: dict[TableName, asyncio.Task[None]] = {}
+        self._running: dict[asyncio.Task[None], tuple[TableName, ...]] = {}
+        self._busy: set[TableName] = set()
+        self._alone: set[TableName] = set()
+        self._group_backoff = Backoff(settings)
+        self._no_group_before = 0.0
 
     async def run(self) -> None:
         """Serve the tables.
@@ -64,21 +77,22 @@ class SyncLauncher:
         running = self._running
         try:
             while True:
-                self._start_due(running)
-                changed = asyncio.create_task(self._states.changed.wait(lambda: self._has_due(running)))
+                self._start_due()
+                changed = asyncio.create_task(self._states.changed.wait(self._has_due))
                 try:
-                    await asyncio.wait({*running.values(), changed}, timeout=self._pause(running), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({*running, changed}, timeout=self._pause(), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     changed.cancel()
-                for table, task in list(running.items()):
-                    if task.done():
-                        del running[table]
-                        self._ended(table, task)
+                for task in [task for task in running if task.done()]:
+                    tables = running.pop(task)
+                    self._busy.difference_update(tables)
+                    self._ended(tables, task)
         finally:
-            for task in running.values():
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*running.values(), return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             running.clear()
+            self._busy.clear()
 
     async def leave(self, timeout: float) -> None:
         """Before a cancellation that is not urgent: give synchronized tables the time to drop their slots.
@@ -86,56 +100,107 @@ class SyncLauncher:
         A slot left behind would keep the publisher's WAL until the next start, which drops it.
         """
         unsynchronized = set(self._states.unsynchronized)
-        leaving = [task for table, task in self._running.items() if table not in unsynchronized]
+        leaving = [task for task, tables in self._running.items() if unsynchronized.isdisjoint(tables)]
         if not leaving:
             return
         _, late = await asyncio.wait(leaving, timeout=timeout)
         if late:
             _log.warning("slots of %d synchronized tables were not dropped within %.0f s: the next start drops them", len(late), timeout)
 
-    def _due(self, running: dict[TableName, asyncio.Task[None]]) -> list[TableName]:
+    def _due(self) -> Iterator[TableName]:
         now = asyncio.get_running_loop().time()
-        waiting = {*self._states.unsynchronized, *self._backoff}
-        due = (table for table in waiting if table not in running and self._not_before.get(table, 0.0) <= now)
-        # those that failed come last: they must not keep the others from their first turn
-        return sorted(due, key=lambda table: (table in self._not_before, table))
+        waiting = {*self._states.unsynchronized, *self._backoff} - self._busy
+        return (table for table in waiting if self._begins(table) <= now)
 
-    def _has_due(self, running: dict[TableName, asyncio.Task[None]]) -> bool:
-        return len(running) < self._settings.max_sync_workers_per_subscription and bool(self._due(running))
+    def _begins(self, table: TableName) -> float:
+        """The moment before which nothing is to be done for the table."""
+        return self._not_before.get(table, self._no_group_before if self._is_fresh(table) else 0.0)
 
-    def _start_due(self, running: dict[TableName, asyncio.Task[None]]) -> None:
-        for table in self._due(running):
-            if len(running) >= self._settings.max_sync_workers_per_subscription:
+    @property
+    def _is_full(self) -> bool:
+        return len(self._running) >= self._settings.max_sync_workers_per_subscription
+
+    def _has_due(self) -> bool:
+        return not self._is_full and any(True for _ in self._due())
+
+    def _start_due(self) -> None:
+        while not self._is_full:
+            # those that failed come last: they must not keep the others from their first turn
+            due = sorted(self._due(), key=lambda table: (table in self._not_before, table))
+            if not due:
                 return
-            work = self._work.get(table)
-            if work is None:
-                work = self._work[table] = self._make(table)
-            running[table] = asyncio.create_task(work.run(), name=f"synchronization of {table}")
+            tables = self._next_group(due)
+            if self._groups is not None and tables:
+                work, name = self._groups.run(tables, self._alone.add), f"synchronization of {len(tables)} tables"
+            else:
+                tables = (due[0],)
+                work, name = self._synchronization(due[0]).run(), f"synchronization of {due[0]}"
+            self._running[asyncio.create_task(work, name=name)] = tables
+            self._busy.update(tables)
 
-    def _pause(self, running: dict[TableName, asyncio.Task[None]]) -> float | None:
-        if len(running) >= self._settings.max_sync_workers_per_subscription:
+    def _next_group(self, due: list[TableName]) -> tuple[TableName, ...]:
+        """Tables for a worker to take at once: its share of those that wait for their first copy. Empty: one is taken by itself."""
+        workers = self._settings.max_sync_workers_per_subscription
+        fresh = [table for table in due if self._is_fresh(table)]
+        if len(fresh) <= max(workers, _FEW):
+            return ()
+        share = -(-len(fresh) // (workers - len(self._running)))
+        return tuple(fresh[: min(share, GROUP_TABLES)])
+
+    def _is_fresh(self, table: TableName) -> bool:
+        """Whether a group may take it: nothing of it was begun."""
+        if self._groups is None or table in self._alone or table in self._work:
+            return False
+        return self._states.state(table) is TableState.INIT
+
+    def _synchronization(self, table: TableName) -> TableSynchronization:
+        work = self._work.get(table)
+        if work is None:
+            work = self._work[table] = self._make(table)
+        return work
+
+    def _pause(self) -> float | None:
+        if self._is_full:
             return None
         now = asyncio.get_running_loop().time()
-        later = [moment - now for table, moment in self._not_before.items() if table not in running and moment > now]
+        moments = [moment for table, moment in self._not_before.items() if table not in self._busy]
+        later = [moment - now for moment in (*moments, self._no_group_before) if moment > now]
         return max(min(later), 0.001) if later else None
 
-    def _ended(self, table: TableName, task: asyncio.Task[None]) -> None:
+    def _ended(self, tables: tuple[TableName, ...], task: asyncio.Task[None]) -> None:
         try:
             task.result()
         except SubscriberError as error:
-            self._tell(table, error)
-            answer = policy(error)
-            pause = self._backoff.setdefault(table, Backoff(self._settings)).pause(answer)
-            if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient(self._backoff.keys())):
-                raise
-            if self._disable_on_error and disables(error):
-                raise
-            self._not_before[table] = asyncio.get_running_loop().time() + pause
+            self._failed(tables, error)
+        else:
+            for table in tables:
+                self._states.retries.pop(table, None)
+            for table in tables if len(tables) == 1 else ():
+                for forget in (self._work, self._backoff, self._not_before):
+                    forget.pop(table, None)
+            self._group_backoff.reset()
+            self._tell(tables[0], None)
+
+    def _failed(self, tables: tuple[TableName, ...], error: SubscriberError) -> None:
+        self._tell(tables[0], error)
+        answer = policy(error)
+        grouped = len(tables) > 1
+        backoff = self._group_backoff if grouped else self._backoff.setdefault(tables[0], Backoff(self._settings))
+        failed = tables if grouped else self._backoff.keys()
+        pause = backoff.pause(answer)
+        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient(failed)):
+            raise error
+        if self._disable_on_error and disables(error):
+            raise error
+        moment = asyncio.get_running_loop().time() + pause
+        if grouped:
+            self._no_group_before = moment
+            what = f"{len(tables)} tables"
+        else:
+            self._not_before[tables[0]] = moment
+            what = f'table "{tables[0]}"'
+        for table in tables:
             before = self._states.retries.get(table)
             self._states.retries[table] = Retry(error.one_line(), before.attempt + 1 if before else 1, time.time() + pause)
-            level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
-            _log.log(level, 'synchronization of table "%s" failed, next attempt in %.1f s: %s', table, pause, error.one_line())
-        else:
-            for forget in (self._work, self._backoff, self._not_before, self._states.retries):
-                forget.pop(table, None)
-            self._tell(table, None)
+        level = logging.WARNING if answer.policy is Policy.SOON else logging.ERROR
+        _log.log(level, "synchronization of %s failed, next attempt in %.1f s: %s", what, pause, error.one_line())

@@ -20,6 +20,9 @@ synchronization first catches up while the apply worker goes on, and asks it to 
 only when it has reached the position that the apply worker had when the copy ended: the wait is short even after a copy of hours,
 and the chase still ends when the apply worker is just as fast.
 
+A copy need not follow a stream at all if the apply worker saw nothing of the table since the snapshot: then the synchronization is where
+the apply worker is (:meth:`TableStates.covered`), and the handover is the same. ``groups.py`` lives of that.
+
 Why not a table-less handover (set ``s`` at the snapshot's LSN and let the apply worker hold everything back)? It would stop all tables
 while one is being copied, or keep all their changes in a spool.
 """
@@ -28,12 +31,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
 from subscriber.abc import CATALOG_SCHEMA, Retry, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.transaction.model import Transaction
+from subscriber.transaction.relations import changed_relations
 
 __all__ = ["NOT_IN_SUBSCRIPTION", "TableStates", "Watchers"]
 
@@ -84,6 +89,10 @@ class TableStates:
         self._ahead: set[TableName] = set()
         self._handed = handed
         self._handover: dict[TableName, Lsn] = {}
+        self._storing: set[TableName] = set()
+        # end LSNs of the last transactions given that changed a relation, by its id; and of the last whose relations are not known
+        self._changed: dict[int, Lsn] = {}
+        self._changed_some = INVALID_LSN
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
         self.left_out: dict[TableName, str] = {}
@@ -107,6 +116,11 @@ class TableStates:
     def entries(self) -> Mapping[TableName, TableEntry]:
         """A copy of the current states."""
         return dict(self._entries)
+
+    def state(self, table: TableName) -> TableState | None:
+        """The table's state; None if it is not of the subscription."""
+        entry = self._entries.get(table)
+        return None if entry is None else entry.state
 
     def set(self, table: TableName, entry: TableEntry) -> None:
         """Note what was stored durably."""
@@ -133,6 +147,7 @@ class TableStates:
         self.retries.pop(table, None)
         self._own.discard(table)
         self._ahead.discard(table)
+        self._storing.discard(table)
         self.abandon_handover(table)
 
     @property
@@ -194,8 +209,8 @@ class TableStates:
                 self.left_out[table] = NOT_IN_SUBSCRIPTION
         self._unknown.clear()
 
-    async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool]) -> bool:
-        """Wait until the apply worker may give the sink what ends at ``end_lsn``, and note that it does.
+    async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool], transactions: Sequence[Transaction] = ()) -> bool:
+        """Wait until the apply worker may give the sink what ends at ``end_lsn``, and note that it does, and what that changes.
 
         False if ``give_up()`` became true before (it is asked at every ``changed.notify()``): then nothing may be given.
         """
@@ -209,7 +224,17 @@ class TableStates:
             # again, because between a notification and this task's turn another table may have come in the way
             await self.changed.wait(lambda: clear() or give_up())
         self._handed = max(self._handed, end_lsn)
+        if self._own:
+            self._note(transactions)
         return True
+
+    def _note(self, transactions: Sequence[Transaction]) -> None:
+        for transaction in transactions:
+            relations = changed_relations(transaction)
+            if relations is None:
+                self._changed_some = transaction.end_lsn
+            else:
+                self._changed.update(dict.fromkeys(relations, transaction.end_lsn))
 
     @property
     def handing_over(self) -> bool:
@@ -227,6 +252,15 @@ class TableStates:
         """Ask the apply worker to give nothing more until this table is handed over or the request is abandoned."""
         self._requested.add(table)
 
+    def covered(self, relation_id: int, lsn: Lsn) -> Lsn:
+        """Up to where a copy of a table is complete, which was made as of ``lsn`` in this run.
+
+        That is where the apply worker is, if it has passed over no change of the table on its way from ``lsn``: it was given every
+        transaction. Relations are known by their ids at the publisher.
+        """
+        changed = max(self._changed.get(relation_id, INVALID_LSN), self._changed_some)
+        return lsn if changed > lsn else max(lsn, self._handed)
+
     def try_handover(self, table: TableName, lsn: Lsn) -> bool:
         """Fix the handover at the synchronization's position, if that is not behind the apply worker's.
 
@@ -239,16 +273,27 @@ class TableStates:
         self.changed.notify()
         return True
 
+    def storing(self, table: TableName) -> None:
+        """SYNCDONE is about to be stored: until :meth:`complete_handover` or :meth:`known`, nobody knows whether it is."""
+        self._storing.add(table)
+
+    def known(self, table: TableName) -> None:
+        """What is stored of the table was read, or the target said that it stored nothing."""
+        self._storing.discard(table)
+
     def complete_handover(self, table: TableName) -> None:
         """SYNCDONE is durable."""
         lsn = self._handover.pop(table)
+        self._storing.discard(table)
         self.set(table, TableEntry(TableState.SYNCDONE, lsn))
 
     def abandon_handover(self, table: TableName) -> None:
         """The synchronization failed; the apply worker need not wait for it. Idempotent.
 
-        Never while it is unknown whether SYNCDONE was stored: the apply worker would pass over changes that nobody applied.
+        Does nothing while it is unknown whether SYNCDONE was stored: the apply worker would pass over changes that nobody applied.
         """
+        if table in self._storing:
+            return
         self._handover.pop(table, None)
         self._requested.discard(table)
         self.changed.notify()

@@ -153,7 +153,6 @@ class TableSynchronization:
         self._settings = settings
         self._copy_format = copy_format
         self._progress = progress
-        self._uncertain = False
 
     async def run(self) -> None:
         """Do whatever is left to do for the table. Raises on the first error; to be called again then.
@@ -165,7 +164,7 @@ class TableSynchronization:
             entry = await self._begin()
             slot = sync_slot_name(self._oid, self._sink.relation_id, self._target_identifier)
             # what an earlier attempt could not tell (whether SYNCDONE was stored) is known now
-            self._uncertain = False
+            self._states.known(self._table)
             if entry.state is TableState.SYNCDONE:
                 self._settle(entry)
             elif entry.state is not TableState.READY:
@@ -176,8 +175,7 @@ class TableSynchronization:
                 await self._catch_up()
             await self._source.drop_slot(slot)
         finally:
-            if not self._uncertain:
-                self._states.abandon_handover(self._table)
+            self._states.abandon_handover(self._table)
             await self._sink.close()
 
     async def _begin(self) -> TableEntry:
@@ -185,7 +183,7 @@ class TableSynchronization:
             return await self._sink.begin()
         except RelationError:
             # the table is gone, or not of the subscription any more: no handover of it can be half done
-            self._uncertain = False
+            self._states.known(self._table)
             raise
 
     def _settle(self, entry: TableEntry) -> None:
@@ -272,10 +270,9 @@ class TableSynchronization:
             if lsn >= first_goal:
                 self._states.request_handover(self._table)
             if self._states.try_handover(self._table, lsn):
-                self._uncertain = True
+                self._states.storing(self._table)
                 await self._sink.finish_sync(lsn)
                 self._states.complete_handover(self._table)
-                self._uncertain = False
                 _log.info('table "%s" is synchronized up to %s', self._table, lsn)
                 return
 

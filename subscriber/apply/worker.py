@@ -129,7 +129,7 @@ class ApplyWorker:
     async def _commit_parallel(self, event: Transaction | PreparedTransaction) -> bool:
         """End the next event if it was applied while it was streamed; False: it is still the next, and nothing of it is applied."""
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-        if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._finished):
+        if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._finished, [transaction]):
             return False
         if not await self._parallel.commit(event):
             return False
@@ -141,7 +141,7 @@ class ApplyWorker:
     async def _apply_batch(self) -> None:
         batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._parallel.serves)
         try:
-            if not await self._tables.hand(batch.end_lsn, self._finished):
+            if not await self._tables.hand(batch.end_lsn, self._finished, batch.transactions):
                 return
             await self._parallel.guard(lambda: self._sink.apply(batch))
         finally:
@@ -156,14 +156,14 @@ class ApplyWorker:
             match event:
                 case Transaction():
                     end_lsn = event.end_lsn
-                    if not await self._tables.hand(end_lsn, self._finished):
+                    if not await self._tables.hand(end_lsn, self._finished, [event]):
                         return
                     if not await self._skipping.skips(event, self._sink):
                         await self._sink.apply(Batch((event,), self._tables.gate))
                         await self._skipping.passed(event, self._sink)
                 case PreparedTransaction():
                     end_lsn = event.transaction.end_lsn
-                    if not await self._tables.hand(end_lsn, self._finished):
+                    if not await self._tables.hand(end_lsn, self._finished, [event.transaction]):
                         return
                     if not await self._skipping.skips(event, self._sink):
                         await self._prepare(event)

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from subscriber.abc import Retry, Sink, TableName, TableState
+from subscriber.abc import GroupingSink, Retry, Sink, TableName, TableState
+from subscriber.apply.groups import GroupSynchronization
 from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.apply.retry import Backoff, disables, is_coming_up, policy
@@ -24,6 +25,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.following import Following
+from subscriber.subscription.group_source import PublisherGroupSource
 from subscriber.subscription.left_out import LeftOutTables
 from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
@@ -314,11 +316,24 @@ class Subscription:
                 progress=self._progress,
             )
 
+        groups = None
+        if isinstance(self._sink, GroupingSink):
+            groups = GroupSynchronization(
+                oid=state.oid,
+                target_identifier=state.target_identifier,
+                open_group=self._sink.open_group,
+                source=PublisherGroupSource(source),
+                states=self._running.states,
+                settings=self._settings,
+                copy_format=copy_format(prepared.capabilities, self._options),
+                progress=self._progress,
+            )
         return SyncLauncher(
             self._running.states,
             self._settings,
             make,
             self._synchronization_ended,
+            groups=groups,
             patient=patient,
             disable_on_error=self._options.disable_on_error,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from subscriber.walreceiver.session import SETUP
 from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
 from subscriber.walreceiver.stream import WalSenderStream
 
-__all__ = ["PublisherSource", "copy_format"]
+__all__ = ["PublishedSnapshot", "PublisherSource", "copy_format", "outdated"]
 
 
 def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> CopyFormat:
@@ -68,7 +68,7 @@ class PublishedSnapshot:
         """
         async with self._snapshot.reader() as reader:
             if await copying.is_rewritten(reader, table) or await copying.is_renamed(reader, table):
-                raise _outdated(table.name)
+                raise outdated(table.name)
 
     async def _find_parts(self, table: PublishedTable) -> list[copying.CopyPart]:
         async with self._snapshot.reader() as reader:
@@ -84,7 +84,7 @@ class PublishedSnapshot:
             except SubscriberError as error:
                 # the statement may have waited for whoever renamed: then there is no such column, or the target refuses the other's rows
                 if not isinstance(error, CopyOutdated) and await self._is_outdated(part):
-                    raise _outdated(part.relation) from error
+                    raise outdated(part.relation) from error
                 raise
 
     async def _is_outdated(self, part: copying.CopyPart) -> bool:
@@ -103,14 +103,15 @@ async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIt
         CopyOutdated: it is another relation's, or the relation was rewritten.
     """
     if not await copying.is_intact(reader, part, read=False):
-        raise _outdated(part.relation)
+        raise outdated(part.relation)
     async for piece in data:
         yield piece
     if not await copying.is_intact(reader, part, read=True):
-        raise _outdated(part.relation)
+        raise outdated(part.relation)
 
 
-def _outdated(name: TableName) -> CopyOutdated:
+def outdated(name: TableName) -> CopyOutdated:
+    """The error of a copy that is of no use."""
     return CopyOutdated(f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied anew")
 
 
@@ -145,22 +146,32 @@ class PublisherSource:
 
     async def describe(self, table: TableName) -> PublishedTable | None:
         """The table as published now; None if it no longer is."""
+        return (await self.describe_all([table])).get(table)
+
+    async def describe_all(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
+        """The tables as published now; those that no longer are, are left out."""
         async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
-            found = await published_tables(connection, self._publications, table)
-        return found[0] if found else None
+            return {table.name: table for table in await published_tables(connection, self._publications, *tables)}
 
     @contextlib.asynccontextmanager
     async def snapshot(self, slot_name: str) -> AsyncIterator[PublishedSnapshot]:
+        """Create the slot, after dropping one of that name, and keep its snapshot open."""
+        async with self.exported(slot_name, temporary=False) as snapshot:
+            yield PublishedSnapshot(snapshot, self._settings.copy_range_size)
+
+    @contextlib.asynccontextmanager
+    async def exported(self, slot_name: str, *, temporary: bool) -> AsyncIterator[ExportedSnapshot]:
         """Create the slot, after dropping one of that name, and keep its snapshot open."""
         await self.drop_slot(slot_name)
         async with ExportedSnapshot.create(
             self._conninfo,
             slot_name,
             application_name=slot_name,
-            failover=self._options.failover,
+            failover=self._options.failover and not temporary,
+            temporary=temporary,
             system_identifier=self._main.system_identifier,
         ) as snapshot:
-            yield PublishedSnapshot(snapshot, self._settings.copy_range_size)
+            yield snapshot
 
     @contextlib.asynccontextmanager
     async def stream(self, position: Position) -> AsyncIterator[WalSenderStream]:

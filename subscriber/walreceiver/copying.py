@@ -32,6 +32,7 @@ __all__ = [
     "is_intact",
     "is_renamed",
     "is_rewritten",
+    "is_whole",
 ]
 
 _BLOCK = 8192
@@ -120,10 +121,30 @@ def check_query(part: CopyPart) -> str:
     The second is whether the relation is locked: a part's transaction locks nothing but what it reads. (LOCK TABLE by name would do no
     better, and ask for SELECT on all columns.)
     """
+    return f"SELECT {_is_same(part)}, {_is_held(part)}"
+
+
+def _is_same(part: CopyPart) -> str:
     stored_anew = f"SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = {part.relation_id} AND {_STORED_ANEW}"
-    same = f"{_has_name(part.relation, part.relation_id)} AND NOT EXISTS ({stored_anew})"
+    return f"{_has_name(part.relation, part.relation_id)} AND NOT EXISTS ({stored_anew})"
+
+
+def _is_held(part: CopyPart) -> str:
     held = f"locktype = 'relation' AND relation = {part.relation_id} AND pid = pg_catalog.pg_backend_pid() AND granted"
-    return f"SELECT {same}, EXISTS (SELECT FROM pg_catalog.pg_locks WHERE {held})"  # noqa: S608
+    return f"EXISTS (SELECT FROM pg_catalog.pg_locks WHERE {held})"
+
+
+async def is_whole(session: Session, table: PublishedTable, part: CopyPart) -> bool:
+    """Whether a table that was read as one part is of use: :func:`is_intact`, and neither :func:`is_renamed` nor :func:`is_rewritten`.
+
+    Args:
+        session: which has read it.
+        table: as published, after the snapshot was taken.
+        part: all of it.
+    """
+    query = f"SELECT {_is_same(part)} AND {_is_held(part)} AND NOT {_is_renamed(table)} AND NOT EXISTS ({_stored_anew(table)})"
+    ((whole,),) = await session.execute(query)
+    return whole == "t"
 
 
 async def is_intact(session: Session, part: CopyPart, *, read: bool) -> bool:
@@ -147,14 +168,18 @@ async def is_renamed(session: Session, table: PublishedTable) -> bool:
         session: under the snapshot, after the last part was read.
         table: as published, after the snapshot was taken.
     """
+    ((renamed,),) = await session.execute(f"SELECT {_is_renamed(table)}")
+    return renamed == "t"
+
+
+def _is_renamed(table: PublishedTable) -> str:
     namespace, name = quote_literal(table.name.namespace), quote_literal(table.name.name)
-    ((renamed,),) = await session.execute(f"""
-        SELECT NOT {_has_name(table.name, table.relation_id)} OR NOT EXISTS (
+    return f"""(
+        NOT {_has_name(table.name, table.relation_id)} OR NOT EXISTS (
             SELECT FROM pg_catalog.pg_class AS c
               JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-             WHERE c.oid = {table.relation_id} AND n.nspname = {namespace} AND c.relname = {name})
-    """)  # noqa: S608
-    return renamed == "t"
+             WHERE c.oid = {table.relation_id} AND n.nspname = {namespace} AND c.relname = {name}))
+    """
 
 
 def _has_name(name: TableName, relation_id: int) -> str:
@@ -175,12 +200,15 @@ async def is_rewritten(session: Session, table: PublishedTable) -> bool:
         session: under the snapshot, after the last part was read.
         table: as published.
     """
-    rows = await session.execute(f"""
+    return bool(await session.execute(_stored_anew(table)))
+
+
+def _stored_anew(table: PublishedTable) -> str:
+    return f"""
         SELECT FROM pg_catalog.pg_class AS c
          WHERE (c.oid = {table.relation_id} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({table.relation_id})))
            AND {_STORED_ANEW}
-    """)  # noqa: S608
-    return bool(rows)
+    """  # noqa: S608
 
 
 def copy_source(table: PublishedTable, part: CopyPart) -> str:

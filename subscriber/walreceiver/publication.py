@@ -67,7 +67,7 @@ async def published_names(session: Session, publications: Sequence[str]) -> dict
     """The names of the tables that :func:`published_tables` describes, each with the table's oid at the publisher."""
     if not publications:
         return {}
-    tables = _gather(await session.execute(_tables_query(session, publications, None)))
+    tables = _gather(await session.execute(_tables_query(session, publications, ())))
     return {table.name: oid for oid, table in tables.items()}
 
 
@@ -81,20 +81,20 @@ def publications_missing(names: Sequence[str]) -> str:
     )
 
 
-async def published_tables(session: Session, publications: Sequence[str], table: TableName | None = None) -> list[PublishedTable]:
+async def published_tables(session: Session, publications: Sequence[str], *only: TableName) -> list[PublishedTable]:
     """The tables of the publications, by name; publications that do not exist count for nothing.
 
     Args:
         session: to the publisher; a walsender will do.
         publications: names.
-        table: only this one.
+        only: if any are given, no others.
 
     Raises:
         PublisherError: two publications have different column lists for a table.
     """
     if not publications:
         return []
-    tables = _gather(await session.execute(_tables_query(session, publications, table)))
+    tables = _gather(await session.execute(_tables_query(session, publications, only)))
     if not tables:
         return []
     columns = await _columns(session, tables)
@@ -104,12 +104,13 @@ async def published_tables(session: Session, publications: Sequence[str], table:
     return [replace(found, types=registry.facts_of(found.column_types)) for found in published]
 
 
-def _tables_query(session: Session, publications: Sequence[str], table: TableName | None) -> str:
+def _tables_query(session: Session, publications: Sequence[str], only: Sequence[TableName]) -> str:
     caps = session.capabilities
     attributes = "published.attrs::pg_catalog.text" if caps.column_lists else "NULL"
     row_filter = "pg_catalog.pg_get_expr(published.qual, published.relid)" if caps.row_filters else "NULL"
     details = f"{', gpt.attrs' if caps.column_lists else ''}{', gpt.qual' if caps.row_filters else ''}"
-    only = f"AND n.nspname = {quote_literal(table.namespace)} AND c.relname = {quote_literal(table.name)}" if table else ""
+    names = ", ".join(f"({quote_literal(name.namespace)}, {quote_literal(name.name)})" for name in only)
+    named = f"AND (n.nspname, c.relname) IN ({names})" if only else ""
     return f"""
         WITH published AS MATERIALIZED (
             SELECT gpt.relid, p.pubviaroot, p.pubupdate OR p.pubdelete AS changes{details}
@@ -134,7 +135,7 @@ def _tables_query(session: Session, publications: Sequence[str], table: TableNam
                    SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS ancestor
                      JOIN roots AS root ON root.relid = ancestor.relid
                     WHERE root.relid <> c.oid))
-           {only}
+           {named}
          ORDER BY n.nspname, c.relname, c.oid
     """  # noqa: S608
 

@@ -153,3 +153,33 @@ def _slot_parts(process: SubscriberProcess) -> tuple[int, int, str]:
     oid = process.target.value("SELECT oid::int8 FROM subscriber.pg_subscription")
     relation = process.target.value("SELECT 'a'::regclass::oid::int8")
     return oid, relation, process.target.value("SELECT system_identifier::text FROM pg_control_system()")
+
+
+def test_killed_amid_a_group(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """Some tables of a group are synchronized, one is being copied, the others wait: nothing has to be undone."""
+    publisher, target = publisher18_db, target_db
+    names = [f"t{number}" for number in range(8)]
+    for database in (publisher, target):
+        database.execute(";".join(f"CREATE TABLE {name} (id int, v text)" for name in names))
+    publisher.execute(";".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL; INSERT INTO {name} VALUES (1, 'a'), (2, 'b')" for name in names))
+    publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    make_gate(target, "t4", "NEW.id = 2", 1)
+    settings = (*QUICK, "max_sync_workers_per_subscription=1")
+    process = SubscriberProcess(publisher, target, tmp_path, options=(), settings=settings)
+    try:
+        with closed(target, 1):
+            process.start()
+            target.wait(waiting_at(1), 1)
+            assert target.value("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate IN ('s', 'r')") >= 4
+            for name in names:
+                publisher.execute(f"INSERT INTO {name} VALUES (3, 'new'); UPDATE {name} SET v = 'changed' WHERE id = 1")
+            process.kill()
+        process.catch_up(SECONDS)
+        for name in names:
+            rows = publisher.fetch(ROWS.format(name))
+            assert target.fetch(ROWS.format(name)) == rows
+            assert {count for *_, count in rows} == {1}
+        publisher.wait(SYNC_SLOTS, 0)
+        assert target.fetch('SELECT srrelid::int FROM subscriber."position"') == [(0,)]
+    finally:
+        process.end()

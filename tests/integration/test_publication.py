@@ -19,7 +19,7 @@ INT4, TEXT = 23, 25
 async def published(database: Database, *publications: str, table: TableName | None = None) -> dict[str, PublishedTable]:
     connection = await WalReceiverConnection.connect(database.dsn, application_name="test")
     try:
-        tables = await published_tables(connection, publications, table)
+        tables = await published_tables(connection, publications, *([table] if table else []))
     finally:
         await connection.close()
     assert len({found.name for found in tables}) == len(tables)

@@ -23,6 +23,7 @@ from tests.integration.swaps import ROWS, make_two, swap, swap_back
 
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 STATES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
+COPIED_ALONE = "SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate = 'd'"
 IN_PARTS = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=3)
 
 
@@ -118,8 +119,8 @@ async def test_a_few_tables_at_a_time(publisher_db: Database, target_db: Databas
         async with replica(publisher_db, target_db, settings=settings) as some:
             waiting = " + ".join(f"({waiting_for(name)})" for name in names)
             await until(target_db, f"SELECT {waiting}", 3)
-            in_order = [(name, "d" if index < 3 else "i") for index, name in enumerate(names)]
-            assert target_db.fetch(STATES) == in_order
+            # as a group the tables are given up soon, for they are locked; then each is waited for by itself
+            await until(target_db, COPIED_ALONE, 3)
             # the change of a table that is not copied yet is of no concern to the apply worker, and comes with its copy
             publisher_db.execute("INSERT INTO t6 VALUES (3); INSERT INTO t0 VALUES (3)")
             release()

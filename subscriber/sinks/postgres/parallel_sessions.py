@@ -47,12 +47,12 @@ _ANSWER_SECONDS: Final = 5.0
 _IDLE: Final = 2
 """How many sessions are kept for the next transactions."""
 
-FENCED: Final[Statement] = control(
+_FENCED: Final = (
     "SELECT 1 / pg_catalog.count(*) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' "
     "AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) "
-    "AND classid = $1 AND objid = $2 AND objsubid = 1",
-    (_OID, _OID),
+    "AND classid = {high} AND objid = {low} AND objsubid = 1"
 )
+FENCED: Final[Statement] = control(_FENCED.format(high="$1", low="$2"), (_OID, _OID))
 """Division by zero if the apply session is gone: COMMIT is already on its way and must not be executed then."""
 
 # the server's pg_blocking_pids knows of one session; whom that one waits for may be the one in question
@@ -131,6 +131,11 @@ class ParallelSessions:
     def fence(self) -> list[bytes | None]:
         """The parameters of :data:`FENCED`."""
         return [b"%d" % (self._fence >> 32), b"%d" % (self._fence & 0xFFFFFFFF)]
+
+    @property
+    def fence_query(self) -> str:
+        """:data:`FENCED` with its parameters."""
+        return _FENCED.format(high=self._fence >> 32, low=self._fence & 0xFFFFFFFF)
 
     async def take(self) -> ApplySession:
         """A session without a transaction, for the caller alone until he gives it back.

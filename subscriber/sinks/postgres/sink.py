@@ -35,6 +35,7 @@ from subscriber.sinks.postgres.apply import Applier, Owner
 from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
 from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
+from subscriber.sinks.postgres.groups import PostgresTableGroup
 from subscriber.sinks.postgres.locks import table_key, take, writer_key
 from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
 from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
@@ -480,6 +481,20 @@ class PostgresSink:
             as_owner=self._as_owner,
             tally=self._tally,
             origins=self._origins,
+        )
+
+    def open_group(self) -> PostgresTableGroup:
+        """For tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        opened = self._open
+        return PostgresTableGroup(
+            self._target,
+            oid=opened.oid,
+            application_name=opened.name,
+            synchronous_commit=self._options.synchronous_commit,
+            as_owner=self._as_owner,
+            origins=self._origins,
+            fenced=opened.parallel.fence_query,
+            is_current=lambda: self._opened is opened,
         )
 
     async def close(self) -> None:

@@ -22,20 +22,19 @@ inserted exactly 2^32 transactions before a part bears the same xmin, and does n
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 
 from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.config import SynchronousCommit
-from subscriber.errors import RelationError, SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.errors import Diagnostics, copy_column, is_lost, target_error
+from subscriber.sinks.postgres.copying import CopyIn
 from subscriber.sinks.postgres.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.origin import Origins, asyncpg_run, drop_origins, origin_name
 from subscriber.sinks.postgres.reading import CatalogReader
@@ -242,79 +241,23 @@ class PostgresTableSink:
         connection = await self._connect_asyncpg()
         number = next(number for number in itertools.count(1) if number not in self._busy_parts)
         self._busy_parts.add(number)
-        failures: list[SubscriberError] = []
-
-        async def rows() -> AsyncIterator[bytes]:
-            # asyncpg asks to cancel the COPY then, and waits for ever if the target has refused it already: nothing is left to wait for
-            try:
-                async for chunk in data:
-                    yield chunk
-            except SubscriberError as error:
-                failures.append(error)
-                connection.terminate()
-                raise
-
         try:
             await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
-            async with self._part(connection, columns):
-                await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
-                if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
-                    raise TargetUnavailable(f'the copy of table "{self._table}" was begun anew by another process', hint="begin again")
-                await connection.execute(set_role(table.role).sql.decode())
-                await self._copy_in(connection, columns, copy_format, rows())
-                await connection.execute(set_role(None).sql.decode())
-                await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+            with CopyIn(connection, self._table, columns) as copying:
+                async with connection.transaction():
+                    await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
+                    if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
+                        raise TargetUnavailable(f'the copy of table "{self._table}" was begun anew by another process', hint="begin again")
+                    await connection.execute(set_role(table.role).sql.decode())
+                    await copying.copy(copy_format, data)
+                    await connection.execute(set_role(None).sql.decode())
+                    await connection.execute(_NOTE_PART, self._oid, self.relation_id)
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await connection.close(timeout=5)
-        except TargetError:
-            if failures:
-                raise failures[0] from None
-            raise
         finally:
             # does nothing to a closed one; what was not committed is rolled back
             connection.terminate()
             self._busy_parts.discard(number)
-
-    async def _copy_in(
-        self, connection: asyncpg.Connection[Any], columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]
-    ) -> None:
-        """COPY FROM STDIN. asyncpg waits for ever if the connection is lost while its send buffer is full, so it is stopped then."""
-        copying = asyncio.create_task(
-            connection.copy_to_table(
-                self._table.name, source=data, columns=list(columns), schema_name=self._table.namespace, format=copy_format.value
-            )
-        )
-
-        def stop(_connection: object) -> None:
-            copying.cancel()
-
-        connection.add_termination_listener(stop)
-        try:
-            await copying
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if connection.is_closed() and task is not None and not task.cancelling():
-                raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from None
-            raise
-        finally:
-            connection.remove_termination_listener(stop)
-
-    @contextlib.asynccontextmanager
-    async def _part(self, connection: asyncpg.Connection[Any], columns: Sequence[str]) -> AsyncIterator[None]:
-        """A transaction whose errors name the table and the column."""
-        try:
-            async with connection.transaction():
-                yield
-        except asyncpg.PostgresError as error:
-            diagnostics = Diagnostics.of_asyncpg(error)
-            mapped = target_error(diagnostics)
-            column = copy_column(diagnostics, columns) or diagnostics.column
-            mapped.add_note(f'while copying table "{self._table}"' + (f' column "{column}"' if column else ""))
-            raise mapped from None
-        except Exception as error:
-            if not is_lost(error):
-                raise
-            raise TargetUnavailable(f'connection to the target was lost while copying table "{self._table}"') from error
 
     async def finish_copy(self, position: Position) -> None:
         """Make the copied rows count. See :meth:`subscriber.abc.TableSink.finish_copy`.

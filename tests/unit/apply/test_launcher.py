@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from typing import cast
 
 import pytest
 
 from subscriber.abc import TableEntry, TableName, TableState
+from subscriber.apply.groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import TableSynchronization
@@ -44,14 +45,19 @@ class Office:
         self.told: list[tuple[TableName, SubscriberError | None]] = []
         self.running: set[TableName] = set()
         self.most = 0
-        settings = Settings(max_sync_workers_per_subscription=workers, wal_retrieve_retry_interval=5)
-        self.launcher = SyncLauncher(
+        self.settings = Settings(max_sync_workers_per_subscription=workers, wal_retrieve_retry_interval=5)
+        self.patient, self.disable_on_error = patient, disable_on_error
+        self.launcher = self.make_launcher()
+
+    def make_launcher(self, groups: GroupSynchronization | None = None) -> SyncLauncher:
+        return SyncLauncher(
             self.states,
-            settings,
+            self.settings,
             self.make,
             lambda *told: self.told.append(told),
-            patient=lambda _: patient,
-            disable_on_error=disable_on_error,
+            patient=lambda _: self.patient,
+            disable_on_error=self.disable_on_error,
+            groups=groups,
         )
 
     def make(self, name: TableName) -> TableSynchronization:
@@ -231,5 +237,84 @@ def test_a_fault_of_ours_is_not_tried_again() -> None:
         async with office.open() as task:
             await asyncio.wait({task}, timeout=100)
             assert isinstance(task.exception(), KeyError)
+
+    run(work())
+
+
+# --- groups
+
+
+class _Groups:
+    """Stands for the synchronization of groups: each takes a second; tables with an error leave it, and a group's own errors end it."""
+
+    def __init__(self, office: Office, errors: list[SubscriberError]) -> None:
+        self.office, self.errors = office, errors
+        self.taken: list[tuple[float, int]] = []
+
+    async def run(self, tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
+        self.taken.append((asyncio.get_running_loop().time(), len(tables)))
+        await asyncio.sleep(1)
+        if self.errors:
+            raise self.errors.pop(0)
+        for name in tables:
+            if self.office.errors.get(name):
+                leave(name)
+            else:
+                self.office.states.set(name, DONE)
+
+
+def grouping(tables: int, *errors: SubscriberError, workers: int = 2) -> tuple[Office, _Groups]:
+    office = Office(tables, workers=workers)
+    groups = _Groups(office, list(errors))
+    office.launcher = office.make_launcher(cast("GroupSynchronization", groups))
+    return office, groups
+
+
+def test_many_tables_are_shared_out_among_the_workers() -> None:
+    async def work() -> None:
+        office, groups = grouping(2 * GROUP_TABLES + 100)
+        async with office.open():
+            await asyncio.sleep(10)
+        assert groups.taken == [(0, GROUP_TABLES), (0, GROUP_TABLES), (1, 50), (1, 50)]
+        assert office.begun == []
+        assert office.states.all_synchronized
+
+    run(work())
+
+
+def test_few_tables_are_each_taken_alone() -> None:
+    async def work() -> None:
+        office, groups = grouping(4)
+        async with office.open():
+            await asyncio.sleep(10)
+        assert groups.taken == []
+        assert len(office.begun) == 4
+
+    run(work())
+
+
+def test_a_table_that_left_its_group_is_taken_alone() -> None:
+    async def work() -> None:
+        office, groups = grouping(20)
+        office.errors[table(3)] = [ApplyError("refused")]
+        async with office.open():
+            await asyncio.sleep(20)
+        assert groups.taken == [(0, 10), (0, 10)]
+        assert office.moments(table(3)) == [1, 7], "and again, as it failed alone"
+        assert {name for _, name in office.begun} == {table(3)}
+        assert office.states.all_synchronized
+
+    run(work())
+
+
+def test_a_group_that_failed_is_taken_again() -> None:
+    async def work() -> None:
+        office, groups = grouping(20, TargetUnavailable("lost"), TargetUnavailable("lost"))
+        async with office.open():
+            await asyncio.sleep(10)
+        assert [count for _, count in groups.taken] == [10, 10, 10, 10]
+        assert [isinstance(error, TargetUnavailable) for _, error in office.told] == [True, True, False, False]
+        assert office.begun == []
+        assert office.states.all_synchronized
 
     run(work())

@@ -16,6 +16,7 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.transaction.model import Transaction
 from tests.unit.apply.memory_publisher import relation, table
 from tests.unit.apply.virtual_time import Stuck, run
 
@@ -254,6 +255,46 @@ def test_nobody_moves() -> None:
         run(work())
 
 
+# --- a copy that followed no stream
+
+
+def changing(end_lsn: int, *relation_ids: int, spilled: int = 0) -> Transaction:
+    records = [b"I" + relation_id.to_bytes(4, "big") + b"N" for relation_id in relation_ids]
+    lsn = Lsn(end_lsn)
+    return Transaction(xid=1, final_lsn=lsn, end_lsn=lsn, commit_time=0, prefixed=False, records=records, spilled=spilled)
+
+
+def test_a_copy_is_complete_up_to_the_first_change_that_was_passed_over() -> None:
+    async def work() -> None:
+        states = states_with(t0=INIT, t1=INIT)
+        assert states.covered(7, Lsn(150)) == 150
+        assert await states.hand(Lsn(160), never, [changing(140, 7), changing(160, 8)])
+        assert states.covered(7, Lsn(150)) == 160, "what changed it is in the snapshot"
+        assert states.covered(8, Lsn(150)) == 150
+        assert not states.try_handover(B, states.covered(8, Lsn(150)))
+        assert await states.hand(Lsn(170), never, [changing(170, spilled=1)])
+        assert states.covered(7, Lsn(150)) == 150, "what a spilled one changed is not known"
+        assert states.covered(7, Lsn(170)) == 170
+
+    run(work())
+
+
+def test_a_handover_that_may_be_stored_is_not_abandoned() -> None:
+    async def work() -> None:
+        states = states_with(t0=INIT)
+        assert states.try_handover(A, Lsn(200))
+        states.storing(A)
+        states.abandon_handover(A)
+        waiting = soon(states, 300)
+        await turns()
+        assert not waiting.done()
+        states.known(A)
+        states.abandon_handover(A)
+        assert await waiting
+
+    run(work())
+
+
 # --- a model: any interleaving of one apply worker and several synchronizations that may crash at any step
 
 
@@ -272,7 +313,7 @@ class Durable:
 
 
 class Model:
-    """Transaction n ends at 10 * n, its commit record is 2 long; each changes all tables. Steps take as long as the schedule says.
+    """Transaction n ends at 10 * n, its commit record is 2 long; table i is changed by each (i + 1)th. Steps take as the schedule says.
 
     Args:
         tables: number of them.
@@ -298,6 +339,20 @@ class Model:
         for _ in range(1 + next(self.schedule)):
             await asyncio.sleep(0)
 
+    def changes(self, index: int, number: int) -> bool:
+        return number % (index + 1) == 0
+
+    def rows(self, index: int, last: int) -> list[int]:
+        """Of a table, once it has the transactions up to the last."""
+        return [number for number in range(1, last + 1) if self.changes(index, number)]
+
+    def transaction(self, number: int) -> Transaction:
+        records = [
+            b"I" + relation(index).relation_id.to_bytes(4, "big") for index in range(len(self.durable.rows)) if self.changes(index, number)
+        ]
+        end = 10 * number
+        return Transaction(xid=number, final_lsn=Lsn(end - 2), end_lsn=Lsn(end), commit_time=0, prefixed=False, records=records)
+
     def received(self, number: int) -> Lsn:
         """How far the stream is behind a transaction: perhaps amid the next one; behind the last, keepalives take it to the end."""
         return Lsn(10 * number + (4 if number == self.last else next(self.schedule)))
@@ -309,11 +364,12 @@ class Model:
             done = durable.position // 10
             end = min(done + self.batch, self.last)
             if end > done:
-                assert await states.hand(Lsn(10 * end), never)
+                given = [self.transaction(number) for number in range(done + 1, end + 1)]
+                assert await states.hand(Lsn(10 * end), never, given)
                 changed: list[tuple[int, int]] = []
                 for number in range(done + 1, end + 1):
                     await self.step()
-                    asked = range(len(durable.rows))
+                    asked = [index for index in range(len(durable.rows)) if self.changes(index, number)]
                     changed += [(index, number) for index in asked if states.gate(relation(index), Lsn(10 * number - 2))]
                 await self.step()
                 for index, number in changed:
@@ -335,11 +391,14 @@ class Model:
                 await self.step()
                 entry = self.durable.states[index]
                 states.set(name, entry)
+                states.known(name)
                 states.abandon_handover(name)
                 uncertain = False
                 if entry.state in {TableState.SYNCDONE, TableState.READY}:
                     return
                 if entry.state is TableState.INIT:
+                    if next(self.schedule) % 2 and await self.copy_in_a_group(states, index):
+                        return
                     await self.copy(index)
                     states.set(name, COPIED)
                 goal = states.handed
@@ -359,12 +418,29 @@ class Model:
                 if not uncertain:
                     states.abandon_handover(name)
 
+    async def copy_in_a_group(self, states: TableStates, index: int) -> bool:
+        """As a group does it: rows and SYNCDONE by one transaction of the target, if the table did not change since the snapshot."""
+        name = table(index)
+        snapshot = min(self.last, max(int(states.handed) // 10, self.durable.position // 10, next(self.schedule)))
+        await self.step()
+        await self.step()
+        lsn = states.covered(relation(index).relation_id, Lsn(10 * snapshot))
+        if not states.try_handover(name, lsn):
+            return False
+        states.storing(name)
+        await self.step()
+        self.durable.rows[index] = self.rows(index, snapshot)
+        self.durable.states[index] = synchronized(lsn)
+        await self.step()
+        states.complete_handover(name)
+        return True
+
     async def copy(self, index: int) -> None:
         # the publisher's WAL ends somewhere behind what anybody received
         snapshot = min(self.last, max(self.durable.position // 10, *self.durable.caught_up, next(self.schedule)))
         await self.step()
         await self.step()
-        self.durable.rows[index] = list(range(1, snapshot + 1))
+        self.durable.rows[index] = self.rows(index, snapshot)
         self.durable.caught_up[index] = snapshot
         self.durable.states[index] = COPIED
 
@@ -373,7 +449,7 @@ class Model:
         end = min(at + 1, self.last)
         for _ in range(1 + next(self.schedule) % 3):
             await self.step()
-        self.durable.rows[index] += range(at + 1, end + 1)
+        self.durable.rows[index] += [number for number in range(at + 1, end + 1) if self.changes(index, number)]
         self.durable.caught_up[index] = end
 
     async def live(self) -> None:
@@ -407,5 +483,5 @@ class Model:
 def test_each_transaction_once_in_order_and_no_deadlock(tables: int, last: int, batch: int, schedule: list[int], crashes: set[int]) -> None:
     model = Model(tables, last, batch, schedule, crashes)
     run(model.live())
-    assert model.durable.rows == [list(range(1, last + 1))] * tables
+    assert model.durable.rows == [model.rows(index, last) for index in range(tables)]
     assert all(entry.state is TableState.READY for entry in model.durable.states)
