@@ -267,7 +267,9 @@ class _Keeping:
             ProtocolError
         """
         tag = record[0] if record else 0
-        if tag in _ROWS and len(record) >= self._offset + 4:
+        if tag in _ROWS:
+            # it is never sent again once it is kept: a damaged record has to be found now
+            decode(record, in_stream=self._transaction.prefixed)
             relation_id = _RELATION_ID(record, self._offset)[0]
             return [*self._description(relation_id), record] if self._is_wanted(relation_id) else []
         if tag not in {Tag.RELATION, Tag.TRUNCATE}:

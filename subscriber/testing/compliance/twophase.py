@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.errors import ApplyError, DataLossError
+from subscriber.errors import ApplyError, DataLossError, ProtocolError
 from subscriber.testing.compliance.checking import equal, refused
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.registry import Scenarios
@@ -78,6 +78,24 @@ async def empty(feed: Feed) -> None:
     prepared = await feed.prepare()
     await feed.reopen()
     await feed.commit_prepared(prepared)
+
+
+@scenarios.needing("two_phase")
+async def damaged(feed: Feed) -> None:
+    """A damaged record is refused before the prepared transaction is kept: the publisher sends it again, and it is whole then."""
+    t = Table("t", "*id int4", "v")
+    await feed.create(t)
+    prepared = feed.transaction(t.relation, t.insert(1, "x"), t.insert(2, "y"))
+    whole = list(prepared.records)
+    for size in (3, len(whole[-1]) - 1):
+        prepared.records[-1] = whole[-1][:size]
+        with refused(ProtocolError, f"a prepared transaction whose last record ends after {size} bytes"):
+            await feed.give_prepared(prepared)
+        await feed.reopen()
+    prepared.records[:] = whole
+    await feed.give_prepared(prepared)
+    await feed.commit_prepared(prepared)
+    await feed.expect(t, (1, "x"), (2, "y"))
 
 
 @scenarios.needing("two_phase")
