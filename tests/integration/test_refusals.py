@@ -10,7 +10,7 @@ import pytest
 
 from tests.database import WAIT_SECONDS
 from tests.integration.program import Program, running
-from tests.integration.sqlalchemy_targets import Replica
+from tests.integration.sqlalchemy_targets import ALL, Replica, write_locked
 
 ALL_COLUMNS = "SELECT id, v, c FROM t ORDER BY id"
 REFUSALS = 25
@@ -75,4 +75,20 @@ def test_refusals_while_no_report_can_be_written(other_replica: Replica, request
             refused(program, 3)
         pair.target.execute("ALTER TABLE t ADD c int")
         pair.target.wait(ALL_COLUMNS, pair.publisher.fetch(ALL_COLUMNS))
+        assert "Traceback" not in program.errors
+
+
+@pytest.mark.endurance
+def test_a_file_that_is_locked_for_longer_than_the_timeout(sqlite_replica: Replica) -> None:
+    pair = sqlite_replica
+    assert pair.target.path is not None
+    with running(*quickly(pair)) as program:
+        pair.target.follows()
+        for _ in range(2):
+            told = program.errors.count("is locked by another program")
+            with write_locked(pair.target.path):
+                pair.publisher.execute("INSERT INTO t SELECT max(id) + 1, 'new' FROM t")
+                for times in (1, 2):
+                    program.says("is locked by another program", told + times)
+            pair.target.wait(ALL, pair.publisher.fetch(ALL))
         assert "Traceback" not in program.errors
