@@ -65,18 +65,19 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         for table, entry in (await sink.tables()).items():
             if entry.state is TableState.DATASYNC:
                 await undo_copy(sink, table)
-        conninfo = connection or definition.conninfo
-        if definition.slot_name is not None:
-            if conninfo is None:
-                raise PublisherError(
-                    f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known here',
-                    hint="give --connection; or detach the slot first by alter -o slot_name=NONE",
-                )
-            # one that was not made to its end may have no slot yet, or none any more
-            made = definition.made and (definition.conninfo is not None or state.position is not None)
-            await _drop_slots(catalog if made else None, conninfo, definition, definition.slot_name, state)
     finally:
+        # before the catalog is written: in a lake both take the writer's lock. The claim keeps launchers and verbs away
         await sink.close()
+    conninfo = connection or definition.conninfo
+    if definition.slot_name is not None:
+        if conninfo is None:
+            raise PublisherError(
+                f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known here',
+                hint="give --connection; or detach the slot first by alter -o slot_name=NONE",
+            )
+        # one that was not made to its end may have no slot yet, or none any more
+        made = definition.made and (definition.conninfo is not None or state.position is not None)
+        await _drop_slots(catalog if made else None, conninfo, definition, definition.slot_name, state)
     left = await catalog.remove(definition.oid)
     if left:
         _log.warning(
