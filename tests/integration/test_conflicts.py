@@ -458,3 +458,42 @@ async def test_the_same_conflicts_as_native(
         )
         assert said.findall(caplog.text)
         assert set(said.findall(caplog.text)) <= set(said.findall(server.log()))
+
+
+@pytest.mark.parametrize("enable", ["REPLICA", "ALWAYS"])
+@pytest.mark.parametrize("of", ["t", "low"])
+async def test_row_that_a_trigger_passes_over(any_target_db: Database, of: str, enable: str) -> None:
+    """Such a row is there: no conflict, as natively. The bug was that UPDATE and DELETE were counted as if it were missing."""
+    any_target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'kept'), (2, 'other');
+        CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF OLD.id = 1 THEN RETURN NULL; END IF; RETURN OLD; END'
+    """)
+    remote = Remote("t" if of == "t" else "low", "*id", "v")
+    async with opened(any_target_db) as feed:
+        await feed.apply(remote.relation, remote.update(1, "kept"))
+        # made while the table is known
+        any_target_db.execute(f"""
+            CREATE TRIGGER keep BEFORE UPDATE OR DELETE ON {of} FOR EACH ROW EXECUTE FUNCTION keep();
+            ALTER TABLE {of} ENABLE {enable} TRIGGER keep
+        """)
+        await feed.apply(remote.update(1, "new"), remote.delete(1, None), remote.update(3, "moved", old=(1, None)))
+        assert conflicts(feed.sink.statistics) == {}
+        await feed.apply(remote.update(9, "new"), remote.delete(9, None), remote.delete(2, None))
+        assert conflicts(feed.sink.statistics) == {"confl_update_missing": 1, "confl_delete_missing": 1}
+    assert any_target_db.fetch("SELECT * FROM t") == [(1, "kept")]
+
+
+async def test_partition_whose_trigger_passes_over(target_db: Database) -> None:
+    target_db.execute("""
+        CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'kept');
+        CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+        CREATE TRIGGER keep BEFORE UPDATE OR DELETE ON low FOR EACH ROW EXECUTE FUNCTION keep();
+        ALTER TABLE low ENABLE ALWAYS TRIGGER keep
+    """)
+    remote = Remote("t", "*id", "v")
+    async with opened(target_db) as feed:
+        await feed.apply(remote.relation, remote.update(1, "new"), remote.delete(1, None))
+        assert conflicts(feed.sink.statistics) == {}
+    assert target_db.fetch("SELECT * FROM t") == [(1, "kept")]

@@ -29,7 +29,9 @@ pg_catalog.hashtextextended(ROW(
     ARRAY(SELECT a.xmin FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum),
     ARRAY(SELECT ROW(i.indexrelid, i.indisvalid, i.indisprimary, i.indisreplident)::text
           FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisunique ORDER BY i.indexrelid),
-    CASE WHEN c.relhasrules THEN ARRAY(SELECT r.ev_enabled FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY r.oid) END
+    CASE WHEN c.relhasrules THEN ARRAY(SELECT r.ev_enabled FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY r.oid) END,
+    CASE WHEN c.relhastriggers THEN
+        ARRAY(SELECT t.oid FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND t.tgenabled IN ('R', 'A') ORDER BY t.oid) END
 )::text COLLATE "C", 0)
 """
 """SQL over ``pg_class`` c and ``pg_namespace`` n."""

@@ -73,6 +73,7 @@ class TargetTable:
         referenced_by: other tables whose foreign keys reference it.
         rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
         barred: the subscription's owner, if that cannot become the table's owner; else None.
+        triggered: a BEFORE ROW trigger is ENABLE ALWAYS or REPLICA: it may pass over a row that is there.
     """
 
     name: TableName
@@ -87,6 +88,7 @@ class TargetTable:
     referenced_by: frozenset[TableName] = frozenset()
     rule: str | None = None
     barred: str | None = None
+    triggered: bool = False
 
     @property
     def scanned(self) -> str:

@@ -11,6 +11,9 @@ compared, NULLs with IS NULL so that an index can be used, and exactly one of se
 first. Columns of types without equality (json, xml, point …) are compared by their texts. Columns that the publisher does not send are
 not compared (native compares the target's extra columns with NULL, and then finds nothing).
 
+A BEFORE ROW trigger that returns NULL passes over a row that is there: the command's count says 0, and that is no conflict. So where there
+is such a trigger that fires for us, the row is found by ctid first too, and the rows that were found are counted.
+
 Where the target keeps commit timestamps, UPDATE and DELETE also tell whether the row's last change came from another replication
 origin than ours: natively the conflicts ``update_origin_differs`` and ``delete_origin_differs``. They too find their row by ctid first.
 """
@@ -135,7 +138,8 @@ class _Search:
             else:
                 terms.append(_comparison(columns[index], equals, index + 1))
         self.predicate = " AND ".join(terms) or "true"
-        self.one_of_many = mapping.key is None or not mapping.table.key_unique or origin is not None
+        table = mapping.table
+        self.one_of_many = mapping.key is None or not table.key_unique or table.triggered or origin is not None
 
     @property
     def found(self) -> str:

@@ -107,6 +107,7 @@ FROM given g LEFT JOIN compared o ON o.root = g.atttypid
 ORDER BY g.attrelid, g.attnum
 """
 
+# A BEFORE ROW trigger that fires for us (tgtype: 1 for each row, 2 before) may pass over a row, of the table or of a partition.
 # The replica identity index, or the primary key unless it is deferrable; of the table itself, or of all leaves of a partitioned one.
 # Not pg_partition_tree(): it takes locks, and would wait for ever for a TRUNCATE of our own.
 _KEYS: Final = """
@@ -120,7 +121,9 @@ WITH RECURSIVE tree(root, oid) AS (
     SELECT t.root, c.oid, c.relreplident, c.oid = t.root AS itself
     FROM tree AS t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND (c.relkind <> 'p' OR c.oid = t.root)
 )
-SELECT t.root::int8 AS relid, t.itself, k.columns, k.operators
+SELECT t.root::int8 AS relid, t.itself, k.columns, k.operators,
+       EXISTS (SELECT FROM pg_catalog.pg_trigger g
+               WHERE g.tgrelid = t.oid AND g.tgenabled IN ('R', 'A') AND g.tgtype & 3 = 3) AS triggered
 FROM tables t
 LEFT JOIN LATERAL (
     SELECT pg_catalog.array_agg(a.attname::text ORDER BY u.place) AS columns,
@@ -202,6 +205,7 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
         referenced_by,
         row["rule"],
         row["barred"],
+        triggered=any(part["triggered"] for part in keys or ()),
     )
 
 
