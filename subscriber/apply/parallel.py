@@ -86,29 +86,32 @@ class _Attempt:
         followed = False
         try:
             self.session = await self._owner.sink.open_parallel(self.stream.xid, self._gate)
-            await self._follow(self.session)
-            followed = self.stream.finished
+            followed = await self._follow(self.session)
         except SubscriberError as error:
             self._log_end(error)
         finally:
             if not followed:
                 await self.end()
 
-    async def _follow(self, session: ParallelTransaction) -> None:
-        """Apply what may be applied, until the stream ends."""
+    async def _follow(self, session: ParallelTransaction) -> bool:
+        """Apply what may be applied, until the stream ends. False: it is not to be applied before its end."""
         stream, receiver = self.stream, self._owner.receiver
         while not stream.dropped:
             self.changed.clear()
             await self._cut(session)
             if stream.finished:
-                return
+                return True
             stop = stream.available(self._owner.events)
             records = await receiver.read(stream, self.done, stop) if self.done < stop else ()
             if not records:
                 await self.changed.wait()
+            elif receiver.is_large(records):
+                # one session at a time is to hold such a record: the apply session's, behind the end
+                return False
             elif not await self._cut(session):
                 await session.apply(records)
                 self.done += len(records)
+        return False
 
     async def _cut(self, session: ParallelTransaction) -> bool:
         """Undo what was cut off meanwhile; whether anything was cut."""

@@ -37,6 +37,7 @@ from subscriber.protocol.frames import (
     XLogData,
     decode_frame,
     encode_frame,
+    header,
     message_tag,
     payloads,
 )
@@ -194,6 +195,10 @@ class Receiver:
                 return stream.held(start, min(stop, start + _READ_RECORDS))
             return (await self._spool.read(stream.spool_id, start))[: stop - start]
 
+    def is_large(self, records: Sequence[bytes]) -> bool:
+        """Whether a record takes all the memory that transactions may have."""
+        return any(len(record) > self._budget for record in records)
+
     # --- receive
 
     async def _run(self) -> None:
@@ -212,15 +217,17 @@ class Receiver:
         while True:
             self._last_heard = loop.time()
             self._reading = True
-            frames = await self._stream.receive()
+            frames = list(await self._stream.receive())
             self._reading = False
             await self._take_frames(frames)
+            frames.clear()
             while self._reassembly.memory > self._budget:
                 async with self._spool_turn:
                     spill = self._reassembly.spill()
                     if spill is None:
                         break
                     await self._spool.append(*spill)
+                    del spill
             self._activity.set()
             if self._watcher is not None:
                 self._watcher()
@@ -228,7 +235,7 @@ class Receiver:
                 self._room.clear()
                 await self._room.wait()
 
-    async def _take_frames(self, frames: Sequence[bytes]) -> None:
+    async def _take_frames(self, frames: list[bytes]) -> None:
         reassembly = self._reassembly
         place, count = 0, len(frames)
         frame: XLogData | PrimaryKeepalive | None = None
@@ -246,13 +253,13 @@ class Receiver:
                 reassembly.feed(begin)
                 if rows:
                     reassembly.feed_rows(rows)
-                frame = decode_frame(frames[-1]) if place == count else None
+                frame = header(frames[-1]) if place == count else None
                 continue
             if reassembly.in_transaction and (rows := payloads(frames, place, ROW_TAGS)):
                 reassembly.feed_rows(rows)
                 place += len(rows)
                 # they end nothing, and are received when what comes behind them is
-                frame = decode_frame(frames[-1]) if place == count else None
+                frame = header(frames[-1]) if place == count else None
                 continue
             frame = decode_frame(frames[place])
             place += 1
@@ -324,7 +331,8 @@ class Receiver:
         if not transaction.spilled:
             return transaction.size + RECORD_OVERHEAD * len(records)
         transaction.spool = self._spool.reader(transaction.spool_id)
-        return sum(map(len, records)) + RECORD_OVERHEAD * len(records)
+        # what was spilled is read back while it is applied, record by record: so nothing is read beside a large one
+        return max(sum(map(len, records)), transaction.largest) + RECORD_OVERHEAD * len(records)
 
     # --- feedback
 

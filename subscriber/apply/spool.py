@@ -69,8 +69,9 @@ class SpooledPart:
             SpoolError: the file cannot be read, or is not as it was written.
         """
         while records := await _in_thread(partial(self._file.read_from, start)):
-            yield records
             start += len(records)
+            yield records
+            del records  # not kept while the next ones are read
 
     async def discard(self) -> None:
         """Remove the file. Idempotent."""

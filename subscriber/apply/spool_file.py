@@ -18,7 +18,7 @@ import errno
 import os
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -32,6 +32,8 @@ __all__ = ["BLOCK_SIZE", "SpoolFile", "blocks", "spool_failure"]
 BLOCK_SIZE: Final = 256 * 1024
 """Bytes of records in a block, at which it is closed."""
 
+_LARGE: Final = 4 * BLOCK_SIZE
+"""A block of more bytes holds a large record, which is written and read without another copy of it."""
 _HEADER: Final = Struct(">III")
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -65,13 +67,20 @@ def blocks(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield records[start:]
 
 
-def _encode(first: int, records: Sequence[bytes]) -> bytes:
-    body = b"".join((pack(f">{len(records)}I", *map(len, records)), *records))
-    return _HEADER.pack(len(records), len(body), _checksum(first, len(records), body)) + body
+def _encode(first: int, records: Sequence[bytes]) -> list[bytes]:
+    """A block, in pieces."""
+    pieces = [pack(f">{len(records)}I", *map(len, records)), *records]
+    length = sum(map(len, pieces))
+    if length <= _LARGE:
+        pieces = [b"".join(pieces)]
+    return [_HEADER.pack(len(records), length, _checksum(first, len(records), length, pieces)), *pieces]
 
 
-def _checksum(first: int, number: int, body: bytes | memoryview) -> int:
-    return zlib.crc32(body, zlib.crc32(pack(">QII", first, number, len(body))))
+def _checksum(first: int, number: int, length: int, pieces: Iterable[bytes | memoryview]) -> int:
+    checksum = zlib.crc32(pack(">QII", first, number, length))
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
@@ -139,10 +148,12 @@ class SpoolFile:
                 raise
 
     def _append(self, descriptor: int, records: Sequence[bytes]) -> None:
-        data = _encode(self.count, records)
-        _write(descriptor, data, self._end)
+        end = self._end
+        for piece in _encode(self.count, records):
+            _write(descriptor, piece, end)
+            end += len(piece)
         self._index.append((self.count, self._end))
-        self._end += len(data)
+        self._end = end
         self.count += len(records)
 
     def truncate(self, kept: int) -> None:
@@ -191,14 +202,29 @@ class SpoolFile:
     def _read_block(self, descriptor: int, block: int) -> list[bytes]:
         first, offset = self._index[block]
         next_first, end = self._index[block + 1] if block + 1 < len(self._index) else (self.count, self._end)
-        data = _read(descriptor, end - offset, offset)
-        if len(data) < end - offset:
+        count, size = next_first - first, end - offset - _HEADER.size
+        # of a large block the lengths first, and then each record
+        ahead = _HEADER.size + (size if size <= _LARGE else 4 * count)
+        data = _read(descriptor, ahead, offset)
+        if len(data) < ahead:
             raise _damaged(self.path, f"it ends at byte {offset + len(data)}")
         number, length, checksum = _HEADER.unpack_from(data)
         body = memoryview(data)[_HEADER.size :]
-        if number != next_first - first or length != len(body) or checksum != _checksum(first, number, body):
-            raise _damaged(self.path, f"wrong checksum in the block at byte {offset}")
-        starts = accumulate(unpack_from(f">{number}I", body), initial=_HEADER.size + 4 * number)
+        damaged = _damaged(self.path, f"wrong checksum in the block at byte {offset}")
+        if number != count or length != size:
+            raise damaged
+        lengths = unpack_from(f">{number}I", body)
+        if size > _LARGE:
+            if sum(lengths) != size - len(body):
+                raise damaged
+            starts = accumulate(lengths, initial=offset + ahead)
+            records = [_read(descriptor, stop - start, start) for start, stop in pairwise(starts)]
+            if checksum != _checksum(first, number, length, (body, *records)):
+                raise damaged
+            return records
+        if checksum != _checksum(first, number, length, (body,)):
+            raise damaged
+        starts = accumulate(lengths, initial=_HEADER.size + 4 * number)
         return [data[start:stop] for start, stop in pairwise(starts)]
 
     def unlink(self) -> None:

@@ -8,7 +8,7 @@ before an Origin): they are no position to go by, and not monotone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
@@ -26,6 +26,7 @@ __all__ = [
     "decode_frame",
     "decode_status_update",
     "encode_frame",
+    "header",
     "message_tag",
     "payloads",
 ]
@@ -35,6 +36,7 @@ PAYLOAD: Final = _XLOG_DATA.size
 """Where the message begins in an XLogData."""
 _KEEPALIVE: Final = Struct(">cQqB")
 _STATUS: Final = Struct(">cQQQqB")
+_LARGE: Final = 1024 * 1024
 _XLOG_FIELDS: Final = Struct(">xQQq").unpack_from
 _W: Final = ord("w")
 _K: Final = ord("k")
@@ -118,15 +120,21 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
     raise ProtocolError("unknown CopyData from the walsender", offset=0, tag=tag_name(tag))
 
 
+def header(data: bytes) -> XLogData | PrimaryKeepalive:
+    """As :func:`decode_frame`, without the payload of an XLogData: a large one is not copied."""
+    return decode_frame(data[:PAYLOAD] if data[:1] == b"w" else data)
+
+
 def message_tag(data: bytes) -> int:
     """The tag of the message in an XLogData; 0 if it is none, or is empty."""
     return data[PAYLOAD] if len(data) > PAYLOAD and data[0] == _W else 0
 
 
-def payloads(frames: Sequence[bytes], start: int, tags: Collection[int]) -> list[bytes]:
+def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[bytes]:
     """The payloads of frames from number ``start`` on, up to the first that is no XLogData, or has no message of one of these tags.
 
-    A transaction's rows follow each other by the thousands; of their headers only the last one's tells something new.
+    A transaction's rows follow each other by the thousands; of their headers only the last one's tells something new. Of a large frame
+    only the header stays in ``frames``.
     """
     found: list[bytes] = []
     add = found.append
@@ -135,6 +143,8 @@ def payloads(frames: Sequence[bytes], start: int, tags: Collection[int]) -> list
         payload = data[PAYLOAD:]
         if not payload or payload[0] not in tags or data[0] != _W:
             break
+        if len(payload) > _LARGE:
+            frames[place] = data[:PAYLOAD]
         add(payload)
     return found
 

@@ -106,6 +106,7 @@ async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIt
         raise outdated(part.relation)
     async for piece in data:
         yield piece
+        del piece  # not kept while the next one is read
     if not await copying.is_intact(reader, part, read=True):
         raise outdated(part.relation)
 

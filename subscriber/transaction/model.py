@@ -41,10 +41,24 @@ class Transaction:
         records: raw payloads of Relation, Type, Insert, Update, Delete, Truncate and transactional LogicalMessage.
         spilled: how many records, all before those in ``records``, are in the spool.
         size: bytes of all records together.
+        largest: bytes of the largest spilled record.
         spool: the spilled part; set by whoever did the spilling, None if ``spilled`` is 0.
     """
 
-    __slots__ = ("commit_time", "end_lsn", "final_lsn", "origin", "prefixed", "records", "size", "spilled", "spool", "spool_id", "xid")
+    __slots__ = (
+        "commit_time",
+        "end_lsn",
+        "final_lsn",
+        "largest",
+        "origin",
+        "prefixed",
+        "records",
+        "size",
+        "spilled",
+        "spool",
+        "spool_id",
+        "xid",
+    )
 
     def __init__(
         self,
@@ -58,6 +72,7 @@ class Transaction:
         origin: Origin | None = None,
         spilled: int = 0,
         size: int = 0,
+        largest: int = 0,
         spool_id: int = 0,
     ) -> None:
         self.xid = xid
@@ -69,6 +84,7 @@ class Transaction:
         self.records = records
         self.spilled = spilled
         self.size = size
+        self.largest = largest
         self.spool_id = spool_id
         self.spool: SpooledRecords | None = None
 
@@ -94,6 +110,7 @@ class Transaction:
         if self.spool is not None and start < self.spilled:
             async for chunk in self.spool.chunks(start):
                 yield chunk
+                del chunk
         rest = self.records[start - self.spilled :] if start > self.spilled else self.records
         if rest:
             yield rest

@@ -51,6 +51,7 @@ class UnfinishedTransaction:
         origin: where the publisher has it from, or None.
         origin_at: how many records there are when an Origin may come, which is right behind the message that opens a block; None after it.
         size: payload bytes of all records.
+        largest: payload bytes of the largest record that was ever spilled.
         finished: its end came, and a :class:`Transaction` has its records now.
         dropped: it was given up: aborted, or the connection ended.
     """
@@ -65,6 +66,7 @@ class UnfinishedTransaction:
         "_spilled_size",
         "dropped",
         "finished",
+        "largest",
         "opening",
         "origin",
         "origin_at",
@@ -80,6 +82,7 @@ class UnfinishedTransaction:
         self.origin: Origin | None = None
         self.origin_at: int | None = 0
         self.size = 0
+        self.largest = 0
         self.finished = False
         self.dropped = False
         # of chunks, the number of their first record and of the events before them; only where the latter grew, and not yet looked behind
@@ -172,6 +175,7 @@ class UnfinishedTransaction:
     def spill(self) -> list[bytes]:
         """Give the records in memory away; they count as spilled from now on."""
         records, self._records = self._records, []
+        self.largest = max(self.largest, max(map(len, records), default=0))
         self._spilled += len(records)
         self._spilled_size = self.size
         return records
@@ -218,5 +222,6 @@ class UnfinishedTransaction:
             origin=self.origin,
             spilled=self._spilled,
             size=self.size,
+            largest=self.largest,
             spool_id=self.spool_id,
         )

@@ -87,7 +87,10 @@ class SnapshotReader(Session):
                 rows(counted - told)
                 told = counted
             if messages:
-                yield b"".join(messages)
+                chunk = b"".join(messages)
+                messages.clear()
+                yield chunk
+                del chunk
         while (last := await self._finish_copy()) is not None:
             if last.status == pq.ExecStatus.FATAL_ERROR:
                 raise result_error(last, rows=True)
@@ -108,6 +111,7 @@ class SnapshotReader(Session):
                 count, data = get_copy_data(1)
                 if count > 0:
                     messages.append(bytes(data))
+                    del data  # libpq's copy
                     size += count
                 elif count < 0:
                     return messages, True

@@ -69,6 +69,8 @@ class WalSenderStream:
                 count, data = get_copy_data(1)
                 if count > 0:
                     messages.append(bytes(data))
+                    # libpq's copy is freed with it: not behind the next message
+                    del data
                     size += count
                     fruitless = 0
                 elif count < 0:

@@ -88,7 +88,7 @@ def test_a_transaction_of_many_rows(publisher18_db: Database, target_db: Databas
 
 @pytest.mark.timeout(300)
 def test_a_transaction_of_large_rows(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
-    """A row is the unit: it is in memory whole, and on its way in and out more than once (measured: ten times); but not all rows are."""
+    """A row is the unit: it is in memory whole, and on its way in and out more than once; but not all rows are."""
     _prepare(publisher18_db, target_db, tmp_path, "CREATE TABLE t (id int, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     publisher18_db.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 327680) FROM generate_series(1, 40) AS i")
     peak = _run(publisher18_db, target_db, tmp_path)
@@ -97,3 +97,29 @@ def test_a_transaction_of_large_rows(publisher18_db: Database, target_db: Databa
     assert target_db.fetch(query) == publisher18_db.fetch(query)
     assert peak.spooled_mb > 350
     assert peak.resident_mb < LIMIT_MB
+
+
+LARGE_MB = 64
+BASE_MB = 90
+"""What the program takes with nothing to do, and some room."""
+
+
+def _insert_large(publisher: Database, first: int, last: int) -> None:
+    publisher.execute(f"INSERT INTO t SELECT i, repeat(md5(i::text), {LARGE_MB * 32768}) FROM generate_series({first}, {last}) AS i")
+
+
+@pytest.mark.timeout(300)
+def test_large_values_are_held_four_times_at_most(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """Copied, then streamed: libpq's two buffers, the record and its value. The bug was that it took eight times the largest value."""
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    _insert_large(publisher18_db, 1, 2)
+    copying = _run(publisher18_db, target_db, tmp_path)
+    _insert_large(publisher18_db, 3, 4)
+    streaming = _run(publisher18_db, target_db, tmp_path)
+    print(f"values of {LARGE_MB} MB, copying: {copying}, streaming: {streaming}")
+    query = "SELECT id, md5(v) FROM t ORDER BY id"
+    assert target_db.fetch(query) == publisher18_db.fetch(query)
+    assert copying.resident_mb < BASE_MB + 3 * LARGE_MB
+    assert streaming.resident_mb < BASE_MB + 4 * LARGE_MB

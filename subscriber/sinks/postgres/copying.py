@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import asyncpg
 
@@ -14,6 +14,8 @@ from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.errors import Diagnostics, copy_column, is_lost, target_error
 
 __all__ = ["CopyIn"]
+
+_PIECE_BYTES: Final = 256 * 1024
 
 
 class CopyIn:
@@ -63,7 +65,10 @@ class CopyIn:
         # asyncpg asks to cancel the COPY then, and waits for ever if the target has refused it already: nothing is left to wait for
         try:
             async for chunk in data:
-                yield chunk
+                # a large row in pieces: asyncpg and its transport copy what they are given
+                for start in range(0, len(chunk), _PIECE_BYTES):
+                    yield chunk[start : start + _PIECE_BYTES]
+                del chunk
         except SubscriberError as error:
             self._failure = error
             self._connection.terminate()

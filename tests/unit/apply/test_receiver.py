@@ -415,7 +415,7 @@ async def test_spills_the_largest_open_transaction() -> None:
         second = await s.event()
         assert isinstance(second, Transaction)
         assert (second.xid, second.spilled, second.count) == (9, 2, 3)
-        assert s.held < 1000, "what is in the spool is not in memory"
+        assert s.held < 11_000, "of what is in the spool, only the largest record counts: it is read back alone"
         sizes = [len(record) async for part in second.chunks() for record in part]
         assert [size // 1000 for size in sizes] == [10, 9, 0]
         await second.discard()
