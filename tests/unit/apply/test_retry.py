@@ -14,7 +14,15 @@ CLASSES = [getattr(errors, name) for name in errors.__all__]
 EXPECTED = {
     Policy.SOON: {"CopyOutdated", "PublisherUnavailable", "SlotInUse", "TargetUnavailable"},
     Policy.INTERVAL: {"ApplyError", "PublisherError", "RelationError", "SpoolError", "TargetError"},
-    Policy.NEVER: {"ConfigurationError", "DataLossError", "ProtocolError", "SubscriberError", "SubscriptionChanged", "SubscriptionInUse"},
+    Policy.NEVER: {
+        "ConfigurationError",
+        "DataLossError",
+        "NeverPrepared",
+        "ProtocolError",
+        "SubscriberError",
+        "SubscriptionChanged",
+        "SubscriptionInUse",
+    },
 }
 
 
