@@ -216,7 +216,9 @@ def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db:
     mariadb_db.execute("CREATE TABLE t (id int PRIMARY KEY, v varchar(100) CHARACTER SET latin1)")
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'ä')")
     pair = Replica(publisher18_db, OtherTarget("mariadb", mariadb_db.url, mariadb_db.fetch, mariadb_db.execute))
-    pair.catches_up()
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert done.status == 0
+    assert 'column "v" of table "public.t" has character set latin1' in done.errors
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET} 漢')", 'column "v"', mend="ALTER TABLE t MODIFY v text CHARACTER SET utf8mb4")
 
 
