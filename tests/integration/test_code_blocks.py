@@ -26,7 +26,7 @@ from subscriber.testing.binaries import find_binaries
 from subscriber.testing.compliance import SCENARIOS
 from tests.code_blocks import ROOT, Block, blocks
 from tests.database import WAIT_SECONDS, Database
-from tests.integration.program import environment, running
+from tests.integration.program import environment, running, subscriber
 from tests.integration.test_metrics import free_port
 from tests.sinks.targets import MemoryAdapter
 
@@ -102,7 +102,8 @@ def run_subscriber(words: list[str], place: Place) -> None:
             assert launcher.ended().status == 0
     else:
         more = ["--until-caught-up"] if verb == "run" and "--until-caught-up" not in words else []
-        assert main([*words, *more]) == 0
+        done = subscriber(*words, *more)
+        assert done.status == 0, done.errors
 
 
 def run_pipe(words: list[str], place: Place) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.cli.main import _VERBS
 from tests.database import WAIT_SECONDS, Database
-from tests.integration.program import PROGRAM, Ended, environment, has_catalog, slots
+from tests.integration.program import LOUD, Ended, environment, has_catalog, slots
 from tests.integration.program import subscriber as with_pipes
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pg18-proto1.hex"
@@ -38,7 +38,7 @@ def run(streams: Streams, *arguments: str) -> Ended:
     # buffered, as a service runs: then errors come late. The locale has ASCII only
     env = {**environment(), "PYTHONIOENCODING": "ascii"}
     env.pop("PYTHONUNBUFFERED", None)
-    command = ["bash", "-c", f'exec "$@" {streams.redirection}', "bash", *PROGRAM, *arguments]
+    command = ["bash", "-c", f'exec "$@" {streams.redirection}', "bash", *LOUD, *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="utf-8", timeout=WAIT_SECONDS, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     assert "Exception ignored" not in done.stderr, done.stderr
