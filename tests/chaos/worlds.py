@@ -101,6 +101,7 @@ class PostgresWorld(World):
     def forget_forged(self) -> None:
         for (gid,) in self.target.fetch(f"SELECT gid FROM pg_prepared_xacts WHERE gid LIKE 'pg\\_gid\\_%\\_{FORGED_XID}'"):
             self.target.execute(f"ROLLBACK PREPARED '{gid}'")
+        self.target.execute(f"DELETE FROM subscriber.prepared_transaction WHERE xid = {FORGED_XID}")
 
     async def assert_same(self) -> None:
         await scenario.assert_same(cast("Any", self.process))
