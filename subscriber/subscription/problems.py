@@ -18,6 +18,7 @@ from subscriber.subscription.loops import find_loops
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.large_rows import find_large_rows
 from subscriber.walreceiver.publication import published_tables
 
 __all__ = ["check", "check_options", "check_slot_name", "find_problems", "tell"]
@@ -102,6 +103,7 @@ async def find_problems(
     if not known and (options.create_slot or not later):
         publisher += await _first_slot(connection, slot_name, options)
     publisher += await find_loops(connection, sink, publications, options)
+    publisher += await find_large_rows(connection, tables, settings.logical_decoding_work_mem)
     target = await sink.check(tables, two_phase=options.two_phase)
     misfits = {finding.table for finding in (*publisher, *target) if finding.severity == "error"}
     if not later and misfits >= {table.name for table in tables}:

@@ -11,6 +11,7 @@ from subscriber.abc import Finding
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.large_rows import find_large_rows
 from subscriber.walreceiver.publication import published_tables
 from tests.database import Database, fresh_database
 from tests.integration.roles import role
@@ -160,3 +161,26 @@ async def test_rows_that_came_by_our_own_subscriptions(publisher_db: Database) -
                 assert "the copy of table public.t may bring rows of another origin" in found[0]
                 if conninfo == publisher_db.dsn:
                     assert "the copy of table public.u may bring rows of another origin" in found[1]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+async def test_rows_that_are_larger_than_the_memory_budget(publisher_db: Database, partitioned: bool) -> None:
+    by_range = "PARTITION BY RANGE (a)" if partitioned else ""
+    root = ", publish_via_partition_root" if partitioned else ""
+    publisher_db.execute(f"""
+        CREATE TABLE small (a int PRIMARY KEY, b text);
+        CREATE TABLE "Large ""1" (a int PRIMARY KEY, b text, c text) {by_range};
+        {'CREATE TABLE part PARTITION OF "Large ""1" FOR VALUES FROM (0) TO (9);' if partitioned else ""}
+        ALTER TABLE {"part" if partitioned else '"Large ""1"'} ALTER b SET STORAGE EXTERNAL, ALTER c SET STORAGE EXTERNAL;
+        INSERT INTO small VALUES (1, repeat('x', 9000000));
+        INSERT INTO "Large ""1" VALUES (1, repeat('x', 2000000), repeat('y', 3000000)), (2, 'x', NULL);
+        CREATE PUBLICATION p FOR TABLE small, "Large ""1" WITH (publish = 'insert'{root})
+    """)
+    connection = await WalReceiverConnection.connect(publisher_db.dsn, application_name="check")
+    try:
+        tables = await published_tables(connection, ["p"])
+        (found,) = messages(await find_large_rows(connection, tables, 4 * 1024**2))
+        assert found == 'warning: table public.Large "1 has rows of 4 MB and more, logical_decoding_work_mem is 4 MB'
+        assert await find_large_rows(connection, tables, 6 * 1024**2) == []
+    finally:
+        await connection.close()
