@@ -105,7 +105,7 @@ async def _log_it(log: logging.Logger, name: str, describe: Callable[[], Awaitab
 
 _SESSIONS: Final = """
 SELECT a.pid, CASE WHEN a.state = 'active' THEN 0.0
-    ELSE pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.state_change) END AS idle
+    ELSE coalesce(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.state_change), 0.0) END AS idle
 FROM pg_catalog.pg_stat_activity AS a WHERE a.pid IN ({pids})
 """
 
@@ -136,7 +136,7 @@ def _listed(pids: Iterable[int]) -> str:
 
 
 def sessions_query(pids: Iterable[int]) -> str:
-    """For each of these sessions that exists, its ``pid`` and for how many seconds it has been ``idle``."""
+    """For each of these sessions that exists, its ``pid`` and for how many seconds it has been ``idle``; 0 without track_activities."""
     return _SESSIONS.format(pids=_listed(pids))
 
 

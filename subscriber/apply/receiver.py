@@ -11,7 +11,8 @@ Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :m
   second, often enough for a ``wal_sender_timeout`` of one.
 
 An LSN moves the position in the target and the slot. So one that is far beyond the end of the publisher's WAL, as far as that is known,
-counts only after the publisher was asked for that end: a wrong one would lose what comes below it.
+counts only after the publisher was asked for that end: a wrong one would lose what comes below it. If the publisher cannot be asked, for
+want of a free session or because a password is no longer valid, it counts only if it is not far beyond what was received.
 
 ``wal_receiver_timeout`` works as native's: silence for half of it asks the server for a reply, silence for all of it ends the
 connection. Time during which we did not read is not silence.
@@ -23,13 +24,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from subscriber.abc import ReplicationStream, Spool
 from subscriber.config import Settings
-from subscriber.errors import ProtocolError, PublisherUnavailable
+from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable
 from subscriber.protocol.frames import (
     PAYLOAD,
     PrimaryKeepalive,
@@ -44,18 +46,39 @@ from subscriber.protocol.frames import (
 from subscriber.protocol.lsn import INVALID_LSN, POSTGRES_EPOCH, Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared, Tag
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.transaction.model import Event, PreparedTransaction, Transaction
+from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, Transaction
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
 
 __all__ = ["Receiver"]
+
+_log = logging.getLogger(__name__)
 
 _UNREAD_STATUS_INTERVAL = 0.25
 _READ_RECORDS = 1000
 _ORDERS = (SpoolTruncate, SpoolDiscard)
 _WAL_END_SLACK = 64 * 1024**2
 """Bytes that an LSN may be beyond the known end of the publisher's WAL: what it wrote since then."""
+_UNASKED_SLACK = 16 * _WAL_END_SLACK
+"""Bytes that an LSN may be beyond what was received if the publisher cannot be asked: what it may decode without sending anything."""
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
+
+
+class _Counted:
+    """The spilled part of a transaction; counts what is read of it."""
+
+    def __init__(self, part: SpooledRecords, receiver: Receiver) -> None:
+        self._part = part
+        self._receiver = receiver
+
+    async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
+        async for chunk in self._part.chunks(start):
+            self._receiver.pieces += 1
+            yield chunk
+            del chunk
+
+    async def discard(self) -> None:
+        await self._part.discard()
 
 
 class Receiver:
@@ -63,6 +86,7 @@ class Receiver:
 
     Attributes:
         popped: how many events were taken.
+        pieces: how many pieces of spilled transactions were read.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that came.
         reported_at: when we last sent a status; and what it said of ``flush``:
@@ -91,6 +115,7 @@ class Receiver:
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
         self.popped = 0
+        self.pieces = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
         self.reported_at: float | None = None
@@ -302,7 +327,15 @@ class Receiver:
         self._tracker.pend(end_lsn, in_order=in_order)
 
     async def _check_wal_end(self, lsn: Lsn) -> None:
-        wal_end = await self._stream.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
+        try:
+            wal_end = await self._stream.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
+        except PublisherError as refusal:
+            if lsn > self._tracker.received + _UNASKED_SLACK:
+                raise
+            # no jump: a stream that lives is not ended because nobody can log in any more
+            _log.info("the publisher cannot be asked where its WAL ends: %s", refusal)
+            self._plausible_end = Lsn(lsn + _WAL_END_SLACK)
+            return
         self._plausible_end = Lsn(wal_end + _WAL_END_SLACK)
         if lsn > self._plausible_end:
             error = ProtocolError(f"the publisher sent LSN {lsn}, but its WAL ends at {wal_end}")
@@ -330,7 +363,7 @@ class Receiver:
         records = transaction.records
         if not transaction.spilled:
             return transaction.size + RECORD_OVERHEAD * len(records)
-        transaction.spool = self._spool.reader(transaction.spool_id)
+        transaction.spool = _Counted(self._spool.reader(transaction.spool_id), self)
         # what was spilled is read back while it is applied, record by record: so nothing is read beside a large one
         return max(sum(map(len, records)), transaction.largest) + RECORD_OVERHEAD * len(records)
 

@@ -5,8 +5,10 @@ seconds what it does for the sink's sessions. Locks that they wait for are logge
 
 An attempt to follow the slot is given up, and made again, if all of this is so:
 
-* for ``watchdog_timeout`` the worker has not ended a step. With nothing to apply it ends one each second; a pause between attempts is no
-  part of an attempt.
+* for ``watchdog_timeout`` the worker has not ended a step, and has read nothing of a spilled transaction: one whose rows are not for the
+  target, or are passed over, takes time without it. With nothing to apply it ends one each second; a pause between attempts is no
+  part of an attempt. Before there is a stream it has ten minutes: to connect to a host that does not answer takes more than two, and then
+  comes the next host of the connection string.
 * no table is being handed over to the worker.
 * the target shows no session that waits for a lock.
 * the target has done nothing for the sessions that apply for half of that time, or has no such session. So a large transaction, which is a
@@ -34,6 +36,7 @@ __all__ = ["Watchdog"]
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 5.0
+_CONNECT_SECONDS: Final = 600.0
 _UNANSWERED: Final = 2
 
 
@@ -55,6 +58,7 @@ class Watchdog:
         self._attempt: asyncio.Timeout | None = None
         self._moved_at = 0.0
         self._unanswered = 0
+        self._pieces = 0
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -75,7 +79,8 @@ class Watchdog:
                 continue
             found = await self._look(sink)
             self._waits.note(found.waits if found is not None else (), asyncio.get_running_loop().time())
-            if self._attempt is not None and self._stands_still(found):
+            # one that is being cancelled may take its time
+            if self._attempt is not None and not self._attempt.expired() and self._stands_still(found):
                 self._attempt.reschedule(asyncio.get_running_loop().time())
 
     @contextlib.asynccontextmanager
@@ -128,7 +133,12 @@ class Watchdog:
         return found
 
     def _stands_still(self, found: TargetActivity | None) -> bool:
-        if not self._timeout or self._still() < self._timeout or self._running.states.handing_over:
+        patience = self._timeout if self._running.session is not None else max(self._timeout, _CONNECT_SECONDS)
+        pieces = self._running.session.receiver.pieces if self._running.session is not None else 0
+        if pieces != self._pieces:
+            self._pieces = pieces
+            self.moved()
+        if not self._timeout or self._still() < patience or self._running.states.handing_over:
             return False
         if found is None:
             return self._unanswered >= _UNANSWERED

@@ -13,7 +13,7 @@ from subscriber import Subscription, SubscriptionOptions
 from subscriber.abc import Batch
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-from tests.database import WAIT_SECONDS
+from tests.database import WAIT_SECONDS, Database
 from tests.integration.program import running
 from tests.integration.replica import QUICK
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
@@ -100,3 +100,14 @@ def test_a_lock_of_another_program_is_logged(other_replica: Replica, request: py
         # a lock is a known reason
         assert "no progress for" not in program.errors
         assert "changed" not in program.errors
+
+
+async def test_target_that_does_not_tell_what_it_does(target_db: Database) -> None:
+    """Without track_activities nothing is known of its sessions: they count as busy."""
+    target_db.execute("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET track_activities = off', current_database()); END $$")
+    sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(), settings=SETTINGS)
+    await sink.open("silent", lambda _: None)
+    try:
+        assert (await sink.activity()).idle == 0
+    finally:
+        await sink.close()

@@ -42,11 +42,13 @@ class Watcher:
             if self._reader is None:
                 like = sessions[0]
                 self._reader = CatalogReader(await self._target.connect_asyncpg(like, session_name(self._name, "watch")))
+            # it may be closed meanwhile
+            reader = self._reader
             applying = [session.info.backend_pid for session in sessions if not session.closed]
-            found = await self._reader.fetch(sessions_query(applying))
+            found = await reader.fetch(sessions_query(applying))
             others = [*self._target.reader_pids(), *self._tables.reader_pids()]
             others += [session.info.backend_pid for session in self._tables.sessions()]
-            waits = await self._reader.fetch(waits_query([*applying, *others]))
+            waits = await reader.fetch(waits_query([*applying, *others]))
         except TargetUnavailable:
             await self.close()
             raise

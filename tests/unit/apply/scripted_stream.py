@@ -31,14 +31,14 @@ class ScriptedStream:
     Attributes:
         sent: when and what was reported.
         reads: how often something was read.
-        known_wal_end: where the publisher's WAL ends.
+        known_wal_end: where the publisher's WAL ends; an error if it cannot be asked.
         asked: with what least end it was asked for.
     """
 
     def __init__(self) -> None:
         self.sent: list[tuple[float, StandbyStatusUpdate]] = []
         self.reads = 0
-        self.known_wal_end = Lsn(1 << 40)
+        self.known_wal_end: Lsn | SubscriberError = Lsn(1 << 40)
         self.asked: list[Lsn] = []
         self._waiting: deque[list[bytes] | SubscriberError] = deque()
         self._changed = asyncio.Event()
@@ -76,6 +76,8 @@ class ScriptedStream:
 
     async def wal_end(self, least: Lsn) -> Lsn:
         self.asked.append(least)
+        if isinstance(self.known_wal_end, SubscriberError):
+            raise self.known_wal_end
         return self.known_wal_end
 
     async def close(self) -> None:

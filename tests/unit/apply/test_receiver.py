@@ -12,7 +12,7 @@ import pytest
 
 from subscriber.apply.receiver import Receiver
 from subscriber.config import Settings
-from subscriber.errors import ProtocolError, PublisherUnavailable, SpoolError
+from subscriber.errors import ProtocolError, PublisherError, PublisherUnavailable, SpoolError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import (
     Begin,
@@ -125,6 +125,25 @@ def test_lsn_beyond_the_wal_end(lsn: int, frames: str) -> None:
             with pytest.raises(ProtocolError, match="but its WAL ends at 0/3E8"):
                 await s.event()
             assert s.tracker.received <= 1000
+
+    run(work())
+
+
+@pytest.mark.parametrize("error", [PublisherUnavailable("no free session"), PublisherError("the password has expired")])
+def test_publisher_that_cannot_be_asked(error: PublisherError) -> None:
+    """A stream that lives goes on; a jump does not count."""
+
+    async def work() -> None:
+        async with session() as s:
+            s.stream.known_wal_end = error
+            for lsn in range(10**8, 10**9, 10**8):
+                s.stream.give([keepalive(lsn)])
+            s.stream.give(transaction(10**7))
+            assert await s.xid() == 10**7
+            s.stream.give([keepalive(s.tracker.received + FAR)])
+            with pytest.raises(type(error), match=str(error)):
+                await s.event()
+            assert s.tracker.received < FAR
 
     run(work())
 
