@@ -59,7 +59,7 @@ class ApplyWorker:
         two_phase: the state the stream was started with; PENDING lets the worker end once all tables are ready.
         skipping: the transaction to be skipped, if any.
         rolled_back: whether the publisher rolled a transaction back, by its xid; False if that cannot be found out.
-        empty_prepares: whether the publisher sends the PREPARE of a transaction that changed nothing.
+        empty_prepares: whether the publisher sends the PREPARE of every transaction; then a COMMIT PREPARED without it is an error.
         finished: asked after every step; True ends the worker.
         awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
         progressed: called after every step.
@@ -204,7 +204,9 @@ class ApplyWorker:
             if self._empty_prepares:
                 raise
             _log.warning(
-                "COMMIT PREPARED of transaction %d is passed over: the publisher never sent its PREPARE, so it changed nothing", message.xid
+                "COMMIT PREPARED of transaction %d is passed over: its PREPARE never came, and before 18 a publisher sends none of a"
+                " transaction that changed nothing",
+                message.xid,
             )
             await self._sink.advance(message.end_lsn)
             self._tracker.flush(message.end_lsn)

@@ -231,7 +231,8 @@ class Following:
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
             skipping=skipping,
             rolled_back=self._was_rolled_back,
-            empty_prepares=session.capabilities.empty_prepares,
+            # a promoted standby of 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
+            empty_prepares=session.capabilities.empty_prepares or self._slot.options.failover,
             finished=finished,
             awaited=running.is_awaited,
             progressed=self._progressed,

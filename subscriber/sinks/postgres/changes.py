@@ -73,8 +73,8 @@ class TransactionSender:
             for record in chunk:
                 await self._record(record, transaction, context)
                 await self._pipeline.throttle()
-            # not kept while the next ones are read
-            del chunk, record  # not kept while the next ones are read
+                del record  # neither it nor the chunk is kept while the next ones are read
+            del chunk
 
     def reset_role(self) -> None:
         """Be ourselves again, for our own catalog."""
