@@ -93,6 +93,8 @@ class TableStates:
         # end LSNs of the last transactions given that changed a relation, by its id; and of the last whose relations are not known
         self._changed: dict[int, Lsn] = {}
         self._changed_some = INVALID_LSN
+        # up to here transactions may have been given of which it is not noted what they changed
+        self._noted_from = handed
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
         self.left_out: dict[TableName, str] = {}
@@ -111,6 +113,7 @@ class TableStates:
         for forgotten in (self._handover.keys() | self._requested) - self._entries.keys():
             self.abandon_handover(forgotten)
         self._handed = max(self._handed, position)
+        self._noted_from = max(self._noted_from, position)
         self.changed.notify()
 
     def entries(self) -> Mapping[TableName, TableEntry]:
@@ -226,15 +229,19 @@ class TableStates:
         self._handed = max(self._handed, end_lsn)
         if self._own:
             self._note(transactions)
+        else:
+            self._noted_from = self._handed
         return True
 
     def _note(self, transactions: Sequence[Transaction]) -> None:
         for transaction in transactions:
             relations = changed_relations(transaction)
+            # after an error, transactions come again
             if relations is None:
-                self._changed_some = transaction.end_lsn
+                self._changed_some = max(self._changed_some, transaction.end_lsn)
             else:
-                self._changed.update(dict.fromkeys(relations, transaction.end_lsn))
+                for relation_id in relations:
+                    self._changed[relation_id] = max(self._changed.get(relation_id, INVALID_LSN), transaction.end_lsn)
 
     @property
     def handing_over(self) -> bool:
@@ -256,9 +263,10 @@ class TableStates:
         """Up to where a copy of a table is complete, which was made as of ``lsn`` in this run.
 
         That is where the apply worker is, if it has passed over no change of the table on its way from ``lsn``: it was given every
-        transaction. Relations are known by their ids at the publisher.
+        transaction. Relations are known by their ids at the publisher. What was given before this run, or before a table waited, was not
+        looked at: a copy as of then, which a standby that lags behind may give, is complete up to ``lsn`` only.
         """
-        changed = max(self._changed.get(relation_id, INVALID_LSN), self._changed_some)
+        changed = max(self._changed.get(relation_id, INVALID_LSN), self._changed_some, self._noted_from)
         return lsn if changed > lsn else max(lsn, self._handed)
 
     def try_handover(self, table: TableName, lsn: Lsn) -> bool:
