@@ -25,7 +25,7 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import sync_slot_name
 from subscriber.config import Settings
-from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
+from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["GROUP_TABLES", "GroupSnapshot", "GroupSource", "GroupSynchronization"]
@@ -174,7 +174,7 @@ class GroupSynchronization:
             _log.info('table "%s" changed while it was copied: it is synchronized by itself', name)
         except SubscriberError as error:
             leave(name)
-            if not group.usable:
+            if not group.usable or _is_publisher_lost(error):
                 raise
             # the target has answered: nothing is stored
             states.known(name)
@@ -182,6 +182,11 @@ class GroupSynchronization:
         finally:
             states.abandon_handover(name)
         leave(name)
+
+
+def _is_publisher_lost(error: SubscriberError) -> bool:
+    """Whether it is every table's: by itself, none would fare better."""
+    return isinstance(error, PublisherUnavailable) and not isinstance(error, CopyOutdated)
 
 
 async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
