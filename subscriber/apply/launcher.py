@@ -125,11 +125,11 @@ class SyncLauncher:
 
     def _start_due(self) -> None:
         while not self._is_full:
-            # those that failed come last: they must not keep the others from their first turn
-            due = sorted(self._due(), key=lambda table: (table in self._not_before, table))
+            # those that the apply worker waits for come first; those that failed last: they must not keep the others from their first turn
+            due = sorted(self._due(), key=lambda table: (not self._states.is_storing(table), table in self._not_before, table))
             if not due:
                 return
-            tables = self._next_group(due)
+            tables = () if self._states.is_storing(due[0]) else self._next_group(due)
             if self._groups is not None and tables:
                 work, name = self._groups.run(tables, self._alone.add), f"synchronization of {len(tables)} tables"
             else:

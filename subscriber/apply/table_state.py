@@ -285,6 +285,10 @@ class TableStates:
         """SYNCDONE is about to be stored: until :meth:`complete_handover` or :meth:`known`, nobody knows whether it is."""
         self._storing.add(table)
 
+    def is_storing(self, table: TableName) -> bool:
+        """Whether that is so: once nobody stores it any more, the apply worker waits for somebody to look."""
+        return table in self._storing
+
     def known(self, table: TableName) -> None:
         """What is stored of the table was read, or the target said that it stored nothing."""
         self._storing.discard(table)
