@@ -186,7 +186,7 @@ class SyncLauncher:
         answer = policy(error)
         grouped = len(tables) > 1
         backoff = self._group_backoff if grouped else self._backoff.setdefault(tables[0], Backoff(self._settings))
-        failed = tables if grouped else self._backoff.keys()
+        failed = {*self._states.retries, *tables}
         pause = backoff.pause(answer)
         if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient(failed)):
             raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
@@ -21,6 +21,7 @@ from subscriber.errors import (
     ApplyError,
     CopyOutdated,
     DataLossError,
+    PublisherError,
     PublisherUnavailable,
     SlotInUse,
     SubscriberError,
@@ -47,7 +48,8 @@ class Office:
         self.running: set[TableName] = set()
         self.most = 0
         self.settings = Settings(max_sync_workers_per_subscription=workers, wal_retrieve_retry_interval=5)
-        self.patient, self.disable_on_error = patient, disable_on_error
+        self.patience: Callable[[Collection[TableName]], bool] = lambda _: patient
+        self.disable_on_error = disable_on_error
         self.launcher = self.make_launcher()
 
     def make_launcher(self, groups: GroupSynchronization | None = None) -> SyncLauncher:
@@ -56,7 +58,7 @@ class Office:
             self.settings,
             self.make,
             lambda *told: self.told.append(told),
-            patient=lambda _: self.patient,
+            patient=self.patience,
             disable_on_error=self.disable_on_error,
             groups=groups,
         )
@@ -338,6 +340,26 @@ def test_a_table_that_the_apply_worker_waits_for_comes_first() -> None:
         async with office.open():
             await asyncio.sleep(20)
         assert office.moments(last) == [1]
+        assert office.states.all_synchronized
+
+    run(work())
+
+
+def test_all_groups_that_failed_count_together() -> None:
+    # a first run ends when nothing can be copied: two groups have half of the tables each
+    async def work() -> None:
+        office, groups = grouping(20, *(PublisherError("all replication slots are in use") for _ in range(2)))
+        asked: list[int] = []
+
+        def ask(failed: Collection[TableName]) -> bool:
+            asked.append(len(failed))
+            return True
+
+        office.patience = ask
+        office.launcher = office.make_launcher(cast("GroupSynchronization", groups))
+        async with office.open():
+            await asyncio.sleep(20)
+        assert asked == [10, 20]
         assert office.states.all_synchronized
 
     run(work())
