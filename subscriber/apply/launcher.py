@@ -19,7 +19,7 @@ from subscriber.apply.retry import Backoff, Policy, disables, policy
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.config import Settings
-from subscriber.errors import SubscriberError
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 
 __all__ = ["SyncLauncher"]
 
@@ -27,6 +27,12 @@ _log = logging.getLogger(__name__)
 
 _FEW: Final = 4
 """So many tables and fewer are synchronized each by itself."""
+_FAILED_GROUPS: Final = 3
+_ALONE_SECONDS: Final = 10.0
+"""How long tables are taken by themselves after so many groups in a row failed.
+
+An apply worker that fails again and again closes the sink each time. Groups need it open; tables by themselves do not.
+"""
 
 
 class SyncLauncher:
@@ -67,6 +73,8 @@ class SyncLauncher:
         self._alone: set[TableName] = set()
         self._group_backoff = Backoff(settings)
         self._no_group_before = 0.0
+        self._failed_groups = 0
+        self._alone_until = 0.0
 
     async def run(self) -> None:
         """Serve the tables.
@@ -151,6 +159,8 @@ class SyncLauncher:
         """Whether a group may take it: nothing of it was begun."""
         if self._groups is None or table in self._alone or table in self._work:
             return False
+        if asyncio.get_running_loop().time() < self._alone_until:
+            return False
         return self._states.state(table) is TableState.INIT
 
     def _synchronization(self, table: TableName) -> TableSynchronization:
@@ -179,6 +189,8 @@ class SyncLauncher:
                 for forget in (self._work, self._backoff, self._not_before):
                     forget.pop(table, None)
             self._group_backoff.reset()
+            if len(tables) > 1:
+                self._failed_groups = 0
             self._tell(tables[0], None)
 
     def _failed(self, tables: tuple[TableName, ...], error: SubscriberError) -> None:
@@ -195,9 +207,15 @@ class SyncLauncher:
         moment = asyncio.get_running_loop().time() + pause
         if grouped:
             self._no_group_before = moment
+            self._failed_groups += 1
+            if self._failed_groups >= _FAILED_GROUPS and isinstance(error, TargetError):
+                self._failed_groups, self._alone_until = 0, moment + _ALONE_SECONDS
             what = f"{len(tables)} tables"
         else:
             self._not_before[tables[0]] = moment
+            if isinstance(error, TargetUnavailable):
+                # it is the target: the others would fare no better
+                self._alone_until = 0.0
             what = f'table "{tables[0]}"'
         for table in tables:
             before = self._states.retries.get(table)

@@ -363,3 +363,27 @@ def test_all_groups_that_failed_count_together() -> None:
         assert office.states.all_synchronized
 
     run(work())
+
+
+def test_tables_are_taken_alone_while_groups_fail_again_and_again() -> None:
+    # as they do while the apply worker fails, which closes the sink each time
+    async def work() -> None:
+        office, _ = grouping(100, *(TargetUnavailable("the sink is not open") for _ in range(1000)))
+        async with office.open():
+            await asyncio.sleep(120)
+        assert office.states.all_synchronized
+        assert office.most == 2
+
+    run(work())
+
+
+def test_tables_stay_for_groups_while_the_target_is_away() -> None:
+    async def work() -> None:
+        away = [TargetUnavailable("away") for _ in range(1000)]
+        office, _ = grouping(100, *away)
+        office.errors = {table(number): list(away) for number in range(100)}
+        async with office.open():
+            await asyncio.sleep(20)
+        assert len(office.made) <= 12
+
+    run(work())
