@@ -77,6 +77,22 @@ def test_in_other_targets(other_replica: Replica) -> None:
     assert subscriber(*pair.arguments("--until-caught-up", "--allow-missing-tables")).status == 0
 
 
+@pytest.mark.parametrize("other_target", ["mariadb"], indirect=True)
+def test_many_tables_in_mariadb(other_replica: Replica) -> None:
+    # the bug was that the report of all of them did not fit a TEXT column (64 kB), so that the subscription was shown as not running
+    pair = other_replica
+    pair.catches_up()
+    pair.publisher.execute(
+        "DO $$BEGIN FOR i IN 1..300 LOOP EXECUTE format('CREATE TABLE %I ()', lpad(i::text, 60, 'x')); END LOOP; END$$;"
+        " DO $$BEGIN EXECUTE (SELECT 'ALTER PUBLICATION pub ADD TABLE ' || string_agg(quote_ident(relname), ', ')"
+        " FROM pg_class WHERE relkind = 'r' AND relname LIKE 'xxx%'); END$$"
+    )
+    pair.more = ["-c", "create_tables=off"]
+    done = subscriber(*pair.arguments("--until-caught-up", "--allow-missing-tables"))
+    assert (done.status, "did not take a report" in done.errors) == (0, False)
+    assert len(left_out(pair.target.url)) == 300
+
+
 def test_table_published_while_the_run_goes_on(publisher18_db: Database, target_db: Database) -> None:
     ground(publisher18_db, target_db)
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY)")
