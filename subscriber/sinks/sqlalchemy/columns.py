@@ -182,7 +182,8 @@ class TargetTable:
             raise RelationError(
                 f'column "{name}" of table "{self.name}" is not distinguished from column "{other}" in the target',
                 sqlstate="42701",
-                hint="rename it at the publisher, and set schema_change = ignore meanwhile; if it was renamed, rename the target's column",
+                hint="rename it at the publisher, and set schema_change = ignore meanwhile (its values until then are not applied);"
+                " if it was renamed, rename the target's column",
             )
 
 
