@@ -48,7 +48,7 @@ def goes_on_after(pair: Replica, refusals: int) -> None:
 
 
 @pytest.mark.parametrize("other_target", ["native", "postgresql", "sqlite", "mariadb"], indirect=True)
-@pytest.mark.parametrize("refusals", [REFUSALS, pytest.param(MANY_REFUSALS, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("refusals", [REFUSALS, pytest.param(MANY_REFUSALS, marks=[pytest.mark.endurance, pytest.mark.timeout(900)])])
 def test_refusals_one_after_another(other_replica: Replica, refusals: int) -> None:
     goes_on_after(other_replica, refusals)
 
