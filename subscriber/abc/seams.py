@@ -215,7 +215,7 @@ class TableGroup(Protocol):
         ...
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store a table's rows; nobody sees them before :meth:`finish`. What somebody has locked is not waited for, but for a moment.
+        """Store a table's rows; no other session sees them before :meth:`finish`. A lock of another session is waited for only a moment.
 
         Raises:
             SubscriberError: nothing of the table stays. The group goes on with others if it is still ``usable``.

@@ -59,7 +59,7 @@ class GroupSnapshot(Protocol):
 
         Raises:
             PublisherUnavailable: the table was renamed, replaced or rewritten meanwhile.
-            PublisherError: or its kin; also if somebody else has it locked for more than a moment.
+            PublisherError: or its kin; also if another session has it locked for more than a moment.
         """
         ...
 

@@ -332,7 +332,7 @@ class Receiver:
         except PublisherError as refusal:
             if lsn > self._tracker.received + _UNASKED_SLACK:
                 raise
-            # no jump: a stream that lives is not ended because nobody can log in any more
+            # no jump: a stream that works does not end because the publisher refuses new sessions
             _log.info("the publisher cannot be asked where its WAL ends: %s", refusal)
             self._plausible_end = Lsn(lsn + _WAL_END_SLACK)
             return

@@ -282,11 +282,11 @@ class TableStates:
         return True
 
     def storing(self, table: TableName) -> None:
-        """SYNCDONE is about to be stored: until :meth:`complete_handover` or :meth:`known`, nobody knows whether it is."""
+        """SYNCDONE is about to be stored: until :meth:`complete_handover` or :meth:`known`, it is not known whether it is stored."""
         self._storing.add(table)
 
     def is_storing(self, table: TableName) -> bool:
-        """Whether that is so: once nobody stores it any more, the apply worker waits for somebody to look."""
+        """Whether that is so: when no task stores it any more, the apply worker waits until its state is read."""
         return table in self._storing
 
     def known(self, table: TableName) -> None:

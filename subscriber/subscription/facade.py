@@ -228,7 +228,7 @@ class Subscription:
             patient = until is None and not self._options.disable_on_error
 
             def goes_on(failed: Collection[TableName]) -> bool:
-                # whoever starts a subscription for the first time wants to know at once that no table can be copied
+                # at the first start of a subscription the user has to know at once that no table can be copied
                 first = prepared.first and not running.states.any_synchronized
                 return patient and not (first and set(running.states.unsynchronized).issubset(failed))
 

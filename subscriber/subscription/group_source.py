@@ -64,7 +64,7 @@ class PublishedGroup:
     async def _open_reader(self) -> SnapshotReader:
         if self._reader is None:
             self._reader = await self._stack.enter_async_context(self._snapshot.reader())
-            # a table that somebody keeps locked does not hold up the others
+            # a table that another session keeps locked does not hold up the others
             await self._reader.execute("SET LOCAL lock_timeout = '1s'; SAVEPOINT before_table")
         return self._reader
 

@@ -1,7 +1,7 @@
 """What a run tells of itself in the target, about once a second: see pg_stat_subscription.
 
 A report has a time limit and raises no error of the target: what went wrong is logged once for each reason, and the next report tells all
-again. It never overlaps with the end of the sink's sessions: whoever closes the sink does it inside :meth:`Reporting.silence`.
+again. It never overlaps with the end of the sink's sessions: the sink is closed inside :meth:`Reporting.silence` only.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ async def test_part_of_a_dead_process_commits_nothing_after_its_successor_began(
         assert await successor.begin() == TableEntry(TableState.INIT)
         await successor.start_copy()
         lost, zombie._session = zombie._session, feed.sink._open.session  # only to make another connection with
-        with pytest.raises(TargetUnavailable, match="was begun anew by another process"):
+        with pytest.raises(TargetUnavailable, match="was begun again by another process"):
             await zombie.copy(["id", "v"], CopyFormat.TEXT, text((1, "zombie")))
         zombie._session = lost
         await successor.copy(["id", "v"], CopyFormat.TEXT, text((1, "successor")))

@@ -20,7 +20,7 @@ FROM subscriber.pg_subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.s
 
 
 class CatalogReader:
-    """Runs one query at a time, for whoever asks.
+    """Runs one query at a time.
 
     Attributes:
         owner: with whose rights the subscription changes tables; None: with those of the session's own role.

@@ -247,7 +247,7 @@ class PostgresTableSink:
                 async with connection.transaction():
                     await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
                     if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
-                        raise TargetUnavailable(f'the copy of table "{self._table}" was begun anew by another process', hint="begin again")
+                        raise TargetUnavailable(f'the copy of table "{self._table}" was begun again by another process', hint="begin again")
                     await connection.execute(set_role(table.role).sql.decode())
                     await copying.copy(copy_format, data)
                     await connection.execute(set_role(None).sql.decode())
