@@ -225,6 +225,7 @@ async def test_a_commit_whose_answer_is_lost(
     assert_nothing_is_left(publisher_db, target_db, origins=True)
 
 
+@pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_a_transaction_that_is_prepared_meanwhile(
     publisher_db: Database, target_db: Database, tables: list[str], before_copy: Callable[[Hook], None]
 ) -> None:
