@@ -219,7 +219,7 @@ class Launcher:
             return
         self._said_idle = True
         if found:
-            reason, hint = "no subscription is enabled", "subscriber alter NAME --enable; subscriber status shows what there is"
+            reason, hint = "no subscription is enabled", "enable one: subscriber alter NAME --enable; subscriber status lists them"
         elif defined:
             reason, hint = "the subscriptions of this target are defined by their command lines", "run each by its own command line"
         else:

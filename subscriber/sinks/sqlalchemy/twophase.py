@@ -191,12 +191,12 @@ class TwoPhase:
         if header is None:
             raise NeverPrepared(
                 f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
-                hint="somebody removed it, or the target was restored: copy its tables again",
+                hint="it was removed, or the target was restored from a backup: copy its tables again",
             )
         if header["gid"] != message.gid:
             raise DataLossError(
                 f'prepared transaction with identifier "{message.gid}" is not kept in the target, and was not committed there',
-                hint="somebody removed it, or the target was restored: copy its tables again",
+                hint="it was removed, or the target was restored from a backup: copy its tables again",
             )
         transaction = Transaction(
             xid=message.xid,
