@@ -22,7 +22,7 @@ SIZE ?= 0
 # of `make bench-tables`
 VERSION ?= 18
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables test test-crash test-matrix lint format clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables test test-crash test-matrix lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
@@ -43,6 +43,7 @@ help:
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
+	@echo 'make docs               the documentation as a site, in site/; a dead link or a warning is an error'
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -122,5 +123,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(VENV)/.docs: $(VENV)/.demo pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt --group docs
+	touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

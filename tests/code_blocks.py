@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Block:
     Attributes:
         page: its path in the repository.
         line: of the fence.
-        language: sh, sql, python or text.
+        language: sh, sql, python, text, ...
     """
 
     page: str

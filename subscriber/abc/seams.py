@@ -334,7 +334,9 @@ class Sink(Protocol):
         """Connect, make or migrate the catalog, make the subscription's entry if there is none, take the writer's lock.
 
         Raises:
-            TargetUnavailable, TargetError, SubscriptionInUse
+            TargetUnavailable: the target cannot be reached.
+            TargetError: the target refused something.
+            SubscriptionInUse: another process holds the writer's lock.
         """
         ...
 

@@ -51,7 +51,8 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
 
     Raises:
         ConfigurationError: a change that makes no sense, for this subscription or at all.
-        PublisherError, TargetError
+        PublisherError: the publisher refused something, or cannot be reached.
+        TargetError: the target refused something, or cannot be reached.
     """
 
     def __init__(self, name: str, target: str, settings: Settings) -> None:

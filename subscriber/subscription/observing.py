@@ -146,7 +146,7 @@ async def reset_subscription_stats(name: str, *, target: str) -> None:
 
     Raises:
         TargetError: it does not exist.
-        TargetUnavailable
+        TargetUnavailable: the target cannot be reached.
     """
     catalog = await open_catalog(target, "subscriber alter")
     try:

@@ -1,0 +1,1 @@
+"""The pages, and the programs that make a site of them (``make docs``)."""

@@ -1,0 +1,75 @@
+"""The parts of pages that are made from the code."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import subscriber
+from subscriber.cli.main import _parser
+
+__all__ = ["PARTS"]
+
+_SHARED_BY: Final = 3
+"""An option of so many verbs is described once."""
+
+
+def _verbs() -> dict[str, argparse.ArgumentParser]:
+    (verbs,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(verbs.choices)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Each argument as it is written, and its help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
+            continue
+        value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper())
+        takes = action.nargs != 0 and not isinstance(action, argparse._StoreTrueAction | argparse._CountAction)
+        names = ", ".join(action.option_strings) or str(value)
+        text = f"{names} {value}" if action.option_strings and takes else names
+        yield text, (action.help or "") % {"default": action.default, "prog": parser.prog}
+
+
+def _shared() -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for parser in _verbs().values():
+        for written, text in _arguments(parser):
+            found.setdefault(written, []).append(text)
+    return {written: texts[0] for written, texts in found.items() if len(texts) >= _SHARED_BY and len(set(texts)) == 1}
+
+
+def _table(rows: list[tuple[str, str]], first: str, second: str) -> str:
+    lines = [f"| `{left}` | {right} |" for left, right in rows]
+    return "\n".join([f"| {first} | {second} |", "| --- | --- |", *lines])
+
+
+def shared_options() -> str:
+    """The options of several verbs."""
+    return _table(list(_shared().items()), "option", "meaning")
+
+
+def verb(name: str) -> str:
+    """Usage, description and own options of a verb."""
+    parser = _verbs()[name]
+    usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
+    own = [(written, text) for written, text in _arguments(parser) if written not in _shared()]
+    return f"## {name}\n\n```text\n{usage}\n```\n\n{parser.description}\n\n{_table(own, 'argument', 'meaning') if own else ''}\n"
+
+
+def errors() -> str:
+    """The classes of errors, as a tree of headings."""
+
+    def lines(error: type[subscriber.SubscriberError], depth: int) -> Iterator[str]:
+        yield f"{'    ' * depth}- **{error.__name__}**: {inspect.cleandoc(error.__doc__ or '').splitlines()[0]}"
+        for below in error.__subclasses__():
+            if below.__name__ in subscriber.__all__:
+                yield from lines(below, depth + 1)
+
+    return "\n".join(lines(subscriber.SubscriberError, 0))
+
+
+PARTS: Final[dict[str, Callable[..., str]]] = {"shared_options": shared_options, "verb": verb, "errors": errors}
