@@ -35,7 +35,7 @@ class ApplyOptions:
     Attributes:
         engine: ``rewrite`` or ``merge`` on Spark; ``auto``: ``merge`` if the session has Delta's extension, else ``rewrite``; ``local`` in
             threads.
-        master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session`.
+        master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session.spark_session`.
         target_rows: of a file.
         once: end when nothing waits.
     """

@@ -18,11 +18,11 @@ from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.cut_rows import CutRows
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.lake import Lake
-from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.session import spark_session
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     """With Delta if it can be had, else without."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
-    from subscriber.sinks.spark.session import DELTA_CONF, spark_session
+    from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 
     # the client's compiler alone: jobs are short
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
@@ -40,7 +40,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def delta(spark: SparkSession) -> SparkSession:
     """The session, if it has Delta."""
-    from subscriber.sinks.spark.session import DELTA_CONF, has_delta
+    from subscriber.sinks.spark.session.spark_session import DELTA_CONF, has_delta
 
     if not has_delta(spark):
         pytest.skip(f"Maven does not bring {DELTA_CONF['spark.jars.packages']}")

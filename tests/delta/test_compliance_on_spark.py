@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.sinks.lakes import LakeTarget
 

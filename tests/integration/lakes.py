@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 from subscriber.abc import TableName
 from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.arrays import parse_array
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.schema.values import parse_array
 from tests.database import Database
 
 Place = Path | str

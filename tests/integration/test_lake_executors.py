@@ -29,8 +29,8 @@ from subscriber.sinks.spark.applier import ApplierSettings
 from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
 from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.lake import Lake
-from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.sweep import sweep
 from subscriber.subscription.source import PublishedSnapshot
 from subscriber.testing.load import MixedLoad

@@ -12,9 +12,9 @@ from subscriber import TableName, Until
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.missing import Missing
-from subscriber.sinks.spark.retyped import keeps_values
-from subscriber.sinks.spark.schema import LakeColumn
-from subscriber.sinks.spark.types import arrow_type, widened
+from subscriber.sinks.spark.schema.table_schema import LakeColumn
+from subscriber.sinks.spark.schema.type_changes import keeps_values
+from subscriber.sinks.spark.schema.types import arrow_type, widened
 from tests.database import Database
 from tests.integration.lakes import lake_rows, published, storage
 from tests.integration.test_lake import subscription

@@ -17,11 +17,10 @@ from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.fields import resolved
+from subscriber.sinks.spark.files.location import Location, table_directory
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.lake import Lake
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.schema import TableSchema
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.testing.compliance import Row, Table
 
 __all__ = ["LakeTarget"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     """A session of this test alone, in this process; warnings are Spark's own affair (``filterwarnings``)."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
-    from subscriber.sinks.spark.session import spark_session
+    from subscriber.sinks.spark.session.spark_session import spark_session
 
     try:
         session = spark_session("local[2]", {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"})

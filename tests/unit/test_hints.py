@@ -17,7 +17,7 @@ from subscriber.sinks.postgres.report import apply_error
 from subscriber.sinks.postgres.statement import Statement
 from subscriber.sinks.postgres.statements import control, set_role
 from subscriber.sinks.postgres.target import _refusal
-from subscriber.sinks.spark.failures import translated as storing
+from subscriber.sinks.spark.files.errors import os_errors as storing
 from subscriber.sinks.sqlalchemy.errors import translated as sqlalchemy_translated
 from subscriber.walreceiver.failures import connect_error
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import pyarrow as pa
 
 from subscriber.sinks.spark.keys import group_ids
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
 __all__ = ["adopted"]
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from subscriber.abc import TableName
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.manifest import read_document, write_document
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["CUTS", "Cut", "CutTable", "cut_as_of", "forget_cuts", "read_cut", "restore_cut", "write_cut"]
 

@@ -32,21 +32,21 @@ from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.declared import Declarations, Declared
 from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.evolve import absent_columns, dropped_columns, evolved, retyped_columns, stretches
-from subscriber.sinks.spark.failures import reckoned
 from subscriber.sinks.spark.fields import RENAMED
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.location import table_directory
+from subscriber.sinks.spark.files.lock import FileLock
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.findable import Before, Findable, columns_before
 from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
 from subscriber.sinks.spark.gathered import read_work
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.missing import Missing
-from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_table
 from subscriber.sinks.spark.ranges import read_range
-from subscriber.sinks.spark.schema import TableSchema
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sweep import sweep
 from subscriber.sinks.spark.waiting import Source, copied_source, read_copy
 from subscriber.sinks.spark.work import Work
@@ -224,7 +224,7 @@ class Applier:
         if lake is None or cut is None:
             return
         log = ChangeLog(self._storage, lake, self._logs, read=self._read, target_rows=self._settings.target_rows)
-        with reckoned(self._storage.what("log")):
+        with arrow_errors(self._storage.what("log")):
             log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
             # the cut that is published has the newest versions: whatever they have is no file of these
@@ -290,7 +290,7 @@ class Applier:
     # --- one table
 
     def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
-        with reckoned(self._storage.what(table_directory("tables", name, table.id))):
+        with arrow_errors(self._storage.what(table_directory("tables", name, table.id))):
             return self._planned(lake, name, table, taken, end)
 
     def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
@@ -306,7 +306,7 @@ class Applier:
             return None
         present = delta.schema if delta.is_there else None
         source.rename(self._storage, present.names if present is not None and not replaced else ())
-        schema = evolved(None if replaced else present, source.schemas)
+        schema = evolved_schema(None if replaced else present, source.schemas)
         dropped = dropped_columns(schema, source.schemas[-1])
         added = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()

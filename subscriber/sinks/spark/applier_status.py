@@ -8,9 +8,9 @@ import time
 from typing import Final
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.missing import Missing
-from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["ApplierStatus"]
 

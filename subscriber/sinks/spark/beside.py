@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
 
 __all__ = ["ApplierThread"]
 

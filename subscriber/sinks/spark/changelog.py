@@ -1,6 +1,6 @@
 """The change log: per table an append-only Delta table of all that was landed, in order, and then the landed files may go.
 
-Its rows are those of the landing files (see ``schema.py``), those of the copy with the LSN of its snapshot. With ``_op``, ``_lsn``,
+Its rows are those of the landing files (see ``table_schema.py``), those of the copy with the LSN of its snapshot. With ``_op``, ``_lsn``,
 ``_seq`` and ``_ts`` it is what slowly changing dimensions of type 2 are made of. Each append says in Delta's ``txn`` up to which LSN it
 has everything.
 
@@ -21,17 +21,17 @@ from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.delta import FileRanges, LakeDelta
-from subscriber.sinks.spark.evolve import evolved, needs_rewrite
 from subscriber.sinks.spark.fields import RENAMED, new_names, renamed_file, resolved
+from subscriber.sinks.spark.files.location import table_directory
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.landing import batch_end
 from subscriber.sinks.spark.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
-from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.schema import META_NAMES, TableSchema
+from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
+from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
 from subscriber.sinks.spark.stats import file_statistics
-from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.waiting import Copied, read_copy
 
 __all__ = ["ChangeLog", "log_order"]
@@ -132,14 +132,14 @@ class ChangeLog:
         described = [*([copied.schema] if copied is not None else []), *(file.schema for file, _ in files)]
         found = dict(zip(described, resolved(own.names if own is not None else (), described), strict=True))
         files = [(self._renamed(file, found[file.schema]), lsn) for file, lsn in files]
-        schema = evolved(own, [found[one] for one in described])
+        schema = evolved_schema(own, [found[one] for one in described])
         present = log.schema if there else None
         if not there:
             log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
         overwrite = None
         added: list[NewFile] = []
         removed: list[str] = []
-        if present is not None and needs_rewrite(present, schema):
+        if present is not None and retyped_columns(present, schema):
             overwrite = pa.schema([field.with_nullable(True) for field in schema.landing])
             removed = list(log.files())
             added += [self._rewritten(log, path, schema) for path in removed]

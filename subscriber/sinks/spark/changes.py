@@ -21,16 +21,16 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.evolve import evolved
-from subscriber.sinks.spark.failures import damaged, reckoned
 from subscriber.sinks.spark.fields import new_names, renamed_rows, resolved
+from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
+from subscriber.sinks.spark.files.location import table_directory
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
-from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.schema import META_NAMES
-from subscriber.sinks.spark.storage import Storage
-from subscriber.sinks.spark.types import widened
+from subscriber.sinks.spark.schema.evolution import evolved_schema
+from subscriber.sinks.spark.schema.table_schema import META_NAMES
+from subscriber.sinks.spark.schema.types import widened
 from subscriber.sinks.spark.waiting import read_copy
 
 __all__ = ["Changes", "Piece"]
@@ -135,7 +135,7 @@ class Changes:
                 return known.log.schema
             raise TargetError(f'table "{self._name}" has no change log yet', hint="start the applier: subscriber spark-apply")
         own = pa.schema([field for field in known.log.schema if field.name not in META_NAMES]) if known.log is not None else None
-        schema = evolved(own, resolved(own.names if own is not None else (), described))
+        schema = evolved_schema(own, resolved(own.names if own is not None else (), described))
         return pa.schema([field.with_nullable(True) for field in schema.landing])
 
     def latest(self) -> Lsn:
@@ -214,7 +214,7 @@ class Changes:
 
     def _rows(self, path: str, start: int, end: int, schema: pa.Schema, names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
         for batch in self._batches(path, {*schema.names, "_lsn"}, names):
-            with reckoned(self._storage.what(path)):
+            with arrow_errors(self._storage.what(path)):
                 table: Any = pa.Table.from_batches([batch])
                 table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
                 if not table.num_rows:
@@ -230,7 +230,7 @@ class Changes:
                 for batch in file.iter_batches(columns=there):
                     yield renamed_rows(batch, names) if names else batch
         except pa.ArrowException:
-            raise damaged(self._storage.what(path)) from None
+            raise damaged_file(self._storage.what(path)) from None
 
     def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
         """A query keeps its columns, and a cast back to a narrower type would bend values, or fail with one in its words."""

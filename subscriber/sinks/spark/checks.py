@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from subscriber.abc import Finding, PublishedTable
 from subscriber.errors import SubscriberError
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.lake import Lake
-from subscriber.sinks.spark.schema import lake_names
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import lake_names
 
 __all__ = ["check_place", "check_tables"]
 

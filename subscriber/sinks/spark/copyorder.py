@@ -25,10 +25,10 @@ from uuid import uuid4
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.manifest import read_document, write_document
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import NewFile
-from subscriber.sinks.spark.schema import TableSchema
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["CopyFailure", "CopyOrder", "DonePart", "base_file_name", "file_from_json", "file_to_json", "remove_base_files"]
 

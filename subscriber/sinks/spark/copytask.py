@@ -12,9 +12,9 @@ import pyarrow as pa
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
 from subscriber.protocol.quoting import quote_literal
 from subscriber.sinks.spark.copyorder import CopyOrder, base_file_name
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import NewFile, Unit, write_rows
 from subscriber.sinks.spark.selecting import current_rows
-from subscriber.sinks.spark.storage import Storage
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection

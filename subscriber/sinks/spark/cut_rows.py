@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from subscriber.abc import TableName
 from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.reading import read_table
-from subscriber.sinks.spark.schema import SPECIAL
+from subscriber.sinks.spark.schema.table_schema import SPECIAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

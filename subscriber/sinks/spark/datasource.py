@@ -29,8 +29,8 @@ from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.changes import Changes, Piece
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["PostgresChanges"]
 

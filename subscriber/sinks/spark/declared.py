@@ -1,7 +1,7 @@
 """How the columns of a table were declared at the publisher, by the last of the changes that the table has: kept beside its files.
 
 ALTER TABLE casts values at the publisher, and only what a column was before says whether those in the lake are still the same (see
-``retyped.py``). Where that is not known, the column is in doubt from then on: it may become a replica identity much later.
+``type_changes.py``). Where that is not known, the column is in doubt from then on: it may become a replica identity much later.
 
 The document is written before the commit that makes it true, with what was true before that: which of the two holds is the table's to say,
 by the LSN that it is at.
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.manifest import read_document, write_document
-from subscriber.sinks.spark.schema import TableSchema
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["Declarations", "Declared"]
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from subscriber.config import SubscriptionOptions, parse_changes
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.manifest import read_document, write_document
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["DEFINITION", "GENERATION", "LakeDefinition", "read_definition", "read_generation", "write_definition", "write_generation"]
 

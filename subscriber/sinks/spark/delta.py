@@ -25,8 +25,8 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import NewFile
-from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["FileRanges", "LakeDelta", "with_added"]
 

@@ -17,7 +17,7 @@ from subscriber.protocol import messages
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, TupleData, Update
 from subscriber.sinks.spark.rows import RowBuffer
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.transaction.model import Transaction
 
 __all__ = ["Described", "TransactionEncoder"]

@@ -16,10 +16,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.failures import damaged
+from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing import write_file
-from subscriber.sinks.spark.schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
 
 __all__ = ["RENAMED", "new_names", "renamed_file", "renamed_rows", "resolved"]
 
@@ -94,4 +94,4 @@ def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
         try:
             return write_file(storage, RENAMED, _renamed_schema(source.schema_arrow, names), batches)
         except pa.ArrowInvalid as error:
-            raise damaged(storage.what(path)) from error
+            raise damaged_file(storage.what(path)) from error

@@ -2,7 +2,7 @@
 
 * A key column that came later is NULL in rows from before: the publisher does not say what ADD COLUMN, or RENAME COLUMN, gave them. (Under
   REPLICA IDENTITY FULL ``adopted.py`` finds such a row by its other columns.)
-* A column whose type changed may have other values at the publisher than here (``retyped.py``).
+* A column whose type changed may have other values at the publisher than here (``type_changes.py``).
 
 An UPDATE or DELETE that knows a row by such a column would find none, and pass it over. Rows that only came do no harm, and those that a
 TRUNCATE took away neither.
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import read_base, read_changes
-from subscriber.sinks.spark.retyped import keeps_values
-from subscriber.sinks.spark.schema import SPECIAL, LakeColumn, TableSchema
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, LakeColumn, TableSchema
+from subscriber.sinks.spark.schema.type_changes import keeps_values
 
 __all__ = ["Before", "Findable", "Found", "columns_before"]
 

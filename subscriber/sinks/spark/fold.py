@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from subscriber.sinks.spark.adopted import adopted
 from subscriber.sinks.spark.keys import group_ids, key_columns
 from subscriber.sinks.spark.missing import Missing, effective
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
 __all__ = ["Folded", "fold", "fold_whole_rows", "since_truncate"]
 

@@ -14,7 +14,7 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.applied import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["COPY_ANEW", "copied_version", "of_copy", "require_kept", "require_ours"]
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from subscriber.errors import TargetError
 from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["require_log_ours"]
 

@@ -7,10 +7,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing import write_file
 from subscriber.sinks.spark.merge import read_changes
 from subscriber.sinks.spark.plan import TableWork, plan_columns
-from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.waiting import Source
 
 __all__ = ["read_work"]

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.sinks.spark.schema import SPECIAL
+from subscriber.sinks.spark.schema.table_schema import SPECIAL
 
 __all__ = ["Bound", "group_ids", "is_orderable", "key_columns", "rank"]
 

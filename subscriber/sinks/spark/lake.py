@@ -23,8 +23,8 @@ from typing import Any, Final, Self
 from subscriber.abc import Position, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.manifest import read_document, write_document
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = ["IDENTITY", "LANDING", "Lake", "LakeState", "LakeTable", "copy_directory"]
 

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 from subscriber.abc import ApplyStatistics, Batch, RelationGate
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.encode import Described, TransactionEncoder
+from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing import LandingZone, OpenBatch
 from subscriber.sinks.spark.manifest import Manifest
 from subscriber.sinks.spark.rows import RowBuffer
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.transaction.model import Transaction
 
 __all__ = ["Lander", "encode_transaction"]
-
-T = TypeVar("T")
 
 TableIds = Callable[[Relation], int | None]
 """The lake's number of a relation's table; None if it has none."""
@@ -106,7 +104,7 @@ class Lander:
             return None
         begin, end, commit_time = self._begin, self.position, self._commit_time
         self.lost = True  # until it is landed
-        found = await unhurried(lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=commit_time))
+        found = await run_in_thread(lambda: self.zone.land(batch, begin, end, transactions=count, commit_time=commit_time))
         self.lost = False
         return found
 
@@ -147,23 +145,11 @@ async def encode_transaction(
         if len(chunk) < _FEW and transaction.spool is None:
             encoder.add(chunk)
         else:
-            await unhurried(lambda records=list(chunk): add(records))  # type: ignore[misc]
+            await run_in_thread(lambda records=list(chunk): add(records))  # type: ignore[misc]
     if batch.size > _FEW_BYTES:
-        await unhurried(batch.spill)
+        await run_in_thread(batch.spill)
 
 
 _FEW = 500
 """Records that the event loop encodes itself: a thread would cost more."""
 _FEW_BYTES = 32 * 1024**2
-
-
-async def unhurried(work: Callable[[], T]) -> T:
-    """Do it in a thread, to its end: a cancellation waits until nothing is written any more."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()
-        raise

@@ -30,9 +30,10 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.lake import LANDING, Lake
-from subscriber.sinks.spark.lander import Lander, TableIds, encode_transaction, unhurried
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.lander import Lander, TableIds, encode_transaction
 from subscriber.sinks.spark.manifest import first_manifest
 from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction
@@ -148,7 +149,7 @@ class LandingStream:
             if self._location.confirm == "applied" and self._lake.position is not None:
                 # the LSN is the applier's, and behind what is landed: only the timeline is new
                 position = replace(position, lsn=max(position.lsn, self.lander.position))
-            await unhurried(lambda: self._lake.set_position(position))
+            await run_in_thread(lambda: self._lake.set_position(position))
             self.lander.position = max(self.lander.position, position.lsn)
 
     async def _land(self) -> None:
@@ -165,7 +166,7 @@ class LandingStream:
         if stored is None or lsn <= max(stored.lsn, self.lander.zone.last):
             return
         moved = replace(stored, lsn=lsn)
-        await unhurried(lambda: self._lake.set_position(moved))
+        await run_in_thread(lambda: self._lake.set_position(moved))
         self.lander.position = max(self.lander.position, lsn)
 
     def _report_landed(self, lsn: Lsn) -> None:
@@ -230,7 +231,7 @@ class LandingStream:
                 self._waiting = (done, first.begin)
             return self._waiting[1]
 
-        return await unhurried(look)
+        return await run_in_thread(look)
 
     async def _watch_applied(self) -> None:
         while self.failure is None:
@@ -253,10 +254,10 @@ class LandingStream:
         transaction, gid = prepared.transaction, prepared.gid
         async with self._calls, self._failing():
             await self._land()
-            if await unhurried(lambda: self._files.is_there(transaction.xid, gid)):
+            if await run_in_thread(lambda: self._files.is_there(transaction.xid, gid)):
                 await self.lander.described.learn(transaction)
             else:
-                batch = await unhurried(lambda: self._files.begin(transaction.xid, gid))
+                batch = await run_in_thread(lambda: self._files.begin(transaction.xid, gid))
                 try:
                     await encode_transaction(
                         transaction, gate, batch, described=self.lander.described, table_ids=self._table_ids, statistics=self._statistics
@@ -264,7 +265,7 @@ class LandingStream:
                 except BaseException:
                     batch.discard()
                     raise
-                await unhurried(lambda: self._files.prepare(batch, transaction, gid))
+                await run_in_thread(lambda: self._files.prepare(batch, transaction, gid))
                 self._statistics.transactions += 1
             await transaction.discard()
             await self._store_position(transaction.end_lsn)
@@ -280,14 +281,16 @@ class LandingStream:
             await self._land()
             position, zone = self.lander.position, self.lander.zone
             if message.end_lsn > position:
-                landed = await unhurried(lambda: self._files.commit(message, zone.directory))
+                landed = await run_in_thread(lambda: self._files.commit(message, zone.directory))
                 if landed is None:
                     raise NeverPrepared(
                         f"the lake has no prepared transaction of xid {message.xid}, which was committed at {message.commit_lsn}",
                         hint="it was prepared before this lake began: start over in a new directory",
                     )
                 if landed:
-                    await unhurried(lambda: zone.add(landed, position, message.end_lsn, transactions=1, commit_time=message.commit_time))
+                    await run_in_thread(
+                        lambda: zone.add(landed, position, message.end_lsn, transactions=1, commit_time=message.commit_time)
+                    )
                     self.lander.position = message.end_lsn
                 else:
                     await self._store_position(message.end_lsn)
@@ -305,9 +308,9 @@ class LandingStream:
     async def _end(self, xid: int, gid: str, lsn: Lsn) -> None:
         if self._location.confirm == "landed":
             await self._forget(xid, gid)
-        elif await unhurried(lambda: self._files.end(xid, gid, lsn)):
+        elif await run_in_thread(lambda: self._files.end(xid, gid, lsn)):
             self._over[xid, gid] = lsn
 
     async def _forget(self, xid: int, gid: str) -> None:
-        await unhurried(lambda: self._files.forget(xid, gid))
+        await run_in_thread(lambda: self._files.forget(xid, gid))
         self._over.pop((xid, gid), None)

@@ -7,17 +7,17 @@ position moved, and there was nothing to land.
 
 from __future__ import annotations
 
-import json
 import re
-import zlib
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from subscriber.errors import DataLossError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.schema import TableSchema
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.documents import read_document
+from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = [
     "LandedFile",
@@ -29,12 +29,9 @@ __all__ = [
     "first_manifest",
     "manifest_ends",
     "manifest_name",
-    "read_document",
     "read_manifests",
-    "write_document",
 ]
 
-_FORMAT: Final = 1
 _NAME: Final = re.compile(r"(\d{20})\.json")
 
 
@@ -122,49 +119,6 @@ def manifest_name(directory: str, end: Lsn) -> str:
     return f"{directory}/{int(end):020d}.json"
 
 
-def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True, private: bool = False) -> None:
-    """Store a JSON document with its checksum, whole; ``private``: for its owner alone.
-
-    Raises:
-        TargetError: it cannot be written.
-    """
-    storage.write(name, encode_document(document), durable=durable, private=private)
-
-
-def encode_document(document: Mapping[str, Any]) -> bytes:
-    """A document as it is stored."""
-    body = json.dumps(document, ensure_ascii=True, sort_keys=True)
-    return json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True).encode()
-
-
-def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
-    """Read a document that :func:`write_document` stored; None if there is none.
-
-    Raises:
-        TargetError: it is damaged, or of a later version of this program.
-    """
-    content = storage.read(name)
-    if content is None:
-        return None
-    try:
-        outer = json.loads(content)
-        version, document = outer["format"], outer["document"]
-        intact = version != _FORMAT or outer["crc"] == zlib.crc32(json.dumps(document, ensure_ascii=True, sort_keys=True).encode())
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(storage, name) from None
-    if version != _FORMAT:
-        raise TargetError(
-            f"{storage.what(name)} has format {version}, not {_FORMAT}", hint="use the program that made this lake, or a later one"
-        )
-    if not intact or not isinstance(document, dict):
-        raise _damaged(storage, name)
-    return document
-
-
-def _damaged(storage: Storage, name: str) -> TargetError:
-    return TargetError(f"{storage.what(name)} is damaged", hint="restore it from a backup, or start over in a new directory")
-
-
 def read_manifests(
     storage: Storage,
     directory: str,
@@ -234,9 +188,9 @@ def _read(storage: Storage, path: str, end: int, schemas: MutableMapping[str, Ta
     try:
         manifest = Manifest.from_json(document, schemas)
     except (ValueError, KeyError, TypeError):
-        raise _damaged(storage, path) from None
+        raise damaged_file(storage.what(path)) from None
     if int(manifest.end) != end:
-        raise _damaged(storage, path)
+        raise damaged_file(storage.what(path))
     return manifest
 
 

@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.conversion import converted, with_specials_converted
-from subscriber.sinks.spark.evolve import Stretch
-from subscriber.sinks.spark.failures import damaged, reckoned
+from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.ranges import RANGE, KeyRange, packed_range, row_groups
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema.evolution import Stretch
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
 from subscriber.sinks.spark.settle import settle
 from subscriber.sinks.spark.stats import file_statistics
-from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_base", "read_changes", "write_rows"]
 
@@ -93,7 +93,7 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     Raises:
         TargetError: a file cannot be read or written, or is damaged; or Arrow cannot do what is asked for.
     """
-    with reckoned(storage.what(unit.directory)):
+    with arrow_errors(storage.what(unit.directory)):
         return _merged(storage, unit)
 
 
@@ -191,11 +191,11 @@ def _read(
             field = schema.current.field(schema.keys[0])
             return file.read_row_groups(row_groups(file.schema_arrow, file.metadata, field, ranges), columns=there, use_threads=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise damaged(storage.what(path)) from error
+        raise damaged_file(storage.what(path)) from error
     except TargetUnavailable as error:
         # Arrow says so of a page whose checksum is wrong, without an errno
         if storage.root is not None and isinstance(error.__cause__, OSError) and error.__cause__.errno is None:
-            raise damaged(storage.what(path)) from error
+            raise damaged_file(storage.what(path)) from error
         raise
 
 

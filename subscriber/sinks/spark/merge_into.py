@@ -19,19 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.failures import reckoned
-from subscriber.sinks.spark.jobs import job_errors, job_failed
+from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.location import Location, escape_glob
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.keys import Bound, is_orderable
 from subscriber.sinks.spark.landing import write_file
-from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
-from subscriber.sinks.spark.paths import without_patterns
 from subscriber.sinks.spark.plan import BaseFile
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema, folded_name
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
+from subscriber.sinks.spark.session.jobs import job_errors, job_failed
 from subscriber.sinks.spark.settle import Settled, settle
-from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.work import Done, Work
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class MergeEngine:
         return [found[number] for number in range(len(works))]
 
     def _merge(self, work: Work) -> Done:
-        with reckoned(work.delta.uri):
+        with arrow_errors(work.delta.uri):
             return self._merge_changes(work)
 
     def _merge_changes(self, work: Work) -> Done:
@@ -204,7 +203,7 @@ class MergeEngine:
         # what Spark takes for the size of rows in memory is their file's: it would have each task hold what does not fit
         size = self._storage.filesystem.get_file_info(path).size
         session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(rows.nbytes / size, 1.0)))
-        return session.read.parquet(without_patterns(f"{root}/{path}"))
+        return session.read.parquet(escape_glob(f"{root}/{path}"))
 
 
 def _near(work: Work) -> list[BaseFile]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
 __all__ = ["merge_statement", "selected_rows"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from subscriber.sinks.spark.keys import group_ids, key_columns
-from subscriber.sinks.spark.schema import SPECIAL, TableSchema
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
 __all__ = ["Missing", "effective", "identity_names"]
 

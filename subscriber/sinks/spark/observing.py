@@ -12,13 +12,13 @@ from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.lock import is_held
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.lake import LANDING, Lake
-from subscriber.sinks.spark.lander import unhurried
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.lock import is_held
 from subscriber.sinks.spark.manifest import read_manifests
 from subscriber.sinks.spark.status import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
-from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import defined, locks
 
 __all__ = ["observe"]
@@ -37,7 +37,7 @@ async def observe(target: str) -> Sequence[Observation]:
         TargetError: the directory is something else's, or what is in it is damaged.
     """
     storage = Storage.open(Location.parse(target))
-    return await unhurried(lambda: _observe(storage))
+    return await run_in_thread(lambda: _observe(storage))
 
 
 def _observe(storage: Storage) -> Sequence[Observation]:

@@ -8,9 +8,9 @@ touched, not to the table: changes of recent keys touch the last files, whatever
 * A cluster that has become small is merged with its neighbour when it is touched.
 * A row that moved from another key without bringing its TOASTed values needs the row it was: the clusters of both keys are one unit. So
   are they, within reason, for other rows that moved: an UPDATE whose old row is not there is passed over.
-* Where all files are made anew, as after ALTER TABLE, that is one unit a cluster, too.
-* Where the stretches of changes (see ``evolve.py``) do not all know rows by the same first key column, or its type is another now, the key
-  has no order, or files of somebody else's have no range, the whole table is one unit.
+* Where all files are rewritten, as after ALTER TABLE, each cluster is one unit, too.
+* The whole table is one unit where the stretches of changes (see ``evolution.py``) do not all know rows by the same first key column, where
+  the type of that column changed, where the key has no order, or where files of another writer have no range.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.fold import since_truncate
 from subscriber.sinks.spark.keys import Bound, is_orderable, rank
 from subscriber.sinks.spark.merge import Unit
 from subscriber.sinks.spark.ranges import KeyRange
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.evolution import Stretch
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
 

@@ -13,14 +13,13 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.copier import Copier, CopyRunner, LocalCopyRunner
 from subscriber.sinks.spark.copyjobs import SparkCopyRunner
-from subscriber.sinks.spark.delta_jar import require_delta_jar
 from subscriber.sinks.spark.engines import Engine, LocalEngine
-from subscriber.sinks.spark.jobs import end_session
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge_into import MergeEngine
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.session import DELTA_CONF, has_delta, spark_session
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.session.jobs import end_session
+from subscriber.sinks.spark.session.spark_session import DELTA_CONF, has_delta, require_delta_jar, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.failures import damaged
+from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.keys import Bound, rank
-from subscriber.sinks.spark.storage import Storage
 
 __all__ = ["RANGE", "KeyRange", "packed_range", "read_range", "row_groups"]
 
@@ -69,7 +69,7 @@ def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bou
         with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
             schema, metadata = file.schema_arrow, file.metadata
     except pa.ArrowInvalid as error:
-        raise damaged(storage.what(path)) from error
+        raise damaged_file(storage.what(path)) from error
     packed = (schema.metadata or {}).get(RANGE)
     if packed is None:
         return _stated_range(schema, metadata, key)

@@ -13,10 +13,9 @@ from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.paths import without_patterns
-from subscriber.sinks.spark.session import has_delta
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.location import Location, escape_glob
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.session.spark_session import has_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +80,7 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
     # not as Delta's library gives them, which are parts of URLs
-    files = [without_patterns(f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
+    files = [escape_glob(f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
     # whatever calendar the session takes files without Spark's mark for
     reader = spark.read.schema(schema)
     return reader.parquet(*files, datetimeRebaseMode="CORRECTED") if files else spark.createDataFrame([], schema)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.engines import UnitEngine
-from subscriber.sinks.spark.jobs import job_errors, job_failed
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import Unit, UnitResult, merge_unit
-from subscriber.sinks.spark.storage import Storage
-from subscriber.sinks.spark.worker import forget_jars
+from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

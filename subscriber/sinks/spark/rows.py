@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from subscriber.errors import ApplyError
 from subscriber.protocol.lsn import Lsn, kept_in_years
-from subscriber.sinks.spark.schema import META, TableSchema
-from subscriber.sinks.spark.values import NotText, to_arrow
+from subscriber.sinks.spark.schema.table_schema import META, TableSchema
+from subscriber.sinks.spark.schema.values import NotText, to_arrow
 from subscriber.transaction.model import Transaction
 
 __all__ = ["RowBuffer", "special_column", "typed_columns"]
@@ -72,7 +72,7 @@ class RowBuffer:
         moved: bool = False,
         unchanged: list[str] | None = None,
     ) -> None:
-        """Add a row; see :mod:`subscriber.sinks.spark.schema` for what its parts mean."""
+        """Add a row; see :mod:`subscriber.sinks.spark.schema.table_schema` for what its parts mean."""
         self._ops.append(op)
         self._rows.append(values)
         self._lsns.append(transaction.end_lsn)

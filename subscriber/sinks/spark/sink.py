@@ -39,14 +39,15 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.checks import check_place, check_tables
 from subscriber.sinks.spark.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.lock import FileLock
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.lander import Lander, unhurried
+from subscriber.sinks.spark.lander import Lander
 from subscriber.sinks.spark.landing import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.lock import FileLock
 from subscriber.sinks.spark.status import read_landed_counters, write_status
-from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.subscriptions import OID, require_name
 from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.twophase import PreparedFiles
@@ -61,7 +62,7 @@ class SparkSink:
     """A :class:`subscriber.abc.Sink`.
 
     Args:
-        target: the URL, see :mod:`subscriber.sinks.spark.location`.
+        target: the URL, see :mod:`subscriber.sinks.spark.files.location`.
         options: of the subscription.
         settings: of the process.
         defined: the subscription was made by a verb, and is not made by :meth:`open`.
@@ -119,7 +120,7 @@ class SparkSink:
             TargetError: it is of another one, or something else lies there.
         """
         require_name(name)
-        lake = await unhurried(lambda: Lake.find(self._reach()))
+        lake = await run_in_thread(lambda: Lake.find(self._reach()))
         if self._defined and (lake is None or lake.dropped or lake.name != name):
             return False
         if lake is not None:
@@ -148,21 +149,21 @@ class SparkSink:
         if self._lock is None:
             path = storage.root / "lock" if storage.root is not None else None
             self._lock = FileLock(path, f"the lake in {self._location} is in use by another process", "stop that subscriber first")
-        found = await unhurried(lambda: Lake.find(storage))
+        found = await run_in_thread(lambda: Lake.find(storage))
         if found is not None or self._defined:
             self._require_ours(found, name)
-        await unhurried(lambda: storage.make_directory(""))
+        await run_in_thread(lambda: storage.make_directory(""))
         self._lock.take()
         try:
             # what was read before the lock was ours may have changed since; and tables that are being copied go on storing their states
             async with self._catalog:
-                lake = self._require_ours(await unhurried(lambda: self._found_or_made(storage, name)), name)
+                lake = self._require_ours(await run_in_thread(lambda: self._found_or_made(storage, name)), name)
                 self._lake = lake
-            self._counted = await unhurried(lambda: read_landed_counters(storage))
+            self._counted = await run_in_thread(lambda: read_landed_counters(storage))
             position = lake.position
             # its chain begins with nothing: so the applier sees whether the first one is there
             zone = LandingZone(storage, LANDING)
-            await unhurried(zone.recover)
+            await run_in_thread(zone.recover)
         except BaseException:
             self._lock.give_back()
             raise
@@ -174,7 +175,7 @@ class SparkSink:
         try:
             opened = await self._state(lake, landed)
             begin = opened.position.lsn if opened.position is not None else INVALID_LSN
-            await unhurried(lambda: PreparedFiles(storage).recover(landed, begin))
+            await run_in_thread(lambda: PreparedFiles(storage).recover(landed, begin))
         except BaseException:
             await self.close()
             raise
@@ -196,7 +197,7 @@ class SparkSink:
                 known = min(landed, await self._now.applied())
             position = replace(position, lsn=known)
         state = lake.state
-        definition, generation = await unhurried(lambda: (read_definition(lake.storage), read_generation(lake.storage)))
+        definition, generation = await run_in_thread(lambda: (read_definition(lake.storage), read_generation(lake.storage)))
         definition = definition or LakeDefinition()
         return SubscriptionState(
             oid=OID,
@@ -224,7 +225,7 @@ class SparkSink:
                 write_definition(storage, replace(definition, **changes))
 
         async with self._catalog:
-            await unhurried(store)
+            await run_in_thread(store)
 
     async def close(self) -> None:
         """Land what was gathered, unless the sink has failed; stop; unlock."""
@@ -235,7 +236,7 @@ class SparkSink:
         try:
             await opened.close()
         finally:
-            await unhurried(self._applier.stop)
+            await run_in_thread(self._applier.stop)
             self._lock.give_back()
 
     @property
@@ -264,7 +265,7 @@ class SparkSink:
 
     async def _change(self, **changes: object) -> None:
         async with self._catalog:
-            await unhurried(lambda: self._known.change(**changes))
+            await run_in_thread(lambda: self._known.change(**changes))
 
     async def slot_names(self) -> frozenset[str]:
         """Of the subscription, and of tables that catch up."""
@@ -313,7 +314,7 @@ class SparkSink:
                 # never there, or no copy of it ever finished
                 added = LakeTable(id=next_id, entry=entry, added=position)
                 next_id += 1
-            await unhurried(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
+            await run_in_thread(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table. Its Delta tables stay, and get what was landed for it until now."""
@@ -334,14 +335,14 @@ class SparkSink:
                 was = replace(was, begun=known.generation)
             removed = {**state.removed, table: was}
             rest = {name: other for name, other in state.tables.items() if name != table}
-            await unhurried(lambda: self._known.change(tables=rest, removed=removed))
+            await run_in_thread(lambda: self._known.change(tables=rest, removed=removed))
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY."""
         async with self._catalog:
             known = self._known.state.tables.get(table)
             if known is not None and known.entry.state is TableState.SYNCDONE:
-                await unhurried(lambda: self._known.change_table(table, entry=TableEntry(TableState.READY, lsn)))
+                await run_in_thread(lambda: self._known.change_table(table, entry=TableEntry(TableState.READY, lsn)))
 
     # --- the stream
 
@@ -414,11 +415,11 @@ class SparkSink:
         """Write ``status.json``."""
         lake = self._lake
         if self._opened is not None and lake is not None:
-            await unhurried(lambda: write_status(lake.storage, workers, last_error, self._statistics, self._counted))
+            await run_in_thread(lambda: write_status(lake.storage, workers, last_error, self._statistics, self._counted))
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """What would go wrong in the lake."""
-        found = await unhurried(lambda: check_place(self._reach()))
+        found = await run_in_thread(lambda: check_place(self._reach()))
         return [*found, *check_tables(tables)]
 
     def open_table(self, table: TableName) -> SparkTableSink:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from subscriber.abc import ApplyStatistics, WorkerActivity
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.manifest import read_document, write_document
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = [
     "APPLIER",

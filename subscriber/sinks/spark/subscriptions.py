@@ -34,12 +34,12 @@ from subscriber.sinks.spark.definition import (
     write_definition,
     write_generation,
 )
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.lock import FileLock, is_held
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake
-from subscriber.sinks.spark.lander import unhurried
-from subscriber.sinks.spark.location import Location
-from subscriber.sinks.spark.lock import FileLock, is_held
 from subscriber.sinks.spark.status import ERROR, RESET, STATUS, read_counters, write_error, write_reset
-from subscriber.sinks.spark.storage import Storage
 from subscriber.sinks.spark.twophase import PreparedFiles
 
 __all__ = ["OID", "LakeCatalog", "defined", "locks", "require_name"]
@@ -134,12 +134,12 @@ class LakeCatalog:
                 f"verbs and the launcher need a lake in a directory, and {location} is none",
                 hint="use subscriber run --connection … --publication … --target",
             )
-        await unhurried(lambda: Lake.find(storage))
-        await unhurried(lambda: storage.make_directory(""))
+        await run_in_thread(lambda: Lake.find(storage))
+        await run_in_thread(lambda: storage.make_directory(""))
         return cls(storage, storage.root)
 
     async def _find(self) -> Lake | None:
-        lake = await unhurried(lambda: Lake.find(self._storage))
+        lake = await run_in_thread(lambda: Lake.find(self._storage))
         return None if lake is None or lake.dropped else lake
 
     async def _found(self, name: str) -> Lake:
@@ -158,7 +158,7 @@ class LakeCatalog:
         if lake is None:
             return []
         claimed = self._verb.is_mine or is_held(self._root / _VERB)
-        return [await unhurried(lambda: defined(self._storage, lake, claimed=claimed))]
+        return [await run_in_thread(lambda: defined(self._storage, lake, claimed=claimed))]
 
     @contextlib.asynccontextmanager
     async def create(self, definition: Definition) -> AsyncIterator[Definition]:
@@ -173,8 +173,8 @@ class LakeCatalog:
         await _taken(self._verb, _VERB_SECONDS)
         try:
             async with self._writing(definition.name):
-                lake = await unhurried(lambda: self._make(definition))
-            yield await unhurried(lambda: defined(self._storage, lake, claimed=True))
+                lake = await run_in_thread(lambda: self._make(definition))
+            yield await run_in_thread(lambda: defined(self._storage, lake, claimed=True))
         finally:
             self._verb.give_back()
 
@@ -210,12 +210,12 @@ class LakeCatalog:
                 await self._next_generation(-1)
                 raise
             lake = await self._found(name)
-            yield await unhurried(lambda: defined(self._storage, lake, claimed=True))
+            yield await run_in_thread(lambda: defined(self._storage, lake, claimed=True))
         finally:
             self._verb.give_back()
 
     async def _next_generation(self, step: int) -> None:
-        await unhurried(lambda: write_generation(self._storage, read_generation(self._storage) + step))
+        await run_in_thread(lambda: write_generation(self._storage, read_generation(self._storage) + step))
 
     @contextlib.asynccontextmanager
     async def _writing(self, name: str, wait: float = _VERB_SECONDS) -> AsyncIterator[None]:
@@ -247,7 +247,7 @@ class LakeCatalog:
                 "the subscription was dropped just now", sqlstate="42704", hint="subscriber status lists the subscriptions that exist"
             )
         async with self._writing(lake.name):
-            await unhurried(lambda: self._store(changes))
+            await run_in_thread(lambda: self._store(changes))
 
     def _store(self, changes: Mapping[str, Any]) -> None:
         lake = Lake.find(self._storage)
@@ -277,7 +277,7 @@ class LakeCatalog:
         if lake is None:
             return ()
         async with self._writing(lake.name):
-            await unhurried(lambda: self._remove(lake))
+            await run_in_thread(lambda: self._remove(lake))
         if waiting:
             _log.warning(
                 "prepared transactions were waiting for their COMMIT PREPARED and were removed with the subscription: %s"
@@ -308,7 +308,7 @@ class LakeCatalog:
             TargetUnavailable, TargetError
         """
         if await self._find() is not None:
-            await unhurried(lambda: write_error(self._storage, text, details))
+            await run_in_thread(lambda: write_error(self._storage, text, details))
 
     async def reset_statistics(self, name: str) -> None:
         """Set the counters to zero.
@@ -317,7 +317,7 @@ class LakeCatalog:
             TargetError: it does not exist.
         """
         await self._found(name)
-        await unhurried(lambda: write_reset(self._storage, read_counters(self._storage)))
+        await run_in_thread(lambda: write_reset(self._storage, read_counters(self._storage)))
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
         """The publisher's names of those that wait here.
@@ -325,7 +325,7 @@ class LakeCatalog:
         Raises:
             TargetUnavailable, TargetError
         """
-        return await unhurried(lambda: PreparedFiles(self._storage).gids())
+        return await run_in_thread(lambda: PreparedFiles(self._storage).gids())
 
     async def become_launcher(self) -> None:
         """Take the launcher's lock.

@@ -14,9 +14,9 @@ from typing import Final
 
 from subscriber.sinks.spark.applied import CUTS
 from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.files.location import table_directory
+from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
 from subscriber.sinks.spark.lake import Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.storage import TEMPORARY, Storage
 
 __all__ = ["sweep"]
 

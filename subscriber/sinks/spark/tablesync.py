@@ -36,16 +36,17 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, file_to_json, remove_base_files
 from subscriber.sinks.spark.copytext import CopyReader
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.location import Copying, table_directory
+from subscriber.sinks.spark.files.lock import FileLock
+from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.lake import Lake, copy_directory
-from subscriber.sinks.spark.lander import Lander, unhurried
+from subscriber.sinks.spark.lander import Lander
 from subscriber.sinks.spark.landing import LandingZone, ParquetFile
-from subscriber.sinks.spark.location import Copying
-from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.manifest import LandedFile, read_document, write_document
+from subscriber.sinks.spark.manifest import LandedFile
 from subscriber.sinks.spark.merge import NewFile
-from subscriber.sinks.spark.paths import table_directory
 from subscriber.sinks.spark.rows import special_column, typed_columns
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.selecting import select_list
 
 __all__ = ["COPY_DOCUMENT", "ExecutorTableSink", "SparkTableSink"]
@@ -114,17 +115,17 @@ class SparkTableSink:
         lake = self._lake()
         table = lake.table(self._table)
         if table.entry.state is TableState.DATASYNC:
-            await unhurried(lambda: lake.storage.remove_directory(copy_directory(table)))
+            await run_in_thread(lambda: lake.storage.remove_directory(copy_directory(table)))
             # those of the copy that the table still has until this one takes its place stay
             was = lake.state.removed.get(self._table)
             never = range(was.generation + 1 if was is not None and was.until is not None else 0, table.generation + 1)
-            await unhurried(lambda: remove_base_files(lake.storage, self._base, table.id, never))
+            await run_in_thread(lambda: remove_base_files(lake.storage, self._base, table.id, never))
             await self._change(entry=TableEntry(TableState.INIT))
         return lake.table(self._table).entry
 
     async def _change(self, **changes: object) -> None:
         async with self._catalog:
-            await unhurried(lambda: self._lake().change_table(self._table, **changes))
+            await run_in_thread(lambda: self._lake().change_table(self._table, **changes))
 
     @property
     def _directory(self) -> str:
@@ -143,7 +144,7 @@ class SparkTableSink:
         await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
         self._files, self._schema, self._numbers, self._done = [], None, itertools.count(), None
         storage, directory = self._lake().storage, self._directory
-        await unhurried(lambda: storage.make_directory(directory))
+        await run_in_thread(lambda: storage.make_directory(directory))
 
     async def describe(self, table: PublishedTable) -> None:
         """What the copied columns are."""
@@ -165,7 +166,7 @@ class SparkTableSink:
         schema = replace(schema, columns=tuple(by_name[name] for name in columns))
         storage = self._lake().storage
         name = f"{self._directory}/part-{next(self._numbers):05d}.parquet"
-        file = await unhurried(lambda: ParquetFile(storage, name, schema.landing))
+        file = await run_in_thread(lambda: ParquetFile(storage, name, schema.landing))
         reader = CopyReader(len(schema.columns))
         pieces: list[bytes] = []
         gathered = 0
@@ -174,11 +175,11 @@ class SparkTableSink:
                 pieces.append(piece)
                 gathered += len(piece)
                 if gathered >= _BYTES or len(pieces) >= _ROWS:
-                    await unhurried(lambda some=pieces: _write(file, reader, schema, some))  # type: ignore[misc]
+                    await run_in_thread(lambda some=pieces: _write(file, reader, schema, some))  # type: ignore[misc]
                     pieces, gathered = [], 0
-            await unhurried(lambda: _write(file, reader, schema, pieces))
+            await run_in_thread(lambda: _write(file, reader, schema, pieces))
             reader.finish()
-            size = await unhurried(file.commit)
+            size = await run_in_thread(file.commit)
         except BaseException:
             file.discard()
             raise
@@ -199,7 +200,7 @@ class SparkTableSink:
             storage.sync([directory])
             write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
 
-        await unhurried(finish)
+        await run_in_thread(finish)
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
 
     async def position(self) -> Position:
@@ -211,8 +212,8 @@ class SparkTableSink:
                 f'the copy of table "{self._table}" is gone from the lake', hint="remove the table from the publication and add it again"
             )
         zone = LandingZone(lake.storage, self._directory, position.lsn)
-        await unhurried(zone.recover)
-        moved = await unhurried(lambda: read_document(lake.storage, f"{self._directory}/{_POSITION_DOCUMENT}"))
+        await run_in_thread(zone.recover)
+        moved = await run_in_thread(lambda: read_document(lake.storage, f"{self._directory}/{_POSITION_DOCUMENT}"))
         lsn = zone.last if moved is None else max(zone.last, Lsn.parse(moved["lsn"]))
         self._lander = Lander(zone, self._table_id, self._statistics, lsn)
         return replace(position, lsn=lsn)
@@ -231,7 +232,7 @@ class SparkTableSink:
         await lander.land()
         if lander.position > max(before, lander.zone.last):
             storage, name = self._lake().storage, f"{self._directory}/{_POSITION_DOCUMENT}"
-            await unhurried(lambda: write_document(storage, name, {"lsn": str(lander.position)}))
+            await run_in_thread(lambda: write_document(storage, name, {"lsn": str(lander.position)}))
 
     async def finish_sync(self, lsn: Lsn) -> None:
         """Store SYNCDONE, forget the position."""
@@ -280,8 +281,8 @@ class ExecutorTableSink(SparkTableSink):
             lsn=order.consistent_point,
             workers=self._copying.workers,
         )
-        await unhurried(lambda: lake.storage.make_directory(self._base))
-        await unhurried(lambda: placed.place(lake.storage))
+        await run_in_thread(lambda: lake.storage.make_directory(self._base))
+        await run_in_thread(lambda: placed.place(lake.storage))
         self._done = await self._all_done(placed, rows)
 
     async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[NewFile, ...]:
@@ -289,11 +290,11 @@ class ExecutorTableSink(SparkTableSink):
         parts: dict[int, DonePart] = {}
         told, patience = "", loop.time() + _PATIENCE_SECONDS
         while len(parts) < len(order.queries):
-            for number in sorted(await unhurried(lambda: order.numbers_done(storage)) - parts.keys()):
-                parts[number] = await unhurried(lambda number=number: order.done(storage, number))  # type: ignore[misc]
+            for number in sorted(await run_in_thread(lambda: order.numbers_done(storage)) - parts.keys()):
+                parts[number] = await run_in_thread(lambda number=number: order.done(storage, number))  # type: ignore[misc]
                 rows(parts[number].rows)
                 patience = loop.time() + _PATIENCE_SECONDS
-            failure = await unhurried(lambda: order.failure(storage))
+            failure = await run_in_thread(lambda: order.failure(storage))
             if failure is not None and failure.gone:
                 raise CopyOutdated(failure.text, hint="the table is copied anew")
             if failure is not None and failure.text != told:

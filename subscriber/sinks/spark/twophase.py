@@ -28,9 +28,10 @@ import pyarrow.parquet as pq
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
+from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing import OpenBatch, ParquetFile
-from subscriber.sinks.spark.manifest import LandedFile, read_document, write_document
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.manifest import LandedFile
 from subscriber.transaction.model import Transaction
 
 __all__ = ["PreparedFiles"]

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.sinks.spark.session import DELTA_CONF, spark_session
+from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from tests.benchmark.spark.contender import CONF
 from tests.benchmark.spark.publisher import copy_by_jdbc, copy_by_us, landed, publisher
 

@@ -28,12 +28,12 @@ from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.engines import Engine, LocalEngine
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.lake import LANDING, Lake
 from subscriber.sinks.spark.landing import LandingZone
-from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.session import DELTA_CONF, spark_session
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.spark import read
 from tests.benchmark.spark.changes import TABLE, Changes, land, write_for_script
 from tests.benchmark.spark.script import Script

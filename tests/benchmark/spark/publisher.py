@@ -18,9 +18,9 @@ from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.copier import Copier
 from subscriber.sinks.spark.copyjobs import SparkCopyRunner
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.rewrite import RewriteEngine
-from subscriber.sinks.spark.storage import Storage
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.spark.changes import TABLE

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.arrays import parse_array
+from subscriber.sinks.spark.schema.values import parse_array
 from subscriber.testing.values import array_literal, normalizer
 
 SAME: list[tuple[str, str, object]] = [

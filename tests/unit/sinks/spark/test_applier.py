@@ -24,11 +24,10 @@ from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location, table_directory
+from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.manifest import first_manifest
 from subscriber.sinks.spark.merge import Unit, UnitResult
-from subscriber.sinks.spark.paths import table_directory
-from subscriber.sinks.spark.storage import Storage, StoredFile
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 

@@ -17,7 +17,7 @@ from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import current, storage
 

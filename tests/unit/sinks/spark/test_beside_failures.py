@@ -12,7 +12,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark import beside
 from subscriber.sinks.spark.beside import ApplierThread
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from subscriber.sinks.spark.conversion import converted
 from subscriber.sinks.spark.merge import conformed
-from subscriber.sinks.spark.types import widened
+from subscriber.sinks.spark.schema.type_widening import converted
+from subscriber.sinks.spark.schema.types import widened
 
 _TEXT = pa.string()
 _INSTANT = pa.timestamp("us", "UTC")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.sinks.spark.delta_jar import jar_is_for
+from subscriber.sinks.spark.session.spark_session import jar_is_for
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.copyorder import base_file_name
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.merge import Unit, write_rows
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import Killed, all_rounds, applier, storage

@@ -17,9 +17,9 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.missing import Missing
-from subscriber.sinks.spark.retyped import keeps_values
-from subscriber.sinks.spark.schema import LakeColumn, TableSchema
-from subscriber.sinks.spark.types import arrow_type, parse_type, widened
+from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
+from subscriber.sinks.spark.schema.type_changes import keeps_values
+from subscriber.sinks.spark.schema.types import arrow_type, parse_type, widened
 from tests.unit.sinks.spark.stream import begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, relation, rows, start

@@ -41,10 +41,10 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.sinks.spark import SparkSink
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import PendingFile, Storage
 from subscriber.sinks.spark.landing import LandingZone, OpenBatch, ParquetFile
-from subscriber.sinks.spark.location import Location
 from subscriber.sinks.spark.manifest import Manifest, check_chain
-from subscriber.sinks.spark.storage import PendingFile, Storage
 from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction
 from tests.unit.sinks.spark.stream import RELATION, START, TABLE, batch, begun, landed, make, row, transaction

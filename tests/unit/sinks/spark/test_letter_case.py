@@ -17,7 +17,7 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.changes import Changes
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.fields import resolved
-from subscriber.sinks.spark.schema import TableSchema, altered_name
+from subscriber.sinks.spark.schema.table_schema import TableSchema, altered_name
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_foreign_copy import copied

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.sink import SparkSink
-from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import Killed, all_rounds, storage

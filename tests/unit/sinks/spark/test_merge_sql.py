@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from subscriber.abc import TableName
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
-from subscriber.sinks.spark.schema import LakeColumn, TableSchema
+from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 
 PLAIN = TableSchema(
     TableName("public", "t"), "d", (LakeColumn("id", "id", pa.int32(), key=True), LakeColumn("a`b", "a`b", pa.string(), key=False))

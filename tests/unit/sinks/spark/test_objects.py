@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.storage import Storage
 
 
 class Opened:

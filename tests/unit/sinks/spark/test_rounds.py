@@ -22,10 +22,10 @@ from subscriber.sinks.spark import merge as merge_module
 from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.delta import LakeDelta
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.missing import Missing
-from subscriber.sinks.spark.schema import META_NAMES, lake_names
+from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.sink import SparkSink
-from subscriber.sinks.spark.storage import Storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 

@@ -10,7 +10,7 @@ import pytest
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.selecting import current_rows, select_list
 
 

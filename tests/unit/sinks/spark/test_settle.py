@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.settle import settle
 
 SCHEMA = TableSchema.of_relation(Relation(5, "public", "t", "d", (Column("id", 20, -1, True), Column("v", 25, -1, False))))

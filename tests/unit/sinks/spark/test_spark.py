@@ -14,8 +14,8 @@ import pytest
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.java import find_java, java_version
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.session.java import find_java, java_version
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import batch, begun, make
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
-    from subscriber.sinks.spark.session import spark_session
+    from subscriber.sinks.spark.session.spark_session import spark_session
 
     try:
         session = spark_session("local[2]", {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"})

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.sinks.spark.arrays import parse_array
-from subscriber.sinks.spark.types import arrow_type, parse_type, type_name, widened
-from subscriber.sinks.spark.values import NotText, to_arrow
+from subscriber.sinks.spark.schema.types import arrow_type, parse_type, type_name, widened
+from subscriber.sinks.spark.schema.values import NotText, parse_array, to_arrow
 
 
 def numeric(precision: int, scale: int) -> int:

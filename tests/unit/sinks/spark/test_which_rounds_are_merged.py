@@ -9,11 +9,11 @@ import pytest
 
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.evolve import Stretch
 from subscriber.sinks.spark.keys import rank
 from subscriber.sinks.spark.merge_into import _is_merged
 from subscriber.sinks.spark.plan import BaseFile, TableWork, plan_table
-from subscriber.sinks.spark.schema import TableSchema
+from subscriber.sinks.spark.schema.evolution import Stretch
+from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.work import Work
 
 TARGET = 100

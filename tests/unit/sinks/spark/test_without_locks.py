@@ -18,8 +18,8 @@ from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.lock import FileLock
-from subscriber.sinks.spark.storage import Storage
+from subscriber.sinks.spark.files.lock import FileLock
+from subscriber.sinks.spark.files.storage import Storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import storage
 from tests.unit.sinks.spark.test_rounds import KEYED

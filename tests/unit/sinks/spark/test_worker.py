@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.sinks.spark.worker import forget_jars
+from subscriber.sinks.spark.session.jobs import forget_jars
 
 
 def test_jars_are_not_read_again_and_can_still_be_imported_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Where a lake is, and how it is written: the target's URL.
+"""The target's URL: where a lake is and how it is written. And the directories of tables in it.
 
 ``spark:///path`` is a directory, its name percent-encoded where URLs need it (``%23`` is ``#``); ``spark+s3://bucket/prefix`` (and what
 else pyarrow has a file system for) a place in an object store.
@@ -23,10 +23,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from subscriber.abc import TableName
 from subscriber.config import Settings, parse_bytes, parse_seconds
 from subscriber.errors import ConfigurationError
 
-__all__ = ["Copying", "Location"]
+__all__ = ["Copying", "Location", "escape_glob", "table_directory"]
 
 Confirm = Literal["landed", "applied"]
 Apply = Literal["none", "local", "rewrite", "merge"]
@@ -200,3 +201,24 @@ def _require_no_secret(connection: str) -> None:
             "copy_connection holds a password, and would be stored in the lake",
             hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
         )
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_NUMBERED: Final = re.compile(r"-\d+\Z")
+_PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
+
+
+def table_directory(root: str, name: TableName, table_id: int) -> str:
+    """``root/schema/table``; names that a path or URL would have to quote are told apart by the table's number.
+
+    So are those that end as if they had one: no two tables have the same directory.
+    """
+    if _PLAIN.fullmatch(name.namespace) and _PLAIN.fullmatch(name.name) and not _NUMBERED.search(name.name):
+        return f"{root}/{name.namespace}/{name.name}"
+    plain = [re.sub(r"[^A-Za-z0-9_-]", "_", part)[:60] or "_" for part in (name.namespace, name.name)]
+    return f"{root}/{plain[0]}/{plain[1]}-{table_id}"
+
+
+def escape_glob(path: str) -> str:
+    """A path for Spark's readers, with the characters of glob patterns escaped."""
+    return _PATTERN.sub(r"\\\g<0>", path)

@@ -1,14 +1,16 @@
-"""Columns of PostgreSQL's texts to Arrow arrays: one cast a column, and only where that fails one value after another.
+"""Columns of PostgreSQL's texts to Arrow arrays. A whole column is cast at once; value by value only where that fails.
 
-A whole column is cast at once, which costs some ten nanoseconds a value. One value that the Arrow type cannot hold (``NaN`` in a decimal,
-``infinity`` or BC in a date) makes the cast fail; then the column is halved until the values are found. They become NULL in the column, and
-their texts are given back: they are stored beside it, in ``_special``, and nothing is lost or bent.
+The cast of a whole column costs some ten nanoseconds a value. One value that the Arrow type cannot hold (``NaN`` in a decimal, ``infinity``
+or BC in a date) makes the cast fail; then the column is halved until the values are found. They become NULL in the column. Their texts are
+returned, and stored beside the column in ``_special``, so that no value is lost or changed.
 
-Texts are those of a session of ours: DateStyle ISO, ``extra_float_digits`` large enough, UTF-8.
+The texts are those of our sessions: DateStyle ISO, ``extra_float_digits`` large enough, UTF-8. Array literals have one dimension here.
+Source: manual, Arrays, Array Input and Output Syntax.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -16,9 +18,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.sinks.spark.arrays import parse_array
-
-__all__ = ["NotText", "Specials", "cast_text", "to_arrow"]
+__all__ = ["NotText", "Specials", "cast_text", "parse_array", "to_arrow"]
 
 Specials = dict[int, str]
 """Row number to the text of a value that the column's type cannot hold."""
@@ -36,7 +36,7 @@ def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Arr
 
     Args:
         values: text format, NULL as None.
-        arrow: one of :mod:`subscriber.sinks.spark.types`.
+        arrow: one of :mod:`subscriber.sinks.spark.schema.types`.
 
     Returns:
         An array of that type, and what it could not hold.
@@ -145,3 +145,35 @@ def _lists(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
 def _without(array: pa.Array, rows: set[int]) -> pa.Array:
     taken: Callable[[int], int | None] = lambda row: None if row in rows else row  # noqa: E731
     return array.take(pa.array([taken(row) for row in range(len(array))], pa.int64()))
+
+
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"([,}])', re.DOTALL)
+_PLAIN: Final = re.compile(r'([^",{}\\]*)([,}])')
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+
+
+def parse_array(text: str) -> list[str | None] | None:
+    """The elements' texts; None if it is no plain list: several dimensions, or a lower bound that is not 1.
+
+    Raises:
+        ValueError: not an array literal.
+    """
+    if text == "{}":
+        return []
+    if text.startswith(("[", "{{")):
+        return None
+    if not text.startswith("{"):
+        raise ValueError("an array literal starts with a brace")
+    elements: list[str | None] = []
+    position, end = 1, ""
+    while end != "}":
+        if match := _QUOTED.match(text, position):
+            elements.append(_ESCAPE.sub(r"\1", match[1]))
+        elif match := _PLAIN.match(text, position):
+            elements.append(None if match[1] == "NULL" else match[1])
+        else:
+            raise ValueError(f"malformed array literal at offset {position}")
+        position, end = match.end(), match[2]
+    if position != len(text):
+        raise ValueError(f"junk behind an array literal at offset {position}")
+    return elements

@@ -1,6 +1,6 @@
-"""One writer a lake: an advisory lock on a file in it, held by the process and gone with it.
+"""One writer per lake: an advisory lock on a file of the lake. It is held by the process and released when the process ends.
 
-An object store has no such lock. There the replication slot is what keeps two subscribers apart: only one walsender can serve it.
+An object store has no such lock. There the replication slot keeps two subscribers apart: only one walsender can serve it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from subscriber.errors import SubscriptionInUse
-from subscriber.sinks.spark.failures import translated
+from subscriber.sinks.spark.files.errors import os_errors
 
 __all__ = ["FileLock", "is_held"]
 
@@ -51,7 +51,7 @@ class FileLock:
             TargetError: the file cannot be made.
         """
         if self._holders == 0 and self._path is not None:
-            with translated(str(self._path)):
+            with os_errors(str(self._path)):
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not _locked(descriptor):
                 os.close(descriptor)

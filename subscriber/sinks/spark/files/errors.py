@@ -1,4 +1,4 @@
-"""What the operating system or Arrow says of a file, as errors of ours."""
+"""Errors of the file system and of Arrow, translated into errors of the subscriber."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["damaged", "reckoned", "translated"]
+__all__ = ["arrow_errors", "damaged_file", "os_errors"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 @contextlib.contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a TargetError that names ``what``.
+def os_errors(what: str) -> Iterator[None]:
+    """Translate an ``OSError`` of the block into a TargetError that names ``what``.
 
     Raises:
-        TargetError: no room, no permission, no such place: somebody has to mend it.
-        TargetUnavailable: anything else that a file system may say; it may pass.
+        TargetError: no space, no permission, no such place: an operator must fix it.
+        TargetUnavailable: any other error; a retry may succeed.
     """
     try:
         yield
@@ -43,10 +43,10 @@ def translated(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reckoned(what: str) -> Iterator[None]:
-    """Turn what Arrow says of values, not of a file, into a TargetError that names ``what``; never with Arrow's words: values are in them.
+def arrow_errors(what: str) -> Iterator[None]:
+    """Translate an error of Arrow about values, not about a file, into a TargetError that names ``what``.
 
-    Nor is Arrow's error its cause: Spark shows causes.
+    Arrow's text is left out, because it may contain values. So is the cause, because Spark shows causes.
 
     Raises:
         TargetError: a type it cannot convert, compare or store.
@@ -57,6 +57,6 @@ def reckoned(what: str) -> Iterator[None]:
         raise TargetError(f"{what}: Arrow cannot reckon with its columns ({type(error).__name__})", hint="report this") from None
 
 
-def damaged(what: str) -> TargetError:
-    """The error of a file that is not what was written."""
+def damaged_file(what: str) -> TargetError:
+    """The error for a file whose content is not what was written."""
     return TargetError(f"{what} is damaged", hint="restore it from a backup, or start over in a new directory")

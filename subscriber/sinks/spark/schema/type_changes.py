@@ -1,7 +1,7 @@
-"""Whether values of a column are still the publisher's, once ALTER TABLE gave it another type.
+"""Whether a column still has the publisher's values after ALTER TABLE changed its type.
 
-Such an ALTER TABLE casts the values at the publisher, and tells nobody what came of it; the lake's own become the lake's wider type (see
-``evolve.py``). What is known to be the same afterwards is written here, for casts without USING and with the usual settings of a session:
+Such an ALTER TABLE casts the values at the publisher and does not send the results; those in the lake get the lake's wider type (see
+``evolution.py``). This module knows which values are the same afterwards, for casts without USING and with the usual settings of a session:
 numbers that keep their value, texts that stay as they are, and what has one text only. Not known are rounding, blanks of ``char(n)``, time
 zones, digits of ``numeric`` in columns that are text in the lake, and types that are not built in.
 """
@@ -12,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from subscriber.sinks.spark.schema import LakeColumn
-from subscriber.sinks.spark.types import element_type
+from subscriber.sinks.spark.schema.table_schema import LakeColumn
+from subscriber.sinks.spark.schema.types import element_type
 
 __all__ = ["keeps_values"]
 

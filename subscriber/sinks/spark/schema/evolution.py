@@ -1,9 +1,9 @@
 """How a table's columns in the lake follow the publisher's.
 
 * A new column is added; rows from before have NULL in it, whatever its default: the publisher does not send them again.
-* A dropped column stays, and is NULL in all rows from then on, which takes writing the table's files anew, once. A column of that name
+* A dropped column stays, and is NULL in all rows from then on, which takes one rewrite of the table's files. A column of that name
   that comes back later is that one.
-* A type that changed becomes the narrowest one that holds both, text if nothing else does; then all files are written anew, once.
+* A type that changed becomes the narrowest one that holds both, text if nothing else does; then all files are rewritten once.
 * A replica identity that changed holds for the changes that were described with it: changes of one round with several are applied in
   stretches, one after the other. So are they around a column that went, or came back.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from subscriber.sinks.spark.schema import SPECIAL, LakeColumn, TableSchema
-from subscriber.sinks.spark.types import widened
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, LakeColumn, TableSchema
+from subscriber.sinks.spark.schema.types import widened
 
-__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved", "needs_rewrite", "retyped_columns", "stretches"]
+__all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved_schema", "retyped_columns", "stretches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Stretch:
     absent: tuple[str, ...]
 
 
-def evolved(present: pa.Schema | None, described: Sequence[TableSchema]) -> TableSchema:
+def evolved_schema(present: pa.Schema | None, described: Sequence[TableSchema]) -> TableSchema:
     """The table's columns from now on.
 
     Args:
@@ -54,11 +54,6 @@ def evolved(present: pa.Schema | None, described: Sequence[TableSchema]) -> Tabl
         for field, type_ in types.items()
     ]
     return replace(last, columns=tuple(columns))
-
-
-def needs_rewrite(present: pa.Schema, schema: TableSchema) -> bool:
-    """Whether a column's type is another than in the files there are."""
-    return bool(retyped_columns(present, schema))
 
 
 def retyped_columns(present: pa.Schema, schema: TableSchema) -> tuple[str, ...]:

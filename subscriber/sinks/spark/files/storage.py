@@ -21,8 +21,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.failures import translated
-from subscriber.sinks.spark.location import Location
+from subscriber.sinks.spark.files.errors import os_errors
+from subscriber.sinks.spark.files.location import Location
 
 __all__ = ["TEMPORARY", "PendingFile", "Storage", "StoredFile"]
 
@@ -102,7 +102,7 @@ class Storage:
             return cls(fs.SubTreeFileSystem(location.path, local), Path(location.path), location.path)
         assert location.uri is not None
         try:
-            with translated(f"lake {location}"):
+            with os_errors(f"lake {location}"):
                 filesystem, path = fs.FileSystem.from_uri(location.uri)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
             raise ConfigurationError(f"there is no file system for {location}", hint="pyarrow knows s3, gs, abfs, hdfs and file") from error
@@ -118,7 +118,7 @@ class Storage:
         Raises:
             TargetError: it cannot be written.
         """
-        with translated(self.what(name)):
+        with os_errors(self.what(name)):
             return PendingFile(self, name)
 
     def write(self, name: str, content: bytes, *, durable: bool = True, private: bool = False) -> None:
@@ -133,7 +133,7 @@ class Storage:
         Raises:
             TargetError: it cannot be written; the former one, if any, is still there.
         """
-        with translated(self.what(name)):
+        with os_errors(self.what(name)):
             if self.root is None:
                 with self.filesystem.open_output_stream(name) as stream:
                     stream.write(content)
@@ -163,7 +163,7 @@ class Storage:
         if self.root is None:
             return
         for directory in directories:
-            with translated(self.what(directory)):
+            with os_errors(self.what(directory)):
                 _fsync(self.root / directory)
 
     def sync_files(self, names: Iterable[str]) -> None:
@@ -175,12 +175,12 @@ class Storage:
         if self.root is None:
             return
         for name in names:
-            with translated(self.what(name)), contextlib.suppress(FileNotFoundError):
+            with os_errors(self.what(name)), contextlib.suppress(FileNotFoundError):
                 _fsync(self.root / name)
 
     def read(self, name: str) -> bytes | None:
         """A small file's content; None if it is not there."""
-        with translated(self.what(name)):
+        with os_errors(self.what(name)):
             try:
                 if self.root is None:
                     return self._read_object(name)
@@ -213,14 +213,14 @@ class Storage:
 
     def files(self, directory: str) -> list[StoredFile]:
         """Files in a directory, by name; none if it is not there. Subdirectories are left out."""
-        with translated(self.what(directory)):
+        with os_errors(self.what(directory)):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         files = [StoredFile(info.base_name, info.size or 0, (info.mtime_ns or 0) / 1e9) for info in found if info.type is fs.FileType.File]
         return sorted(files, key=lambda file: file.name)
 
     def entries(self, directory: str) -> list[str]:
         """Names of everything in a directory; none if it is not there."""
-        with translated(self.what(directory)):
+        with os_errors(self.what(directory)):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         return sorted(info.base_name for info in found)
 
@@ -229,7 +229,7 @@ class Storage:
         if self.root is None:
             return
         path = self.root / directory
-        with translated(self.what(directory)):
+        with os_errors(self.what(directory)):
             missing = [parent for parent in (path, *path.parents) if not parent.exists()]
             path.mkdir(parents=True, exist_ok=True)
             for made in missing:
@@ -237,19 +237,19 @@ class Storage:
 
     def remove_directory(self, directory: str) -> None:
         """Remove it with all that is in it; fine if it is not there."""
-        with translated(self.what(directory)), contextlib.suppress(FileNotFoundError):
+        with os_errors(self.what(directory)), contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_dir(directory)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; fine if they are gone."""
         for name in names:
-            with translated(self.what(name)), contextlib.suppress(FileNotFoundError):
+            with os_errors(self.what(name)), contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_file(name)
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[None]:
         """Translate errors of a block that reads a file through :attr:`filesystem`."""
-        with translated(self.what(name)):
+        with os_errors(self.what(name)):
             yield
 
 

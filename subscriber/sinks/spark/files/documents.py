@@ -1,0 +1,56 @@
+"""JSON documents of a lake. Each has a format number and a checksum, and is replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from subscriber.errors import TargetError
+from subscriber.sinks.spark.files.errors import damaged_file
+from subscriber.sinks.spark.files.storage import Storage
+
+__all__ = ["encode_document", "read_document", "write_document"]
+
+
+_FORMAT: Final = 1
+
+
+def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True, private: bool = False) -> None:
+    """Store a JSON document with its checksum, whole; ``private``: for its owner alone.
+
+    Raises:
+        TargetError: it cannot be written.
+    """
+    storage.write(name, encode_document(document), durable=durable, private=private)
+
+
+def encode_document(document: Mapping[str, Any]) -> bytes:
+    """A document as it is stored."""
+    body = json.dumps(document, ensure_ascii=True, sort_keys=True)
+    return json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True).encode()
+
+
+def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
+    """Read a document that :func:`write_document` stored; None if there is none.
+
+    Raises:
+        TargetError: it is damaged, or of a later version of this program.
+    """
+    content = storage.read(name)
+    if content is None:
+        return None
+    try:
+        outer = json.loads(content)
+        version, document = outer["format"], outer["document"]
+        intact = version != _FORMAT or outer["crc"] == zlib.crc32(json.dumps(document, ensure_ascii=True, sort_keys=True).encode())
+    except (ValueError, KeyError, TypeError):
+        raise damaged_file(storage.what(name)) from None
+    if version != _FORMAT:
+        raise TargetError(
+            f"{storage.what(name)} has format {version}, not {_FORMAT}", hint="use the program that made this lake, or a later one"
+        )
+    if not intact or not isinstance(document, dict):
+        raise damaged_file(storage.what(name))
+    return document

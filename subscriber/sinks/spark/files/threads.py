@@ -1,0 +1,24 @@
+"""Blocking work of asynchronous code: in a thread, and never abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["run_in_thread"]
+
+
+T = TypeVar("T")
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Do the work in a thread. If the caller is cancelled, wait for the end of the work first, so that nothing is still being written."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise

@@ -1,0 +1,1 @@
+"""Columns of a table: types, values, schemas, and how they change."""

@@ -1,0 +1,1 @@
+"""The Spark session: Java, the session itself, and errors of its jobs."""
