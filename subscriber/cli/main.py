@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import subscriber
 from subscriber.cli import alter, check, create, decode, demo, drop, run, spark_apply, status, tail
 from subscriber.cli.collector import settle_collector
+from subscriber.cli.monitoring import Severity, conclude, is_check, line
 from subscriber.cli.output import LogFormatter, complain, emit, finish, settle_streams
 from subscriber.errors import SubscriberError
 from subscriber.printable import printable
@@ -35,10 +36,20 @@ async def _execute(args: argparse.Namespace) -> int:
     return status
 
 
+class _WrongUsage(SystemExit):
+    """Arguments that a verb does not take."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Arguments may hold what is a command to a terminal."""
-        super().error(printable(message))
+        """Print usage and message. Arguments may hold what is a command to a terminal."""
+        self.print_usage(sys.stderr)
+        self._print_message(f"{self.prog}: error: {printable(message)}\n", sys.stderr)
+        raise _WrongUsage(message)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         # argparse ignores that its help cannot be written
@@ -75,12 +86,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         if arguments is None:
             settle_collector()
         ended: int = asyncio.run(_execute(args))
+    except _WrongUsage as error:
+        if not is_check(sys.argv[1:] if arguments is None else arguments):
+            raise
+        return conclude(Severity.UNKNOWN, line(Severity.UNKNOWN, error.message))
     except asyncio.CancelledError:
         # SIGTERM of a verb that has nothing to end cleanly: what it was about is taken back
         return 143
     except SubscriberError as error:
-        for line in error.lines():
-            complain(line)
+        for each in error.lines():
+            complain(each)
         return 1
     except BrokenPipeError:
         # the reader of our output has gone (`subscriber tail … | head`)

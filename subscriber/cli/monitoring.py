@@ -1,6 +1,7 @@
 """``subscriber status --check``: one line and an exit status, as monitoring plugins give them (Nagios Plugin Development Guidelines).
 
-CRITICAL: nothing is replicated, or the lag is too large. WARNING: replication goes on with a restriction. UNKNOWN: it cannot be told.
+CRITICAL: nothing is replicated, or the lag is too large. WARNING: replication goes on with a restriction. UNKNOWN: the check failed.
+A target that cannot be reached is UNKNOWN too, as in check_postgres, which leaves that to its check of the connection.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from subscriber.cli.output import complain, say
 from subscriber.cli.status_text import size
 from subscriber.config import parse_bytes, parse_seconds
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, TargetError
 from subscriber.printable import printable
 from subscriber.subscription.observing import State, SubscriptionStatus
 
-__all__ = ["MaxLag", "Severity", "judge", "line"]
+__all__ = ["MaxLag", "Severity", "conclude", "is_check", "judge", "line"]
 
 
 class Severity(IntEnum):
@@ -30,6 +32,11 @@ class Severity(IntEnum):
 
 _WORST = (Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN, Severity.OK)
 _RESTRICTED = frozenset({State.CREATING, State.CONNECTING, State.COPYING, State.CATCHING_UP})
+
+
+def is_check(arguments: Sequence[str]) -> bool:
+    """Whether a command line that cannot be parsed asks for a check. argparse accepts abbreviations of an option."""
+    return "status" in arguments and any(len(each) > 2 and "--check".startswith(each) for each in arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,18 @@ def line(severity: Severity, text: str, performance: str = "") -> str:
     """``SUBSCRIBER OK - text | performance``. A bar separates the two, so that the text has none."""
     told = printable(f"SUBSCRIBER {severity.name} - {text}").replace("|", "/")
     return f"{told} | {printable(performance)}" if performance else told
+
+
+def conclude(severity: Severity, text: str) -> int:
+    """Print the line; the exit status. A result that cannot be printed is not known."""
+    try:
+        say(text)
+    except BrokenPipeError:
+        return Severity.UNKNOWN
+    except TargetError as error:
+        complain(error.one_line())
+        return Severity.UNKNOWN
+    return severity
 
 
 def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Severity, str]]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.cli.monitoring import MaxLag, Severity, judge, line
+from subscriber.cli.monitoring import MaxLag, Severity, conclude, judge, line
 from subscriber.cli.options import Verbs, add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import SubscriberError
 from subscriber.subscription.observing import subscription_status
 from subscriber.subscription.status_json import status_as_json
 
 __all__ = ["add_parser"]
+
+_log = logging.getLogger(__name__)
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -70,12 +73,13 @@ async def _check(args: argparse.Namespace) -> int:
     try:
         limit = MaxLag() if args.max_lag is None else MaxLag.parse(args.max_lag)
         severity, text = judge(await subscription_status(args.target, args.names), limit)
-    except ConfigurationError as error:
-        severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, error.one_line())
     except SubscriberError as error:
-        severity, text = Severity.CRITICAL, line(Severity.CRITICAL, error.one_line())
-    say(text)
-    return severity.value
+        severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, error.one_line())
+    except Exception:  # noqa: BLE001 -- it ends the process all the same
+        # Python would exit with 1, which is WARNING
+        _log.exception("the check failed")
+        severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, "the check failed; standard error has the traceback")
+    return conclude(severity, text)
 
 
 async def _json(args: argparse.Namespace) -> int:

@@ -71,6 +71,7 @@ def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, tar
     assert slots(publisher18_db) == ["s"]
     works(streams, "alter", NAME, target, "--disable", prints=False)
     works(streams, "status", target, prints=True)
+    assert run(streams, "status", "--check", target).status == (2 if streams.writable else 3)
     told = works(streams, "status", "--json", target, prints=True)
     if streams.writable:
         (found,) = json.loads(told.output)["subscriptions"]
@@ -101,6 +102,9 @@ def test_verbs_without_servers(streams: Streams) -> None:
     works(streams, "decode", str(GOLDEN), prints=True)
     works(streams, "run", "--help", prints=True)
     assert run(streams, "status", "--target=sqlite:///no/such/fileä.db").status == 1
+    # what a monitoring program would take for WARNING or CRITICAL
+    assert run(streams, "status", "--check", "--target=sqlite:///no/such/fileä.db").status == 3
+    assert run(streams, "status", "--check").status == 3
     if streams is CLOSED:
         assert run(streams, "decode", "-").status == 1
     if streams is FULL:

@@ -14,6 +14,9 @@ import psycopg
 import pytest
 
 from subscriber import Launcher, Settings, create_subscription, drop_subscription, subscription_status
+from subscriber.cli import status as status_verb
+from subscriber.cli.main import main
+from subscriber.sinks.postgres.catalog import VERSION
 from subscriber.subscription.observing import State, SubscriptionStatus
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.managed import QUICK, at_work
@@ -187,6 +190,52 @@ def test_check_of_lag_and_of_tables_left_out(publisher18_db: Database, target_db
     assert subscriber("alter", name, "--target", target_db.dsn, "--disable").status == 0
     assert check(target_db.dsn)[1].startswith(f"SUBSCRIBER CRITICAL - {name} disabled")
     assert check(target_db.dsn, "--max-lag", "5")[0] == 3
-    assert check("postgresql://127.0.0.1:1/none")[0] == 2
     assert subscriber("drop", name, "--target", target_db.dsn).status == 0
     assert check(target_db.dsn) == (3, "SUBSCRIBER UNKNOWN - the target has no subscription\n")
+
+
+def test_check_that_fails_is_unknown(target_db: Database, tmp_path: Path) -> None:
+    assert check("postgresql://127.0.0.1:1/none")[0] == 3
+    assert check(f"sqlite:///{tmp_path}/none.db")[0] == 3
+    assert check(target_db.dsn, "absent") == (
+        3,
+        'SUBSCRIBER UNKNOWN - subscription "absent" does not exist (hint: status without a name lists those that do)\n',
+    )
+
+
+def test_check_after_an_upgrade_or_downgrade_is_unknown(publisher18_db: Database, target_db: Database) -> None:
+    ground(publisher18_db, target_db)
+    created = subscriber("create", publisher18_db.name, "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn)
+    assert created.status == 0, created.errors
+    for version in (1, 99):
+        target_db.execute(f"UPDATE subscriber.version SET version = {version}")
+        status, said = check(target_db.dsn)
+        assert status == 3
+        assert said.startswith(f'SUBSCRIBER UNKNOWN - schema "subscriber" of the target has version {version}, this program knows')
+    target_db.execute(f"UPDATE subscriber.version SET version = {VERSION}")
+    assert subscriber("drop", publisher18_db.name, "--target", target_db.dsn).status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--check"], "the following arguments are required: --target"),
+        (["--che", "--target=x", "--json"], "argument --json: not allowed with argument --check"),
+        (["--interval=no", "--target=x", "--check"], 'argument --interval: "no" is not a number of seconds from 0.1 to 86400'),
+        (["--check", "--target=x", "--unknown=\x1b[2J"], r"unrecognized arguments: --unknown=\u001b[2J"),
+        (["--check", "--target=x", "--max-lag"], "argument --max-lag: expected one argument"),
+    ],
+)
+def test_check_with_wrong_usage_is_unknown(arguments: list[str], said: str) -> None:
+    done = subscriber("status", *arguments)
+    assert (done.status, done.output) == (3, f"SUBSCRIBER UNKNOWN - {said}\n")
+    assert "usage: subscriber" in done.errors
+
+
+def test_check_that_does_not_foresee_an_error_is_unknown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(status_verb, "subscription_status", fails)
+    assert main(["status", "--check", "--target=x"]) == 3
+    assert capsys.readouterr().out == "SUBSCRIBER UNKNOWN - the check failed; standard error has the traceback\n"
