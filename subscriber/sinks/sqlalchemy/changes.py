@@ -15,9 +15,9 @@ from subscriber.errors import ProtocolError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.sinks.sqlalchemy.batching import Batching, Group
-from subscriber.sinks.sqlalchemy.bulk import BulkTables
+from subscriber.sinks.sqlalchemy.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, ChangeRefused, passing_values, translated
-from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
+from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind, has_triggers
 from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
 from subscriber.sinks.sqlalchemy.runs import RunReader
 from subscriber.sinks.sqlalchemy.statement_size import BINARY_GROWS, limit_of
@@ -165,7 +165,12 @@ class TransactionRunner:
             row = statement.pick(operation.vector)
             limit_of(self._connection).require(statement.sql, row)
             result = await self._connection.exec_driver_sql(statement.sql, row)
-        found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
+            found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
+            if not found and statement.search is not None:
+                # a trigger may have passed over it: that is no conflict
+                query, pick = statement.search.query
+                if (await self._connection.exec_driver_sql(query, pick(operation.vector))).first() is not None:
+                    found = 1
         self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
 
     async def flush(self) -> None:
@@ -182,6 +187,10 @@ class TransactionRunner:
             for group in groups:
                 found = await self._execute_many(group)
                 statement = group.statement
+                missing = statement.search if found < len(group.vectors) else None
+                if missing is not None and await self._connection.run_sync(has_triggers, missing.table):
+                    # the trigger was made after the table was read
+                    raise Uncounted("a trigger may have passed over rows that exist")
                 self._counted.changes(statement.kind, statement.table, statement.identity, len(group.vectors), found)
         self._largest = 0
 

@@ -20,7 +20,7 @@ from subscriber.sinks.described import DescribedRelations
 from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.relation_plan import RelationPlan
 
-__all__ = ["RelationMap", "SchemaBehind", "schema_change"]
+__all__ = ["RelationMap", "SchemaBehind", "has_triggers", "schema_change"]
 
 _PREREQUISITE: Final = "55000"
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
@@ -121,7 +121,7 @@ def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[
     unique: list[Any] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
     unique += [found["column_names"] for found in inspector.get_unique_constraints(table.name, schema=table.schema)]
     unique += [found["column_names"] for found in inspector.get_indexes(table.name, schema=table.schema) if found["unique"]]
-    return _has_triggers(connection, table), [set(columns) for columns in unique if columns]
+    return has_triggers(connection, table), [set(columns) for columns in unique if columns]
 
 
 def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) -> RelationError | None:
@@ -143,21 +143,39 @@ def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) ->
     )
 
 
-def _has_triggers(connection: Connection, table: Table) -> bool:
-    """Whether triggers see changes as they are applied, row by row or before and behind a statement."""
+def has_triggers(connection: Connection, table: Table) -> bool:
+    """Whether triggers see changes as they are applied, row by row or before and behind a statement; they may pass over a row.
+
+    So may an ON CONFLICT IGNORE in a constraint of SQLite, and a rule of PostgreSQL.
+    """
     dialect = connection.dialect
     names = {"name": table.name}
     if dialect.name == "sqlite":
-        query = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(:name) LIMIT 1"
+        query = _SQLITE_TRIGGERS
     elif dialect.name in _MYSQL:
         query = "SELECT 1 FROM information_schema.triggers WHERE event_object_schema = DATABASE() AND event_object_table = :name LIMIT 1"
     elif dialect.name == "postgresql":
-        # under session_replication_role = replica only those fire that ask for it
-        query = (
-            "SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = pg_catalog.to_regclass(:name) AND NOT tgisinternal "
-            "AND tgenabled IN ('A', 'R') LIMIT 1"
-        )
+        query = _POSTGRESQL_TRIGGERS
         names = {"name": dialect.identifier_preparer.format_table(table)}
     else:
         return False
     return connection.execute(text(query), names).scalar() is not None
+
+
+_SQLITE_TRIGGERS: Final = """
+SELECT 1 FROM sqlite_master
+WHERE lower(tbl_name) = lower(:name) AND (type = 'trigger' OR type = 'table' AND sql LIKE '%ON%CONFLICT%IGNORE%') LIMIT 1
+"""
+# Under session_replication_role = replica only those fire that ask for it; of a partitioned table, those of its partitions too.
+_POSTGRESQL_TRIGGERS: Final = """
+WITH RECURSIVE tree (oid) AS (
+    SELECT pg_catalog.to_regclass(:name)::oid
+    UNION ALL
+    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+      JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT 1 FROM tree
+ WHERE EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = tree.oid AND NOT t.tgisinternal AND t.tgenabled IN ('A', 'R'))
+    OR EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = tree.oid AND r.ev_enabled IN ('A', 'R'))
+ LIMIT 1
+"""

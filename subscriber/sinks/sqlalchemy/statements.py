@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from sqlalchemy import ColumnElement, Dialect, Table, and_, delete, insert, literal_column, select, text, update
+from sqlalchemy import ColumnElement, Dialect, Executable, Table, and_, delete, insert, literal_column, select, text, tuple_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.dml import UpdateBase
 
@@ -23,7 +24,7 @@ from subscriber.sinks.sqlalchemy.bulk import bulk as bulk_of
 from subscriber.sinks.sqlalchemy.columns import TargetTable
 from subscriber.sinks.sqlalchemy.multi_row import MultiRow, multi_row
 
-__all__ = ["Kind", "Statement", "delete_all", "delete_row", "insert_row", "update_row"]
+__all__ = ["Kind", "RowSearch", "Statement", "delete_all", "delete_row", "insert_row", "update_row"]
 
 Kind = Literal["INSERT", "UPDATE", "DELETE", "TRUNCATE"]
 
@@ -32,6 +33,29 @@ _OLD: Final = "subscriber_o"
 _CHAIN: Final = 100
 """Terms of a condition: an expression of SQLite is at most 1000 deep (SQLITE_MAX_EXPR_DEPTH)."""
 _ROWIDS: Final = ("rowid", "_rowid_", "oid")
+
+
+class RowSearch:
+    """Whether the row of an UPDATE or DELETE exists. Compiled when it is used first: only a change that found no row needs it.
+
+    Args:
+        target: the table and its columns.
+        dialect: the target's.
+        predicate: what the statement finds its row by.
+    """
+
+    def __init__(self, target: TargetTable, dialect: Dialect, predicate: ColumnElement[bool]) -> None:
+        self._target = target
+        self.table = target.table
+        self._dialect = dialect
+        self._predicate = predicate
+
+    @cached_property
+    def query(self) -> tuple[str, Callable[[Sequence[object]], Any]]:
+        """A query that returns one row if it exists, and from a vector to its parameters."""
+        found: Executable = select(literal_column("1")).select_from(self._target.table).where(self._predicate).suffix_with(text("LIMIT 1"))
+        sql, _, pick = _text(found, len(self._target.columns), self._dialect)
+        return sql, pick
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +71,7 @@ class Statement:
         bulk: how many UPDATEs or DELETEs are made at once, where that is another way than ``executemany``;
         many: how many INSERTs are.
         order: from the vector of an UPDATE or DELETE to its row's key, which has an order in Python; None: it has none.
+        search: looks for the row of an UPDATE or DELETE.
     """
 
     sql: str
@@ -57,20 +82,24 @@ class Statement:
     bulk: Bulk | None = None
     many: MultiRow | None = None
     order: Callable[[Sequence[object]], Any] | None = None
+    search: RowSearch | None = None
 
 
-def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect) -> Statement:
-    compiled = statement.compile(dialect=dialect)
-    width = len(target.columns)
-    sql = str(compiled)
+def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, search: RowSearch | None = None) -> Statement:
+    sql, parameters, pick = _text(statement, len(target.columns), dialect)
     if kind == "INSERT" and dialect.name == "postgresql":
         # native sets identity columns too
         sql = sql.replace(") VALUES (", ") OVERRIDING SYSTEM VALUE VALUES (", 1)
+    many = multi_row(sql, parameters, dialect) if kind == "INSERT" else None
+    return Statement(sql, kind, target.name, (), pick, many=many, search=search)
+
+
+def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, int, Callable[[Sequence[object]], Any]]:
+    """A statement's text, the number of its parameters, and from a vector to these."""
+    compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
     names = list(compiled.positiontup or ()) if compiled.positional else list(compiled.params)
     positions = [_position(name, width) for name in names]
-    pick = _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
-    many = multi_row(sql, len(positions), dialect) if kind == "INSERT" else None
-    return Statement(sql, kind, target.name, (), pick, many=many)
+    return str(compiled), len(positions), _tuple_of(positions) if compiled.positional else _dict_of(names, positions)
 
 
 def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Statement:
@@ -78,8 +107,9 @@ def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, ch
     width, key = len(target.columns), target.key or ()
     # what is exact are integers or texts, and all values of a column the same of both; for PostgreSQL all are texts, in another order
     ordered = dialect.name != "postgresql" and all(target.columns[number].exact for number in key)
+    predicate = _key(target)
     return replace(
-        _compiled(statement.where(_key(target)), kind, target, dialect),
+        _compiled(statement.where(predicate), kind, target, dialect, RowSearch(target, dialect, predicate)),
         identity=tuple(target.columns[number].name for number in key),
         bulk=bulk_of(target, dialect, changed),
         order=itemgetter(*(width + number for number in key)) if ordered else None,
@@ -178,7 +208,7 @@ def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nu
     statement = update(target.table).values(values)
     if target.key is not None:
         return _keyed(statement, "UPDATE", target, dialect, changed)
-    return _compiled(_one_row(statement, target, dialect, nulls), "UPDATE", target, dialect)
+    return _unkeyed(statement, "UPDATE", target, dialect, nulls)
 
 
 def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> Statement:
@@ -186,7 +216,13 @@ def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> 
     statement = delete(target.table)
     if target.key is not None:
         return _keyed(statement, "DELETE", target, dialect, None)
-    return _compiled(_one_row(statement, target, dialect, nulls), "DELETE", target, dialect)
+    return _unkeyed(statement, "DELETE", target, dialect, nulls)
+
+
+def _unkeyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> Statement:
+    """Of one row, which is found by all its columns."""
+    alike = _row(target, dialect, nulls)
+    return _compiled(_one_row(statement, target, dialect, alike), kind, target, dialect, RowSearch(target, dialect, alike))
 
 
 def _key(target: TargetTable) -> ColumnElement[bool]:
@@ -207,16 +243,16 @@ def _row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> Column
     return and_(*(part == literal_column("1") for part in parts))
 
 
-def _one_row(statement: Any, target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> UpdateBase:
+def _one_row(statement: Any, target: TargetTable, dialect: Dialect, alike: ColumnElement[bool]) -> UpdateBase:
     """Of rows that are alike, one is meant."""
-    alike = _row(target, dialect, nulls)
     match dialect.name:
         case "sqlite":
             rowid = next((name for name in _ROWIDS if name not in {column.name.lower() for column in target.table.c}), None)
             if rowid is not None:
-                return _where_first(statement, rowid, target, alike)
+                return _where_first(statement, (rowid,), target, alike)
         case "postgresql":
-            return _where_first(statement, "ctid", target, alike)
+            # each partition has rows of the same ctid
+            return _where_first(statement, ("ctid", "tableoid"), target, alike)
         case "mysql" | "mariadb":
             return statement.where(alike).with_dialect_options(**{f"{dialect.name}_limit": 1})  # type: ignore[no-any-return]
     raise RelationError(
@@ -224,11 +260,11 @@ def _one_row(statement: Any, target: TargetTable, dialect: Dialect, nulls: froze
     )
 
 
-def _where_first(statement: Any, name: str, target: TargetTable, alike: ColumnElement[bool]) -> UpdateBase:
-    # inside, the name means the row that is looked for; SQLAlchemy takes no notice of what is not a column
-    which: ColumnElement[Any] = literal_column(name)
-    found = select(which).select_from(target.table).where(alike).suffix_with(text("LIMIT 1")).correlate(None).scalar_subquery()
-    return statement.where(which == found)  # type: ignore[no-any-return]
+def _where_first(statement: Any, names: Sequence[str], target: TargetTable, alike: ColumnElement[bool]) -> UpdateBase:
+    # inside, the names mean the row that is looked for; SQLAlchemy takes no notice of what is not a column
+    which: list[ColumnElement[Any]] = [literal_column(name) for name in names]
+    found = select(*which).select_from(target.table).where(alike).suffix_with(text("LIMIT 1")).correlate(None).scalar_subquery()
+    return statement.where((tuple_(*which) if len(which) > 1 else which[0]) == found)  # type: ignore[no-any-return]
 
 
 def delete_all(target: TargetTable, dialect: Dialect, *, restart_identity: bool) -> list[str]:
