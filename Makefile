@@ -40,7 +40,8 @@ help:
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
 	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
-	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version'
+	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
+	@echo '                        TARGET may be sqlite or mariadb'
 	@echo 'make benchmark-parallel   from COMMIT to durability, streaming=on against streaming=parallel'
 	@echo 'make lint               ruff, mypy --strict, import contracts'
 	@echo 'make docs               the documentation as a site, in site/; a dead link or a warning is an error'
@@ -110,8 +111,8 @@ bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,
 	$(PIP) install --constraint constraints.txt --group bench
 	$(if $(filter spark,$(SINK)),$(BIN)/python -m tests.benchmark.spark $(ROWS),$(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE))
 
-bench-tables: $(VENV)/.dev $(VENV)/.servers
-	$(BIN)/python -m tests.benchmark.tables $(VERSION)
+bench-tables: $(VENV)/.dev $(VENV)/.servers $(if $(filter mariadb,$(TARGET)),mariadb)
+	$(BIN)/python -m tests.benchmark.tables $(VERSION) $(TARGET)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
