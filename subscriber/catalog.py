@@ -147,8 +147,15 @@ class Catalog(Protocol):
         """Names of the prepared transactions that a subscription holds in the target."""
         ...
 
-    async def become_launcher(self) -> None:
+    async def become_launcher(self, lost: int | None = None) -> int | None:
         """Be the one launcher of this target, until the session ends.
+
+        Args:
+            lost: what this gave when this process was the launcher before, through a session that is closed. The target may still serve
+                that session: it is terminated.
+
+        Returns:
+            The number of the session that is the launcher, if it has one.
 
         Raises:
             SubscriptionInUse: there is one.

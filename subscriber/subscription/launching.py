@@ -90,6 +90,7 @@ class Launcher:
         self._noted = asyncio.Event()
         self._stop = asyncio.Event()
         self._said_idle = False
+        self._session: int | None = None
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -140,7 +141,7 @@ class Launcher:
     async def _open(self) -> Catalog:
         catalog = await open_catalog(self._target, "subscriber launcher")
         try:
-            await catalog.become_launcher()
+            self._session = await catalog.become_launcher(self._session)
         except BaseException:
             await catalog.close()
             raise

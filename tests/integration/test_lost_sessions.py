@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.frozen_proxy import frozen_proxy
+from subscriber.subscription.targets import open_catalog
+from tests.integration.frozen_proxy import FrozenProxy, frozen_proxy
 from tests.integration.program import Program, running
-from tests.integration.sqlalchemy_targets import ALL, Replica
+from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica
 
 KINDS = ["native", "postgresql", "mariadb"]
 LOST = "WARNING subscriber.subscription.following"
+
+
+@contextlib.contextmanager
+def behind_proxy(target: OtherTarget) -> Iterator[tuple[str, FrozenProxy]]:
+    """The target's URL through a proxy."""
+    match = re.search(r"@([^:/]+):(\d+)/", target.url)
+    assert match is not None
+    with frozen_proxy(match[1], int(match[2])) as proxy:
+        yield target.url.replace(f":{match[2]}/", f":{proxy.port}/"), proxy
 
 
 def end_sessions(pair: Replica) -> None:
@@ -48,12 +60,23 @@ def test_sessions_that_were_terminated(other_replica: Replica) -> None:
 @pytest.mark.parametrize("other_target", KINDS, indirect=True)
 def test_sessions_that_a_firewall_has_forgotten(other_replica: Replica) -> None:
     pair = other_replica
-    match = re.search(r"@([^:/]+):(\d+)/", pair.target.url)
-    assert match is not None
-    with frozen_proxy(match[1], int(match[2])) as proxy:
-        url = pair.target.url.replace(f":{match[2]}/", f":{proxy.port}/")
-        with running(*pair.arguments(target=url)) as program:
-            pair.target.follows()
-            proxy.freeze()
-            comes_back(pair, program)
-            assert "did not answer within" in program.errors
+    with behind_proxy(pair.target) as (url, proxy), running(*pair.arguments(target=url)) as program:
+        pair.target.follows()
+        proxy.freeze()
+        comes_back(pair, program)
+        assert "did not answer within" in program.errors
+
+
+@pytest.mark.parametrize("other_target", ["native", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+async def test_launcher_whose_session_a_firewall_has_forgotten(other_target: OtherTarget) -> None:
+    """It ended with "the launcher of this target is active for PID ...", and meant its own lost session."""
+    with behind_proxy(other_target) as (url, proxy):
+        catalog = await open_catalog(url, "subscriber launcher")
+        lost = await catalog.become_launcher()
+        proxy.freeze()
+        await catalog.close()
+        catalog = await open_catalog(url, "subscriber launcher")
+        try:
+            assert await catalog.become_launcher(lost) not in {lost, None}
+        finally:
+            await catalog.close()

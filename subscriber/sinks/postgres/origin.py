@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -52,6 +53,8 @@ PARALLEL: Final = "_parallel_"
 """Behind the name of the apply session's origin: those of the sessions of parallel apply, which are as good as its own."""
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
+_LOST_SECONDS: Final = 3.0
+"""A session that this process has lost has so long to end by itself."""
 
 _UNIQUE: Final = "23505"
 _UNDEFINED: Final = "42704"
@@ -124,9 +127,11 @@ class Origins:
 
     Args:
         relied_on: whether somebody seems to rely on them, so that it is a warning.
+        lost: gives the PIDs of sessions that the sink has lost; one that keeps an origin in use is terminated.
     """
 
-    def __init__(self, *, relied_on: bool) -> None:
+    def __init__(self, *, relied_on: bool, lost: Callable[[], Collection[int]]) -> None:
+        self._lost = lost
         self._level = logging.WARNING if relied_on else logging.INFO
         self._warned: set[str] = set()
 
@@ -157,10 +162,17 @@ class Origins:
                 # made or dropped by another session just now: at once again
                 if error.sqlstate not in {_UNIQUE, _UNDEFINED, _IN_USE}:
                     raise
+                if error.sqlstate == _IN_USE and clock.time() >= deadline - _WAIT + _LOST_SECONDS:
+                    await self._end_lost(run, error)
                 if clock.time() >= deadline:
                     hint = "stop the other process that serves this subscription, or its session in the target"
                     raise SubscriptionInUse(f'replication origin "{name}" cannot be used: {error}', hint=hint) from None
             await asyncio.sleep(_POLL)
+
+    async def _end_lost(self, run: Run, error: TargetError) -> None:
+        """Terminate the session that has the origin, if the sink has lost it. Only the error tells which one has it."""
+        for number in {int(found) for found in re.findall(r"\d+", str(error))[-1:]}.intersection(self._lost()):
+            await run(f"SELECT pg_catalog.pg_terminate_backend({number})")
 
     def _warn(self, reason: str, hint: str) -> None:
         if hint not in self._warned:

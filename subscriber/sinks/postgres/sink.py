@@ -114,7 +114,6 @@ class PostgresSink:
         self._target = Target(target)
         self._tables_target = Target(target)
         self._watcher: Watcher | None = None
-        self._lost: set[int] = set()
         self._options = options
         self._settings = settings
         self._defined = defined
@@ -122,7 +121,7 @@ class PostgresSink:
         self._known = defined
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
-        self._origins = Origins(relied_on=options.origin == "none")
+        self._origins = Origins(relied_on=options.origin == "none", lost=lambda: self._target.lost() | self._tables_target.lost())
         self._opened: _Open | None = None
         self._identity: tuple[int, str] | None = None
 
@@ -173,16 +172,15 @@ class PostgresSink:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
             oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
-            await take(session.fetch, writer_key(oid), f'subscription "{name}"', lost=self._lost)
-            self._lost = {session.pid}
+            ended = await take(session.fetch, writer_key(oid), f'subscription "{name}"', lost=self._target.lost())
             await reader.read_owner(oid)
-            fence, ended = await raise_fence(session, oid)
+            fence, also_ended = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
             if session.origin is not None:
                 await sweep_origins(session.fetch, oid)
             rows = SubscriptionRows(session, oid)
             state = await rows.subscription()
-            if state.position is not None and (ended or not session.commits_are_durable):
+            if state.position is not None and (ended or also_ended or not session.commits_are_durable):
                 # an earlier process may have committed it without waiting for the disk; what is returned will be acknowledged
                 async with session.transaction():
                     await rows.move_position(state.position.lsn)
@@ -272,12 +270,16 @@ class PostgresSink:
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables, once no synchronization of a dead process can change them any more."""
-        opened = self._open
+        opened, ended = self._open, False
         for relid in await opened.rows.in_state(TableState.FINISHEDCOPY):
             # its COMMIT of SYNCDONE may still be under way: read as FINISHEDCOPY, the apply worker would pass over what comes behind it
             key = table_key(opened.oid, relid)
-            await take(opened.session.fetch, key, f"synchronization of table with oid {relid}")
+            what = f"synchronization of table with oid {relid}"
+            ended |= await take(opened.session.fetch, key, what, lost=self._tables_target.lost())
             await opened.session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s)", key)
+        if ended:
+            # its COMMIT may have been waiting for a synchronous standby: this one waits for the same
+            await opened.rows.update_subscription("subname = subname")
         return await opened.rows.tables()
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
@@ -487,7 +489,7 @@ class PostgresSink:
         """For tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
         opened = self._open
         return PostgresTableGroup(
-            self._target,
+            self._tables_target,
             oid=opened.oid,
             application_name=opened.name,
             synchronous_commit=self._options.synchronous_commit,

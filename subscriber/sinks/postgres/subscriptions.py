@@ -314,17 +314,18 @@ class PostgresCatalog:
         """
         return [row["gid"] for row in await self._reader.fetch(_PREPARED, f"pg\\_gid\\_{oid}\\_%")]
 
-    async def become_launcher(self) -> None:
-        """Take the launcher's lock.
+    async def become_launcher(self, lost: int | None = None) -> int:
+        """Take the launcher's lock. See :meth:`subscriber.catalog.Catalog.become_launcher`.
 
         Raises:
             SubscriptionInUse: another session has it.
         """
         try:
-            await take(self._fetch, LAUNCHER_KEY, "the launcher of this target")
+            await take(self._fetch, LAUNCHER_KEY, "the launcher of this target", lost=() if lost is None else (lost,))
         except SubscriptionInUse as error:
             error.hint = "one `subscriber run --target` serves all subscriptions of a target: stop the other one first"
             raise
+        return self._connection.get_server_pid()
 
     async def wait(self, timeout: float) -> None:
         """Return on a notification, when the session is lost, or after ``timeout`` seconds.

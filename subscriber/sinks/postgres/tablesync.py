@@ -102,6 +102,7 @@ class PostgresTableSink:
         self._applier: Applier | None = None
         self._relation_id: int | None = None
         self._attempt = 0
+        self._ended = False
 
     @property
     def relation_id(self) -> int:
@@ -136,6 +137,11 @@ class PostgresTableSink:
         entry = await self._rows.entry(self.relation_id)
         if entry is None:
             raise RelationError(f'table "{self._table}" is not part of the subscription', hint="start the run again")
+        if self._ended:
+            # its COMMIT may have been waiting for a synchronous standby: this one waits for the same
+            async with self._control.transaction():
+                await self._rows.set_entry(self.relation_id, entry, only_from=entry.state)
+            self._ended = False
         if entry.state in {TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY}:
             await self._control.carry_origin(self._origins, origin_name(self._oid, self.relation_id))
         if entry.state is TableState.DATASYNC:
@@ -150,7 +156,8 @@ class PostgresTableSink:
         self._session = session
         try:
             self._relation_id = await self._rows.find_table(self._table)
-            await take(session.fetch, table_key(self._oid, self.relation_id), f'synchronization of table "{self._table}"')
+            what, lost = f'synchronization of table "{self._table}"', self._target.lost()
+            self._ended = await take(session.fetch, table_key(self._oid, self.relation_id), what, lost=lost)
             self._reader = CatalogReader(await self._connect_asyncpg())
             await self._reader.read_owner(self._oid)
         except BaseException:

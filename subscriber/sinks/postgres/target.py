@@ -12,6 +12,7 @@ Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -26,6 +27,7 @@ from subscriber.sinks.postgres.errors import translated
 __all__ = ["Target", "asyncpg_arguments"]
 
 _CONNECT_TIMEOUT: Final = 30.0
+_REMEMBERED: Final = 1000
 
 _IN_DSN: Final = (
     "sslmode",
@@ -81,6 +83,7 @@ class Target:
         self.conninfo = conninfo
         self._sessions: list[psycopg.AsyncConnection[tuple[Any, ...]]] = []
         self._readers: list[asyncpg.Connection[asyncpg.Record]] = []
+        self._pids: deque[int] = deque(maxlen=_REMEMBERED)
         try:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
@@ -125,6 +128,7 @@ class Target:
                 hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
             ) from None
         self._sessions = [*self.sessions(), connection]
+        self._pids.append(connection.info.backend_pid)
         return connection
 
     def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
@@ -134,6 +138,10 @@ class Target:
     def reader_pids(self) -> list[int]:
         """Of the open sessions made by :meth:`connect_asyncpg`."""
         return [reader.get_server_pid() for reader in self._readers if not reader.is_closed()]
+
+    def lost(self) -> set[int]:
+        """PIDs of the latest sessions made here that are closed on this side. The server may still serve them."""
+        return set(self._pids) - {session.info.backend_pid for session in self.sessions()} - set(self.reader_pids())
 
     async def connect_asyncpg(
         self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
@@ -159,6 +167,7 @@ class Target:
         with translated():
             reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
         self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
+        self._pids.append(reader.get_server_pid())
         return reader
 
 

@@ -327,8 +327,8 @@ class LakeCatalog:
         """
         return await run_in_thread(lambda: PreparedFiles(self._storage).gids())
 
-    async def become_launcher(self) -> None:
-        """Take the launcher's lock.
+    async def become_launcher(self, lost: int | None = None) -> None:
+        """Take the launcher's lock, which ends with its process.
 
         Raises:
             SubscriptionInUse: another process has it.

@@ -78,6 +78,11 @@ class Locks:
         self._backend = _backend(database, session)
         self._turn = asyncio.Lock()
 
+    @property
+    def number(self) -> int | None:
+        """Of the session that has them, if it is a session that has a number."""
+        return self._backend.session.number if isinstance(self._backend, _SessionLocks) and self._backend.session is not None else None
+
     async def take(self, key: str, what: str, wait: float = _WAIT, *, lost: int | None = None) -> None:
         """Take a lock.
 
@@ -163,22 +168,22 @@ class _SessionLocks:
     def __init__(self, database: Database, session: Session | None) -> None:
         self._database = database
         self._given = session
-        self._session = session
+        self.session = session
         self._mine: set[str] = set()
 
     async def _scalar(self, query: str, **parameters: object) -> object:
-        if self._session is None:
-            self._session = await self._database.connect()
-        elif not self._session.usable:
+        if self.session is None:
+            self.session = await self._database.connect()
+        elif not self.session.usable:
             self._mine.clear()
             if self._given is not None:
                 raise TargetUnavailable("the session with the target was lost, and its locks with it", hint="it is opened anew")
-            self._session = await self._database.connect()
-        async with self._session.snapshot() as connection:
+            self.session = await self._database.connect()
+        async with self.session.snapshot() as connection:
             return (await connection.execute(text(query), parameters)).scalar()
 
     async def close(self) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         if session is None:
             return
         if session is not self._given:
@@ -186,18 +191,18 @@ class _SessionLocks:
             return
         with contextlib.suppress(TargetUnavailable):
             for key in tuple(self._mine):
-                self._session = session
+                self.session = session
                 await self.release(key)
-        self._session = None
+        self.session = None
 
     async def release(self, key: str) -> None:
         raise NotImplementedError
 
     async def _execute(self, statement: str) -> None:
         # the session is there: it was asked for the lock just now. One that ended by itself meanwhile is an error of the statement
-        assert self._session is not None
+        assert self.session is not None
         with contextlib.suppress(TargetError):
-            async with self._session.snapshot() as connection:
+            async with self.session.snapshot() as connection:
                 await connection.exec_driver_sql(statement)
 
 
@@ -233,7 +238,7 @@ class _PostgresqlLocks(_SessionLocks):
 class _MysqlLocks(_SessionLocks):
     async def try_take(self, key: str) -> bool:
         # a session may take one twice
-        if key in self._mine and self._session is not None and self._session.usable:
+        if key in self._mine and self.session is not None and self.session.usable:
             return True
         taken = await self._scalar("SELECT GET_LOCK(:name, 0)", name=await self._name(key)) == 1
         if taken:

@@ -252,18 +252,19 @@ class SqlAlchemyCatalog:
         async with self._database.reading() as connection:
             return [str(gid) for (gid,) in await connection.execute(query)]
 
-    async def become_launcher(self) -> None:
-        """Take the launcher's lock.
+    async def become_launcher(self, lost: int | None = None) -> int | None:
+        """Take the launcher's lock. See :meth:`subscriber.catalog.Catalog.become_launcher`.
 
         Raises:
             SubscriptionInUse: another process has it.
         """
         try:
-            await self._locks.take(LAUNCHER_KEY, "the launcher of this target", wait=_LAUNCHER_SECONDS)
+            await self._locks.take(LAUNCHER_KEY, "the launcher of this target", wait=_LAUNCHER_SECONDS, lost=lost)
         except SubscriptionInUse as error:
             error.hint = "one `subscriber run --target` serves all subscriptions of a target: stop the other one first"
             raise
         self._launches = True
+        return self._locks.number
 
     async def wait(self, timeout: float) -> None:
         """Return a moment later: nobody would tell of a change.
