@@ -194,6 +194,8 @@ class Finding:
         table: the published table that it is about; None: it is about no table, or about several.
         alone: the error keeps only this table from being synchronized, or its changes from being applied: it refuses no verb and no run.
             The table's own synchronization meets it, and retries until it is fixed.
+        stops: with ``alone``, whether replication of all tables stops at the first change that the error affects. ``without_copy``: only if
+            the table is not copied; otherwise its synchronization keeps its changes back.
     """
 
     severity: Literal["error", "warning"]
@@ -201,6 +203,7 @@ class Finding:
     hint: str
     table: TableName | None = None
     alone: bool = False
+    stops: Literal["never", "without_copy", "always"] = "never"
 
     @property
     def refuses(self) -> bool:

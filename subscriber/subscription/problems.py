@@ -115,12 +115,25 @@ def _together(findings: Sequence[Finding]) -> list[Finding]:
     return [replace(finding, alone=False) for finding in findings]
 
 
-def tell(findings: Sequence[Finding]) -> None:
-    """Log what refuses nothing."""
+def tell(findings: Sequence[Finding], *, copy_data: bool) -> None:
+    """Log what refuses nothing.
+
+    Args:
+        findings: all.
+        copy_data: whether the tables are copied.
+    """
     for finding in findings:
         if not finding.refuses:
-            message = finding.message if finding.severity == "warning" else f"one table cannot be replicated yet: {finding.message}"
-            _log.warning("%s (hint: %s)", message, finding.hint)
+            _log.warning("%s%s (hint: %s)", _consequence(finding, copy_data=copy_data), finding.message, finding.hint)
+
+
+def _consequence(finding: Finding, *, copy_data: bool) -> str:
+    if finding.severity == "warning":
+        return ""
+    if finding.stops == "always" or (finding.stops == "without_copy" and not copy_data):
+        # as natively
+        return "replication will stop at the first change that this affects: "
+    return "one table cannot be replicated yet: "
 
 
 async def _first_slot(connection: WalReceiverConnection, name: str, options: SubscriptionOptions) -> list[Finding]:

@@ -81,7 +81,7 @@ class TableRefresh:
         for finding in findings:
             if finding.refuses:
                 raise TargetError(finding.message, hint=finding.hint)
-        tell(findings)
+        tell(findings, copy_data=self._copy_data)
 
     async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:

@@ -290,7 +290,7 @@ class Setup:
             settings=self._settings,
             later=self._managed,
         )
-        tell([*publisher, *target])
+        tell([*publisher, *target], copy_data=self._options.copy_data)
         _raise_first([(PublisherError, finding) for finding in publisher] + [(TargetError, finding) for finding in target])
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:

@@ -24,6 +24,7 @@ from tests.database import Database
 from tests.integration.managed import QUICK, create, launched, same
 from tests.integration.observed import eventually, until
 from tests.integration.program import slots, subscriber
+from tests.integration.roles import role
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 RELS = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
@@ -248,6 +249,48 @@ async def test_table_that_does_not_fit_is_retried_alone(
         target.execute(mend)
         await same(publisher, target, name, "SELECT id, v FROM u")
     await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_table_that_does_not_fit_and_is_not_copied_stops_all(
+    both: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As natively. The bug was a warning that one table cannot be replicated yet."""
+    publisher, target = both
+    spoil, said, mend = ALONE["a column is missing"]
+    publisher.execute("CREATE PUBLICATION more FOR TABLE u")
+    target.execute(spoil)
+    name = await create(publisher, target, None, "pub", "more", options=SubscriptionOptions(copy_data=False))
+    assert f"replication will stop at the first change that this affects: {said}" in caplog.text
+    assert "cannot be replicated yet" not in caplog.text
+    async with launched(target):
+        await eventually(target, RELS, [("t", "r"), ("u", "r")])
+        publisher.execute("INSERT INTO u VALUES (1, 'u'); INSERT INTO t VALUES (2, 'b')")
+        await eventually(target, f"SELECT position('{said}' IN ({ERROR.format(name)})) > 0", True)
+        assert target.fetch(ROWS) == []
+        target.execute(mend)
+        await eventually(target, ROWS, [(2, "b")])
+    await drop_subscription(name, target=target.dsn, settings=QUICK)
+
+
+async def test_right_that_only_a_change_needs_stops_all(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+    """The copy needs INSERT only. The bug was a warning that one table cannot be replicated yet."""
+    publisher, target = both
+    publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
+    with role(target, "NOLOGIN") as owner:
+        target.execute(f"ALTER TABLE u OWNER TO {owner.name}; REVOKE UPDATE, DELETE ON u FROM {owner.name}")
+        name = await create(publisher, target, None, "pub", "more")
+        said = f'role "{owner.name}" lacks UPDATE, DELETE on table "public.u" of the target'
+        assert f"replication will stop at the first change that this affects: {said}" in caplog.text
+        assert "cannot be replicated yet" not in caplog.text
+        async with launched(target):
+            await eventually(target, RELS, [("t", "r"), ("u", "r")])
+            assert target.fetch("SELECT * FROM u") == [(1, "u")]
+            publisher.execute("UPDATE u SET v = 'changed'; INSERT INTO t VALUES (2, 'b')")
+            await eventually(target, f"SELECT position('permission denied for table u' IN ({ERROR.format(name)})) > 0", True)
+            assert target.fetch(ROWS) == [(1, "a")]
+            target.execute(f"GRANT UPDATE ON u TO {owner.name}")
+            await eventually(target, ROWS, [(1, "a"), (2, "b")])
+        await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
 async def test_names_that_are_taken(both: tuple[Database, Database]) -> None:

@@ -299,7 +299,7 @@ class MemorySink:
                 names = ", ".join(f'"{name}"' for name in missing)
                 message = f'logical replication target relation "{table.name}" is missing replicated columns: {names}'
                 hint = "add them to the target's table, or leave them out of the publication"
-                found.append(Finding("error", message, hint, table.name, alone=True))
+                found.append(Finding("error", message, hint, table.name, alone=True, stops="without_copy"))
         return found
 
     def open_table(self, table: TableName) -> MemoryTableSink:

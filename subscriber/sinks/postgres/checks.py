@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError
@@ -203,7 +203,8 @@ def _fit(published: PublishedTable, target: TargetTable | None, type_names: Mapp
     except RelationError as error:
         # natively, too, CREATE SUBSCRIPTION demands that there is a table, and leaves all else to the table's synchronization
         alone = target is not None and target.is_table
-        return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's", alone=alone)]
+        hint = error.hint or "compare the target's table with the publisher's"
+        return [Finding("error", str(error), hint, alone=alone, stops="without_copy")]
     findings = _types(published, mapping, type_names)
     if mapping.problem is not None and published.changes:
         findings.insert(0, Finding("warning", f"UPDATE and DELETE will fail: {mapping.problem}", mapping.problem.hint or ""))
@@ -223,10 +224,12 @@ async def _rights(reader: CatalogReader, tables: Collection[TargetTable]) -> Map
 def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: str, member: bool) -> list[Finding]:
     if table.role is not None and not member:
         message = f'role "{current}" cannot become "{role}", the owner of table "{table.name}"'
-        return [Finding("error", message, "grant it that role, or set run_as_owner = true", alone=True)]
+        return [Finding("error", message, "grant it that role, or set run_as_owner = true", alone=True, stops="without_copy")]
     if missing:
         message = f'role "{role}" lacks {", ".join(missing)} on table "{table.name}" of the target'
-        return [Finding("error", message, "grant them to the role", alone=True)]
+        # the copy needs INSERT only
+        stops: Literal["without_copy", "always"] = "without_copy" if "INSERT" in missing else "always"
+        return [Finding("error", message, "grant them to the role", alone=True, stops=stops)]
     return []
 
 

@@ -233,7 +233,8 @@ async def _there(
             target.require_complete()
     except RelationError as error:
         # a table that is not there refuses all, as natively
-        return [Finding("error", str(error), error.hint or "compare the target's table with the publisher's", alone=found is not None)]
+        hint = error.hint or "compare the target's table with the publisher's"
+        return [Finding("error", str(error), hint, alone=found is not None, stops="without_copy")]
     if found is None:
         return []
     findings = _table(published, target, found) + _character_sets(published, target, found)
@@ -288,7 +289,7 @@ def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable
     unfilled = sorted(found.required - set(published.columns))
     if unfilled:
         message = f'column "{unfilled[0]}" of table "{published.name}" is NOT NULL in the target, has no default and is not published'
-        findings.append(Finding("error", message, "give it a default in the target, or publish it", alone=True))
+        findings.append(Finding("error", message, "give it a default in the target, or publish it", alone=True, stops="without_copy"))
     if found.engine not in {None, "innodb"}:
         message = f'table "{published.name}" of the target has storage engine {found.engine}, which has no transactions'
         findings.append(Finding("error", message, "ALTER TABLE ... ENGINE = InnoDB"))
