@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import Verbs, add_create_tables_option, add_name_argument, add_settings_argument, add_target_argument, lsn
-from subscriber.config import Settings, parse_changes
+from subscriber.cli.options import Verbs, add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
+from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.altering import SubscriptionAlteration, alter_subscription
@@ -18,8 +18,8 @@ __all__ = ["add_parser"]
 
 _Act = Callable[[SubscriptionAlteration], Awaitable[None]]
 
-_REFRESHING: Final = frozenset({"copy_data"})
-_PUBLISHING: Final = frozenset({"copy_data", "refresh"})
+_REFRESHING: Final = {"copy_data": PARAMETERS["copy_data"]}
+_PUBLISHING: Final = {**_REFRESHING, "refresh": Option(default=True, type=BOOLEAN, help="add and remove tables at once")}
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -45,16 +45,8 @@ def add_parser(verbs: Verbs) -> None:
     forms.add_argument("--rename", metavar="NEW", help="another name")
     forms.add_argument("--owner", metavar="ROLE", help="apply with this role's rights (PostgreSQL targets)")
     forms.add_argument("--reset-stats", action="store_true", help="set its counters to zero; it is not stopped for that")
-    parser.add_argument(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="parameter=value",
-        help="a parameter; with --refresh: copy_data; with publications: refresh, copy_data",
-    )
-    add_settings_argument(parser)
-    add_create_tables_option(parser)
+    add_parameters_argument(parser, ALTERABLE, "a parameter; with --refresh: copy_data; with publications: refresh, copy_data")
+    add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute)
 
 

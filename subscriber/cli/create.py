@@ -7,7 +7,6 @@ import argparse
 from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import (
     Verbs,
-    add_create_tables_option,
     add_name_argument,
     add_publisher_arguments,
     add_settings_argument,
@@ -29,8 +28,7 @@ def add_parser(verbs: Verbs) -> None:
     add_name_argument(parser)
     add_publisher_arguments(parser)
     add_target_argument(parser)
-    add_settings_argument(parser)
-    add_create_tables_option(parser)
+    add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute)
 
 

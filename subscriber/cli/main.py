@@ -8,8 +8,9 @@ import contextlib
 import logging
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import subscriber
 from subscriber.cli import alter, check, create, decode, demo, drop, run, spark_apply, status, tail
@@ -44,7 +45,17 @@ class _WrongUsage(SystemExit):
         self.message = message
 
 
+class _Help(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            textwrap.fill(line, width, initial_indent=indent, subsequent_indent=f"{indent}      ") for line in text.splitlines()
+        )
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **known: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **known})
+
     def error(self, message: str) -> NoReturn:
         """Print usage and message. Arguments may hold what is a command to a terminal."""
         self.print_usage(sys.stderr)

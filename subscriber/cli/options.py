@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
+from subscriber.config import PARAMETERS, SETTINGS, Option
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [
     "Verbs",
-    "add_create_tables_option",
     "add_name_argument",
     "add_name_option",
+    "add_parameters_argument",
     "add_publisher_arguments",
     "add_settings_argument",
     "add_target_argument",
@@ -30,27 +32,36 @@ def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool =
     parser.add_argument(
         "--publication", required=required, action="append", metavar="P", help="a publication to subscribe to; give it again for more"
     )
-    parser.add_argument(
-        "-o", dest="options", action="append", default=[], metavar="parameter=value", help="a parameter of CREATE SUBSCRIPTION … WITH (…)"
-    )
+    add_parameters_argument(parser, PARAMETERS, "a parameter of CREATE SUBSCRIPTION … WITH (…)")
 
 
-def add_settings_argument(parser: argparse.ArgumentParser) -> None:
-    """``-c``, as the postgres program has it."""
+def add_parameters_argument(parser: argparse.ArgumentParser, parameters: Mapping[str, Option], help: str) -> None:
+    """``-o``."""
+    parser.add_argument("-o", dest="options", action="append", default=[], metavar="parameter=value", help=help)
+    _add_list(parser, "parameters (-o)", parameters)
+
+
+def add_settings_argument(parser: argparse.ArgumentParser, *, flags: bool = False) -> None:
+    """``-c``, as the postgres program has it.
+
+    Args:
+        parser: of the verb.
+        flags: add a flag for each setting that has one.
+    """
     parser.add_argument(
         "-c", dest="settings", action="append", default=[], metavar="name=value", help="a setting, such as wal_receiver_timeout=30s"
     )
+    for name, setting in SETTINGS.items():
+        if flags and setting.flag:
+            flag = "--" + name.replace("_", "-")
+            parser.add_argument(flag, dest="settings", action="append_const", const=f"{name}=on", help=setting.help)
+    _add_list(parser, "settings (-c)", SETTINGS)
 
 
-def add_create_tables_option(parser: argparse.ArgumentParser) -> None:
-    """``--create-tables``: the setting of that name. To be added behind :func:`add_settings_argument`."""
-    parser.add_argument(
-        "--create-tables",
-        dest="settings",
-        action="append_const",
-        const="create_tables=on",
-        help="create tables that the target lacks, as they are published; not for a PostgreSQL target (pg_dump --schema-only)",
-    )
+def _add_list(parser: argparse.ArgumentParser, title: str, options: Mapping[str, Option]) -> None:
+    """List options at the end of the verb's help."""
+    lines = [f"  {name}: {each.help} (default: {each.shown_default})" for name, each in options.items()]
+    parser.epilog = "\n".join([*([parser.epilog, ""] if parser.epilog else []), f"{title}:", *lines])
 
 
 def add_target_argument(parser: argparse.ArgumentParser) -> None:

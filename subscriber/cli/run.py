@@ -14,7 +14,6 @@ from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import (
     Verbs,
-    add_create_tables_option,
     add_name_option,
     add_publisher_arguments,
     add_settings_argument,
@@ -54,8 +53,7 @@ def add_parser(verbs: Verbs) -> None:
         "--allow-missing-tables", action="store_true", help="with --until-...: end with 0 although published tables are not replicated"
     )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
-    add_settings_argument(parser)
-    add_create_tables_option(parser)
+    add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 

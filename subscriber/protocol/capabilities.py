@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from subscriber.config import SubscriptionOptions
+from subscriber.config import PARAMETERS, SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.quoting import quote_identifier
 
@@ -67,12 +67,14 @@ class Capabilities:
     """17: ALTER_REPLICATION_SLOT, for failover."""
     invalidation_reason: bool
     """17: ``pg_replication_slots.invalidation_reason``."""
-    alter_slot_two_phase: bool
-    """18: ALTER_REPLICATION_SLOT also for two_phase."""
     empty_prepares: bool
     """18: PREPARE is sent of a prepared transaction that changed nothing too; before, only its COMMIT PREPARED or ROLLBACK PREPARED."""
     generated_columns: bool
     """18: a publication may publish stored generated columns."""
+
+    def at_least(self, major: int) -> bool:
+        """Whether the publisher has this major version or a later one."""
+        return self.server_version >= major * 10000
 
 
 def capabilities(server_version: int) -> Capabilities:
@@ -89,27 +91,27 @@ def capabilities(server_version: int) -> Capabilities:
             f"the publisher's server version {_version_text(server_version)} is not supported",
             hint="upgrade the publisher to PostgreSQL 13 or later",
         )
+    known = {name for name, parameter in PARAMETERS.items() if server_version >= parameter.since * 10000}
     return Capabilities(
         server_version=server_version,
         protocol_version=4 if server_version >= _16 else 3 if server_version >= _15 else 2 if server_version >= _14 else 1,
         wal_status=True,
-        streaming=server_version >= _14,
-        binary=server_version >= _14,
+        streaming="streaming" in known,
+        binary="binary" in known,
         messages=server_version >= _14,
         tid_range_scan=server_version >= _14,
-        two_phase=server_version >= _15,
+        two_phase="two_phase" in known,
         slot_options_syntax=server_version >= _15,
         row_filters=server_version >= _15,
         column_lists=server_version >= _15,
         schema_publications=server_version >= _15,
         parallel_streaming=server_version >= _16,
-        origin=server_version >= _16,
+        origin="origin" in known,
         binary_copy=server_version >= _16,
         conflicting=server_version >= _16,
-        failover_slots=server_version >= _17,
+        failover_slots="failover" in known,
         alter_slot=server_version >= _17,
         invalidation_reason=server_version >= _17,
-        alter_slot_two_phase=server_version >= _18,
         empty_prepares=server_version >= _18,
         generated_columns=server_version >= _18,
     )

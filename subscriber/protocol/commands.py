@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
+from subscriber.config import PARAMETERS
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, StreamOptions
 from subscriber.protocol.lsn import Lsn
@@ -81,9 +82,14 @@ def create_replication_slot(
         PublisherError: the publisher is too old for ``two_phase`` or ``failover``.
     """
     if two_phase and not caps.two_phase:
-        raise PublisherError("the publisher cannot create a two-phase slot", hint="two_phase needs PostgreSQL 15 or later there")
+        raise PublisherError(
+            "the publisher cannot create a two-phase slot",
+            hint=f"two_phase needs PostgreSQL {PARAMETERS['two_phase'].since} or later there",
+        )
     if failover and not caps.failover_slots:
-        raise PublisherError("the publisher has no failover slots", hint="failover needs PostgreSQL 17 or later there")
+        raise PublisherError(
+            "the publisher has no failover slots", hint=f"failover needs PostgreSQL {PARAMETERS['failover'].since} or later there"
+        )
     head = f"CREATE_REPLICATION_SLOT {_slot(name)}{' TEMPORARY' if temporary else ''} LOGICAL pgoutput"
     if not caps.slot_options_syntax:
         return f"{head} {_LEGACY_SNAPSHOT[snapshot]}"
@@ -107,14 +113,17 @@ def alter_replication_slot(caps: Capabilities, name: str, *, failover: bool | No
         ConfigurationError: the name cannot be a slot's, or nothing is to be changed.
         PublisherError: the publisher is too old for it.
     """
-    if failover is None and two_phase is None:
+    wanted = {option: value for option, value in (("failover", failover), ("two_phase", two_phase)) if value is not None}
+    if not wanted:
         raise ConfigurationError(f'nothing to change in replication slot "{name}"')
-    if not caps.alter_slot:
-        raise PublisherError("the publisher cannot alter a replication slot", hint="this needs PostgreSQL 17 or later there")
-    if two_phase is not None and not caps.alter_slot_two_phase:
-        raise PublisherError("the publisher cannot alter two_phase of a slot", hint="this needs PostgreSQL 18 or later there")
-    wanted = (("FAILOVER", failover), ("TWO_PHASE", two_phase))
-    options = ", ".join(f"{option} {'true' if value else 'false'}" for option, value in wanted if value is not None)
+    for option in wanted:
+        needed = PARAMETERS[option].alter_since
+        if not caps.at_least(needed):
+            raise PublisherError(
+                f'the publisher is too old to change "{option}" of a replication slot',
+                hint=f"it needs PostgreSQL {needed}; or drop the subscription and create it again",
+            )
+    options = ", ".join(f"{option.upper()} {'true' if value else 'false'}" for option, value in wanted.items())
     return f"ALTER_REPLICATION_SLOT {_slot(name)} ({options})"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Catalog, Definition, OwnedCatalog
 from subscriber.config import ALTERABLE, NO_SLOT, Settings, parse_changes
-from subscriber.errors import ConfigurationError, PublisherError, SubscriberError, TargetError
+from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
@@ -233,27 +233,25 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
 
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …); values as in :class:`SubscriptionOptions`, ``slot_name`` ``"none"`` for NONE."""
-        for name in parameters:
-            if name not in ALTERABLE:
-                raise ConfigurationError(f'unrecognized subscription parameter: "{name}"', hint=f"one of {', '.join(sorted(ALTERABLE))}")
-        # as the command line reads them, so that a wrong value is refused here and not by whoever runs it
-        changes = {name: value if value is None else parse_changes([f"{name}={value}"])[name] for name, value in parameters.items()}
+        # as the command line reads them, so that a wrong value is refused here and not when the subscription runs
+        changes = parse_changes([f"{name}={NO_SLOT if value is None else value}" for name, value in parameters.items()])
         found = self.definition
         if "slot_name" in changes:
             if "two_phase" in changes:
                 raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="one after the other")
             changes["slot_name"] = self._slot_name(changes["slot_name"])
-        failover = "failover" in changes and bool(changes["failover"]) != found.options.failover
-        if failover:
-            self._require_disabled("failover")
+        changed = [name for name in ALTERABLE if name in changes and changes[name] != getattr(found.options, name)]
+        for name in changed:
+            if ALTERABLE[name].alterable == "disabled":
+                self._require_disabled(name)
         if "two_phase" in changes:
-            changes["two_phase"] = await self._two_phase(wanted=bool(changes["two_phase"]))
-        if failover:
-            await self._alter_slot("failover", wanted=bool(changes["failover"]))
+            changes["two_phase"] = await self._two_phase(wanted=changes["two_phase"]) if "two_phase" in changed else found.two_phase
+        if "failover" in changed:
+            await self._alter_slot("failover", wanted=changes["failover"])
         await self._update(changes)
 
-    def _slot_name(self, value: str | None) -> str | None:
-        if value is not None and value != NO_SLOT:
+    def _slot_name(self, value: str) -> str | None:
+        if value != NO_SLOT:
             check_slot_name(value)
             return value
         if self.definition.enabled:
@@ -267,14 +265,10 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             raise ConfigurationError(f'cannot set option "{option}" for enabled subscription', hint="disable it first")
 
     async def _two_phase(self, *, wanted: bool) -> TwoPhaseState:
-        found = self.definition
-        if wanted == (found.two_phase is not TwoPhaseState.DISABLED):
-            return found.two_phase
-        self._require_disabled("two_phase")
         if wanted:
             return TwoPhaseState.PENDING
         assert self._catalog is not None
-        if await self._catalog.prepared_transactions(found.oid):
+        if await self._catalog.prepared_transactions(self.definition.oid):
             raise ConfigurationError(
                 'cannot disable "two_phase" when prepared transactions exist', hint="Resolve these transactions and try again."
             )
@@ -286,12 +280,6 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         assert found.slot_name is not None
         connection = await WalReceiverConnection.connect(found.conninfo or "", application_name=session_name(found.name, "alter"))
         try:
-            able = connection.capabilities.alter_slot if option == "failover" else connection.capabilities.alter_slot_two_phase
-            if not able:
-                raise PublisherError(
-                    f'the publisher is too old to change "{option}" of a replication slot',
-                    hint=f"it needs PostgreSQL {17 if option == 'failover' else 18}; or drop the subscription and create it again",
-                )
             await connection.execute(alter_replication_slot(connection.capabilities, found.slot_name, **{option: wanted}))
         finally:
             await connection.close()

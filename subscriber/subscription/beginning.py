@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from subscriber.abc import Position, Sink, SubscriptionState, TwoPhaseState
-from subscriber.config import SubscriptionOptions
+from subscriber.config import PARAMETERS, SubscriptionOptions
 from subscriber.errors import PublisherError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.lsn import Lsn
@@ -86,7 +86,10 @@ class Beginning:
         if not self._options.two_phase:
             return TwoPhaseState.DISABLED
         if not capabilities.two_phase:
-            _log.warning("the publisher is too old for two_phase (it needs PostgreSQL 15): transactions come with COMMIT PREPARED")
+            _log.warning(
+                "the publisher is too old for two_phase (it needs PostgreSQL %d): transactions come with COMMIT PREPARED",
+                PARAMETERS["two_phase"].since,
+            )
         elif not self._options.copy_data and self._options.create_slot:
             return TwoPhaseState.ENABLED
         return TwoPhaseState.PENDING

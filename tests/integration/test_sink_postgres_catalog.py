@@ -43,7 +43,7 @@ async def state_of(database: Database, name: str = NAME) -> SubscriptionState:
 
 async def test_catalog_of_the_first_version_is_taken_forward(target_db: Database) -> None:
     target_db.execute("CREATE SCHEMA subscriber; CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
-    target_db.execute(catalog._STEPS[0])
+    target_db.execute(catalog.catalog_step(1))
     target_db.execute(
         f"INSERT INTO subscriber.version VALUES (1); INSERT INTO subscriber.pg_subscription (oid, subname) VALUES (77, '{NAME}')"
     )

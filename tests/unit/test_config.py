@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, parse_assignments, parse_bool, parse_bytes, parse_seconds
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, parse_assignments, parse_bytes, parse_seconds
+from subscriber.config.reading import parse_bool
 from subscriber.errors import ConfigurationError
 
 DEFAULT = SubscriptionOptions()

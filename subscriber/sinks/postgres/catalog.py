@@ -33,28 +33,29 @@ No foreign keys: their triggers do not fire under session_replication_role = rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import asyncpg
 
-from subscriber.config import Streaming, SubscriptionOptions
+from subscriber.config import STORED, Option, SubscriptionOptions
 from subscriber.errors import ConfigurationError, RelationError, SubscriptionChanged
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.integrity import broken_catalog, catalog_version
 from subscriber.sinks.postgres.locks import CATALOG_KEY
 
 __all__ = [
-    "STREAMING_CODES",
     "VERSION",
+    "catalog_step",
     "ensure_catalog",
     "ensure_subscription",
     "insert_subscription",
+    "option_cast",
     "require_name",
 ]
 
-_STEPS: Final = (
-    """
+_STEPS: Final[Mapping[int, str]] = {
+    1: """
     CREATE TABLE subscriber.pg_subscription (
         oid oid PRIMARY KEY,
         subname name NOT NULL UNIQUE,
@@ -96,19 +97,11 @@ _STEPS: Final = (
     ALTER TABLE subscriber.copy_part REPLICA IDENTITY FULL;
     CREATE INDEX copy_part_index ON subscriber.copy_part (srsubid, srrelid);
     """,
-    """
+    2: """
     ALTER TABLE subscriber.pg_subscription
         ADD subdbid oid,
         ADD subowner oid,
-        ADD subbinary boolean NOT NULL DEFAULT false,
-        ADD substream "char" NOT NULL DEFAULT 'p' CHECK (substream IN ('f', 't', 'p')),
-        ADD subdisableonerr boolean NOT NULL DEFAULT false,
-        ADD subpasswordrequired boolean NOT NULL DEFAULT false,
-        ADD subrunasowner boolean NOT NULL DEFAULT false,
-        ADD subfailover boolean NOT NULL DEFAULT false,
         ADD subconninfo text,
-        ADD subsynccommit text NOT NULL DEFAULT 'off',
-        ADD suborigin text NOT NULL DEFAULT 'any',
         ADD submade boolean NOT NULL DEFAULT true,
         ADD subgeneration bigint NOT NULL DEFAULT 0,
         ADD subrefresh boolean;
@@ -181,20 +174,21 @@ _STEPS: Final = (
     REVOKE EXECUTE ON FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) FROM PUBLIC;
 
     GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
-    GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subbinary, substream, subtwophasestate, subdisableonerr,
-                  subpasswordrequired, subrunasowner, subfailover, subslotname, subsynccommit, subpublications, suborigin, submade,
+    GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subtwophasestate, subslotname, subpublications, submade,
                   subgeneration, subrefresh)
         ON subscriber.pg_subscription TO PUBLIC;
     GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
                     subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;
     """,
-    """
+    3: """
     ALTER TABLE subscriber.worker ADD details text;
     """,
-)
-"""Each takes the catalog one version further. Never changed, only added to."""
+}
+"""What takes the catalog to a version, besides the columns of parameters (:attr:`Option.catalog_version`). Never changed, only added to."""
 
-VERSION: Final = len(_STEPS)
+VERSION: Final = max(*_STEPS, *(each.catalog_version for each in STORED.values()))
+
+_SQL_TYPES: Final[Mapping[type, str]] = {bool: "boolean", int: "integer", float: "float8", str: "text"}
 
 _INSERT: Final = """
 INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner)
@@ -202,17 +196,23 @@ SELECT $1, $2, d.oid, r.oid FROM pg_catalog.pg_database d, pg_catalog.pg_roles r
 WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user
 """
 
-_SHOW_OPTIONS: Final = """
-UPDATE subscriber.pg_subscription
-SET subbinary = $2, substream = $3::text::"char", subsynccommit = $4, subdisableonerr = $5, subpasswordrequired = $6,
-    subrunasowner = $7, subfailover = $8, suborigin = $9, subowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)
-WHERE oid = $1 AND subconninfo IS NULL
-  AND (subbinary, substream, subsynccommit, subdisableonerr, subpasswordrequired, subrunasowner, subfailover, suborigin, subowner)
-      IS DISTINCT FROM ($2, $3::text::"char", $4, $5, $6, $7, $8, $9, (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user))
-"""
 
-STREAMING_CODES: Final[Mapping[Streaming, str]] = {"off": "f", "on": "t", "parallel": "p"}
-"""``pg_subscription.substream``, as native."""
+def option_cast(option: Option) -> str:
+    """What casts a parameter of a statement to the type of an option's column."""
+    return 'text::"char"' if option.codes else _SQL_TYPES[type(option.default)]
+
+
+_SHOWN: Final = ", ".join([*(str(each.column) for each in STORED.values()), "subowner"])
+_VALUES: Final = ", ".join(
+    [
+        *(f"${number}::{option_cast(each)}" for number, each in enumerate(STORED.values(), 2)),
+        "(SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)",
+    ]
+)
+_SHOW_OPTIONS: Final = f"""
+UPDATE subscriber.pg_subscription SET ({_SHOWN}) = ROW ({_VALUES})
+WHERE oid = $1 AND subconninfo IS NULL AND ({_SHOWN}) IS DISTINCT FROM ({_VALUES})
+"""  # noqa: S608 (constants)
 
 _NAME_BYTES: Final = 63
 
@@ -235,9 +235,24 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
                 await connection.execute("CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
                 await connection.execute("INSERT INTO subscriber.version VALUES (0)")
                 version = 0
-            for step in _STEPS[version:]:
-                await _take_step(connection, step)
+            for step in range(version + 1, VERSION + 1):
+                await _take_step(connection, catalog_step(step))
             await connection.execute("UPDATE subscriber.version SET version = $1", VERSION)
+
+
+def catalog_step(version: int, options: Iterable[Option] = tuple(STORED.values())) -> str:
+    """SQL that takes the catalog to a version from the one before."""
+    return _STEPS.get(version, "") + "".join(_add_column(each) for each in options if each.catalog_version == version)
+
+
+def _add_column(option: Option) -> str:
+    default = option.stored(option.default)
+    words = ", ".join(f"'{word}'" for word in option.stored_words)
+    return f"""
+    ALTER TABLE subscriber.pg_subscription ADD {option.column} {option_cast(option).removeprefix("text::")} NOT NULL DEFAULT '{default}'
+        {f"CHECK ({option.column} IN ({words}))" if option.codes else ""};
+    GRANT SELECT ({option.column}) ON subscriber.pg_subscription TO PUBLIC;
+    """
 
 
 async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
@@ -287,18 +302,7 @@ async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, op
                 oid = await connection.fetchval(find, name)
                 if oid is None:
                     oid = await insert_subscription(connection, name)
-        await connection.execute(
-            _SHOW_OPTIONS,
-            oid,
-            options.binary,
-            STREAMING_CODES[options.streaming],
-            options.synchronous_commit,
-            options.disable_on_error,
-            options.password_required,
-            options.run_as_owner,
-            options.failover,
-            options.origin,
-        )
+        await connection.execute(_SHOW_OPTIONS, oid, *(each.stored(getattr(options, name)) for name, each in STORED.items()))
     return int(oid)
 
 

@@ -7,29 +7,23 @@ from typing import Any, Final
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
-from subscriber.config import SubscriptionOptions
+from subscriber.config import STORED, SubscriptionOptions
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.catalog import STREAMING_CODES
 from subscriber.sinks.postgres.integrity import unknown_value
 
 __all__ = ["DEFINITION_COLUMNS", "definition"]
 
-DEFINITION_COLUMNS: Final = """
+DEFINITION_COLUMNS: Final = f"""
 s.oid::int8 AS oid, s.subname::text AS name, s.subenabled, s.subslotname::text AS slot_name, s.subpublications,
-s.subtwophasestate::text AS subtwophasestate, s.subskiplsn::text AS subskiplsn, s.subbinary, s.substream::text AS substream,
-s.subsynccommit, s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover, s.suborigin, s.submade, s.subgeneration,
-s.subrefresh
+s.subtwophasestate::text AS subtwophasestate, s.subskiplsn::text AS subskiplsn, s.submade, s.subgeneration, s.subrefresh,
+{", ".join(f"s.{each.column}{'::text' if each.codes else ''} AS {each.column}" for each in STORED.values())}
 """
 """Of ``subscriber.pg_subscription AS s``."""
 
-_STREAMING: Final = {letter: word for word, letter in STREAMING_CODES.items()}
-
 # column -> values that it can have, that of a row which cannot be understood first
 _WORDS: Final[Mapping[str, Collection[str]]] = {
-    "substream": ("p", "f", "t"),
-    "subsynccommit": ("off", "local", "remote_write", "remote_apply", "on"),
-    "suborigin": ("any", "none"),
+    **{str(each.column): each.stored_words for each in STORED.values() if each.type.words},
     "subtwophasestate": ("d", "p", "e"),
 }
 # columns that are never NULL -> what stands for it in a row which cannot be understood
@@ -37,11 +31,7 @@ _GIVEN: Final[Mapping[str, object]] = {
     "subenabled": False,
     "subpublications": (),
     "subskiplsn": "0/0",
-    "subbinary": False,
-    "subdisableonerr": False,
-    "subpasswordrequired": False,
-    "subrunasowner": False,
-    "subfailover": False,
+    **{str(each.column): each.default for each in STORED.values() if not each.type.words},
     "submade": True,
     "subgeneration": 0,
 }
@@ -52,15 +42,8 @@ def definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
     values, error = _understood(row)
     two_phase = TwoPhaseState(values["subtwophasestate"])
     options = SubscriptionOptions(
-        binary=values["subbinary"],
-        streaming=_STREAMING[values["substream"]],
-        synchronous_commit=values["subsynccommit"],
         two_phase=two_phase is not TwoPhaseState.DISABLED,
-        disable_on_error=values["subdisableonerr"],
-        password_required=values["subpasswordrequired"],
-        run_as_owner=values["subrunasowner"],
-        failover=values["subfailover"],
-        origin=values["suborigin"],
+        **{name: each.loaded(values[str(each.column)]) for name, each in STORED.items()},
     )
     return Definition(
         oid=values["oid"],

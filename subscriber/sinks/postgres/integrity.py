@@ -14,6 +14,7 @@ from typing import Any, Final
 import asyncpg
 
 from subscriber.abc import TableState, TwoPhaseState
+from subscriber.config import STORED
 from subscriber.errors import TargetError
 from subscriber.sinks.postgres.errors import CATALOG_HINT, translated
 
@@ -31,15 +32,8 @@ COLUMNS: Final[Mapping[str, Collection[str]]] = {
         "subskiplsn",
         "subdbid",
         "subowner",
-        "subbinary",
-        "substream",
-        "subdisableonerr",
-        "subpasswordrequired",
-        "subrunasowner",
-        "subfailover",
+        *(str(option.column) for option in STORED.values()),
         "subconninfo",
-        "subsynccommit",
-        "suborigin",
         "submade",
         "subgeneration",
         "subrefresh",

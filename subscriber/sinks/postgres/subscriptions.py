@@ -9,23 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 import asyncpg
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
+from subscriber.config import STORED
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.postgres.catalog import STREAMING_CODES, ensure_catalog, insert_subscription, require_name
+from subscriber.sinks.postgres.catalog import ensure_catalog, insert_subscription, option_cast, require_name
 from subscriber.sinks.postgres.definitions import DEFINITION_COLUMNS, definition
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.locks import CATALOG_KEY, LAUNCHER_KEY, take, verb_key, writer_key
 from subscriber.sinks.postgres.origin import asyncpg_run, drop_origins
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.target import Target
-
-if TYPE_CHECKING:
-    from subscriber.config import Streaming
 
 __all__ = ["PostgresCatalog"]
 
@@ -57,14 +55,7 @@ _COLUMNS: Final = {
     "skip_lsn": ("subskiplsn", "text::pg_lsn"),
     "made": ("submade", "boolean"),
     "pending_refresh": ("subrefresh", "boolean"),
-    "binary": ("subbinary", "boolean"),
-    "streaming": ("substream", 'text::"char"'),
-    "synchronous_commit": ("subsynccommit", "text"),
-    "disable_on_error": ("subdisableonerr", "boolean"),
-    "password_required": ("subpasswordrequired", "boolean"),
-    "run_as_owner": ("subrunasowner", "boolean"),
-    "failover": ("subfailover", "boolean"),
-    "origin": ("suborigin", "text"),
+    **{name: (each.column, option_cast(each)) for name, each in STORED.items()},
 }
 
 _ROLE: Final = "SELECT oid, pg_catalog.pg_has_role(oid, 'MEMBER') AS member FROM pg_catalog.pg_roles WHERE rolname = $1::text::name"
@@ -152,8 +143,7 @@ class PostgresCatalog:
                 # before anybody sees it
                 await self._connection.execute("SELECT pg_catalog.pg_advisory_lock($1)", verb_key(oid))
                 values = {name: getattr(definition, name) for name in ("conninfo", "slot_name", "publications", "two_phase")}
-                values |= {name: getattr(definition.options, name) for name in _COLUMNS if hasattr(definition.options, name)}
-                values |= {"slot_name": definition.slot_name, "two_phase": definition.two_phase, "enabled": False, "made": False}
+                values |= {name: getattr(definition.options, name) for name in STORED} | {"enabled": False, "made": False}
                 await self._update(oid, values)
         try:
             yield await self._find(definition.name)
@@ -351,9 +341,9 @@ def _exists(name: str) -> TargetError:
 
 
 def _value(name: str, value: object) -> object:
+    if name in STORED:
+        return STORED[name].stored(value)
     match name:
-        case "streaming":
-            return STREAMING_CODES[cast("Streaming", value)]
         case "two_phase":
             return TwoPhaseState(value).value if isinstance(value, str) else value
         case "skip_lsn":

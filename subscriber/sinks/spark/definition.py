@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from subscriber.config import SubscriptionOptions, parse_changes
+from subscriber.config import STORED, SubscriptionOptions, parse_changes
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import read_document, write_document
@@ -22,10 +22,8 @@ __all__ = ["DEFINITION", "GENERATION", "LakeDefinition", "read_definition", "rea
 DEFINITION: Final = "definition.json"
 GENERATION: Final = "generation.json"
 
-OPTIONS: Final = frozenset(
-    {"streaming", "synchronous_commit", "disable_on_error", "password_required", "run_as_owner", "failover", "origin"}
-)
-"""What of :class:`SubscriptionOptions` is kept. ``two_phase`` follows from the state in the catalog; ``binary`` no lake takes."""
+OPTIONS: Final = {name: option for name, option in STORED.items() if name != "binary"}
+"""The parameters that are kept. ``two_phase`` follows from the state in the catalog; a lake does not support ``binary``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

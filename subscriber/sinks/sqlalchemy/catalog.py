@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
-from subscriber.config import Streaming, SubscriptionOptions
+from subscriber.config import STORED, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog_types import Unknown
 from subscriber.sinks.sqlalchemy.integrity import understood_row, unknown_value
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
 
-__all__ = ["OPTION_COLUMNS", "STREAMING_CODES", "definition", "option_values", "require_name", "row_values"]
-
-STREAMING_CODES: Final[Mapping[Streaming, str]] = {"off": "f", "on": "t", "parallel": "p"}
-"""``pg_subscription.substream``, as native."""
-
-OPTION_COLUMNS: Final[Mapping[str, str]] = {
-    "binary": "subbinary",
-    "streaming": "substream",
-    "synchronous_commit": "subsynccommit",
-    "disable_on_error": "subdisableonerr",
-    "password_required": "subpasswordrequired",
-    "run_as_owner": "subrunasowner",
-    "failover": "subfailover",
-    "origin": "suborigin",
-}
-"""Attribute of :class:`SubscriptionOptions` → column."""
+__all__ = ["definition", "option_values", "require_name", "row_values"]
 
 _COLUMNS: Final[Mapping[str, str]] = {
     "name": "subname",
@@ -41,15 +26,13 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "skip_lsn": "subskiplsn",
     "made": "submade",
     "pending_refresh": "subrefresh",
-    **OPTION_COLUMNS,
+    **{name: str(each.column) for name, each in STORED.items()},
 }
 _NAME_BYTES: Final = 63
 
 # column -> values that it can have, that of a row which cannot be understood first
 _WORDS: Final[Mapping[str, Sequence[str]]] = {
-    "substream": ("p", "f", "t"),
-    "subsynccommit": ("off", "local", "remote_write", "remote_apply", "on"),
-    "suborigin": ("any", "none"),
+    **{str(each.column): each.stored_words for each in STORED.values() if each.type.words},
     "subtwophasestate": ("d", "p", "e"),
 }
 
@@ -72,13 +55,13 @@ def row_values(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def option_values(options: SubscriptionOptions) -> dict[str, Any]:
     """The columns that show a subscription's parameters."""
-    return row_values({name: getattr(options, name) for name in OPTION_COLUMNS})
+    return row_values({name: getattr(options, name) for name in STORED})
 
 
 def _value(name: str, value: Any) -> Any:
+    if name in STORED:
+        return STORED[name].stored(value)
     match name:
-        case "streaming":
-            return STREAMING_CODES[cast("Streaming", value)]
         case "two_phase":
             return TwoPhaseState(value).value
         case "publications":
@@ -98,8 +81,7 @@ def definition(tables: CatalogTables, given: Mapping[str, Any], position: Lsn | 
     """
     row, known_position, error = _understood(tables, given, position)
     two_phase = TwoPhaseState(row["subtwophasestate"])
-    values = {name: row[column] for name, column in OPTION_COLUMNS.items()}
-    values["streaming"] = next(word for word, letter in STREAMING_CODES.items() if letter == row["substream"])
+    values = {name: each.loaded(row[str(each.column)]) for name, each in STORED.items()}
     return Definition(
         oid=row["oid"],
         name=row["subname"],

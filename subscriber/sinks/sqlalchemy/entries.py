@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 
-from sqlalchemy import Table, insert, inspect, select, update
+from sqlalchemy import Table, insert, inspect, select, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
+from sqlalchemy.schema import CreateColumn, CreateSchema, CreateTable, DropTable
 
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import SubscriptionChanged, TargetError
@@ -19,7 +19,7 @@ from subscriber.sinks.sqlalchemy.catalog import option_values
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.integrity import known_value, unknown_value
 from subscriber.sinks.sqlalchemy.locks import CATALOG_KEY, Locks
-from subscriber.sinks.sqlalchemy.tables import FIRST_OID, VERSION, CatalogTables
+from subscriber.sinks.sqlalchemy.tables import CATALOG_VERSION, FIRST_OID, VERSION, CatalogTables
 
 __all__ = ["draw_oid", "ensure_catalog", "ensure_subscription", "find_subscription", "insert_subscription", "read_version"]
 
@@ -48,9 +48,15 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
     if version == VERSION:
         return
     if version is not None:
-        # version 1: what workers report is of no worth to keep
-        await connection.execute(DropTable(tables.worker, if_exists=True))
-        await connection.execute(CreateTable(tables.worker))
+        if version == 1:
+            # what workers report does not have to be kept
+            await connection.execute(DropTable(tables.worker, if_exists=True))
+            await connection.execute(CreateTable(tables.worker))
+        # versions 1 and 2 have the same columns
+        for column in tables.pg_subscription.c:
+            if column.info.get(CATALOG_VERSION, 0) > max(version, 2):
+                name = connection.dialect.identifier_preparer.format_table(tables.pg_subscription)
+                await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {CreateColumn(column).compile(dialect=connection.dialect)}"))
         await connection.execute(update(tables.version).values(version=VERSION))
         return
     if tables.schema is not None:

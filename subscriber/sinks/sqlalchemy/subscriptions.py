@@ -20,8 +20,9 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.catalog import Definition
+from subscriber.config import STORED
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.sqlalchemy.catalog import OPTION_COLUMNS, definition, require_name, row_values
+from subscriber.sinks.sqlalchemy.catalog import definition, require_name, row_values
 from subscriber.sinks.sqlalchemy.catalog_types import Unknown
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, insert_subscription
@@ -106,7 +107,7 @@ class SqlAlchemyCatalog:
                 await self._locks.take(verb_key(oid), f'subscription "{definition.name}"')
                 claim.push_async_callback(self._release, oid)
                 values = {name: getattr(definition, name) for name in ("conninfo", "slot_name", "publications", "two_phase")}
-                values |= {name: getattr(definition.options, name) for name in OPTION_COLUMNS}
+                values |= {name: getattr(definition.options, name) for name in STORED}
                 await self._update(connection, oid, values | {"enabled": False, "made": False})
             yield await self._find(definition.name)
 

@@ -30,20 +30,24 @@ LSNs are kept as PostgreSQL writes them (``16/B374D848``): the database compares
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Column, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, String, Table, Text, false, literal, true
 from sqlalchemy.dialects import mysql
 
+from subscriber.config import STORED, Option
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog_types import Flag, LsnText, Names, Seconds, Whole
 
-__all__ = ["CATALOG_SCHEMA_NAME", "COUNTERS", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "catalog_tables"]
+__all__ = ["CATALOG_SCHEMA_NAME", "CATALOG_VERSION", "COUNTERS", "FIRST_OID", "PREFIX", "VERSION", "CatalogTables", "catalog_tables"]
 
-VERSION: Final = 2
-"""Of the catalog. 2 added ``worker.details``."""
+VERSION: Final = max(2, *(each.catalog_version for each in STORED.values()))
+"""Of the catalog. 2 added ``worker.details``; a later one the parameters of that :attr:`Option.catalog_version`."""
+
+CATALOG_VERSION: Final = "catalog_version"
+"""Key of a column's ``info``: the version that added it."""
 
 CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
 PREFIX: Final = "subscriber_"
@@ -110,11 +114,12 @@ class CatalogTables:
         )
 
 
-def catalog_tables(dialect_name: str) -> CatalogTables:
+def catalog_tables(dialect_name: str, options: Iterable[Option] = tuple(STORED.values())) -> CatalogTables:
     """Build the tables for a dialect.
 
     Args:
         dialect_name: SQLAlchemy's: ``sqlite``, ``mysql``, ``mariadb``, ``postgresql``, …
+        options: the parameters that it keeps.
     """
     schema = CATALOG_SCHEMA_NAME if dialect_name in _SCHEMAS else None
     prefix = "" if schema else PREFIX
@@ -134,7 +139,7 @@ def catalog_tables(dialect_name: str) -> CatalogTables:
             Column("target_identifier", String(20), nullable=False),
             Column("next_oid", Whole, nullable=False),
         ),
-        pg_subscription=table("pg_subscription", *_subscription_columns()),
+        pg_subscription=table("pg_subscription", *_subscription_columns(options)),
         fence=table("fence", *_key("srsubid"), Column("token", Whole, nullable=False)),
         pg_subscription_rel=table(
             "pg_subscription_rel",
@@ -188,7 +193,7 @@ def _key(*names: str) -> tuple[Column[Any], ...]:
     return tuple(Column(name, Whole, primary_key=True, autoincrement=False) for name in names)
 
 
-def _subscription_columns() -> tuple[Column[Any], ...]:
+def _subscription_columns(options: Iterable[Option]) -> tuple[Column[Any], ...]:
     return (
         *_key("oid"),
         Column("subname", String(63), nullable=False, unique=True),
@@ -197,19 +202,22 @@ def _subscription_columns() -> tuple[Column[Any], ...]:
         Column("subpublications", Names, nullable=False, default=()),
         Column("subtwophasestate", String(1), nullable=False, default="d"),
         Column("subskiplsn", LsnText, nullable=False, default=Lsn(0)),
-        Column("subbinary", Flag, nullable=False, default=False),
-        Column("substream", String(1), nullable=False, default="p"),
-        Column("subdisableonerr", Flag, nullable=False, default=False),
-        Column("subpasswordrequired", Flag, nullable=False, default=False),
-        Column("subrunasowner", Flag, nullable=False, default=False),
-        Column("subfailover", Flag, nullable=False, default=False),
+        *(_option_column(each) for each in options),
         Column("subconninfo", Text),
-        Column("subsynccommit", String(20), nullable=False, default="off"),
-        Column("suborigin", String(20), nullable=False, default="any"),
         Column("submade", Flag, nullable=False, default=True),
         Column("subgeneration", Whole, nullable=False, default=0),
         Column("subrefresh", Flag),
     )
+
+
+def _option_column(option: Option) -> Column[Any]:
+    """The column that keeps a parameter of CREATE SUBSCRIPTION."""
+    types: Mapping[type, Any] = {bool: Flag, int: Whole, float: Seconds, str: String(1 if option.codes else 20)}
+    default = option.stored(option.default)
+    # for rows that are there when the column is added
+    given = (true() if default else false()) if isinstance(default, bool) else literal(default)
+    info = {CATALOG_VERSION: option.catalog_version}
+    return Column(str(option.column), types[type(option.default)], nullable=False, default=default, server_default=given, info=info)
 
 
 def _worker_columns() -> tuple[Column[Any], ...]:

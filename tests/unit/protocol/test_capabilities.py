@@ -26,7 +26,6 @@ FIRST_VERSION = {
     "failover_slots": 17,
     "alter_slot": 17,
     "invalidation_reason": 17,
-    "alter_slot_two_phase": 18,
     "empty_prepares": 18,
     "generated_columns": 18,
 }

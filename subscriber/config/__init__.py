@@ -1,0 +1,44 @@
+"""What can be chosen: the parameters of CREATE SUBSCRIPTION and the settings, each declared once.
+
+:class:`SubscriptionOptions` holds the parameters of ``CREATE SUBSCRIPTION … WITH (…)`` under their own names and with their own meanings;
+:class:`Settings` holds what a server keeps in its configuration file, under the names it has there. A field of these classes declares an
+option with everything that is known of it (:class:`Option`). Parser, ``--help``, the reference documentation, the columns of the target's
+catalog and the refusals are derived from it, so a new option is one field, plus the code that uses it.
+"""
+
+from subscriber.config.option import Option, declared, reference
+from subscriber.config.parameters import (
+    ALTERABLE,
+    NO_SLOT,
+    PARAMETERS,
+    STORED,
+    Streaming,
+    SubscriptionOptions,
+    SynchronousCommit,
+    parse_changes,
+)
+from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
+from subscriber.config.settings import SETTINGS, InsertConflict, SchemaChange, SchemaChangeCallback, Settings
+
+__all__ = [
+    "ALTERABLE",
+    "BOOLEAN",
+    "NO_SLOT",
+    "PARAMETERS",
+    "SETTINGS",
+    "STORED",
+    "InsertConflict",
+    "Option",
+    "SchemaChange",
+    "SchemaChangeCallback",
+    "Settings",
+    "Streaming",
+    "SubscriptionOptions",
+    "SynchronousCommit",
+    "declared",
+    "parse_assignments",
+    "parse_bytes",
+    "parse_changes",
+    "parse_seconds",
+    "reference",
+]

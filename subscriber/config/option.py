@@ -1,0 +1,134 @@
+"""One option, as a dataclass field declares it, and what is derived from the declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from subscriber.config.reading import OptionType, parse_assignments
+from subscriber.errors import ConfigurationError
+
+__all__ = ["Alterable", "Option", "ReferenceRow", "declared", "option", "parse_options", "reference"]
+
+Alterable = Literal["never", "always", "disabled"]
+"""When ``ALTER SUBSCRIPTION … SET`` may change a parameter; ``disabled``: while the subscription is disabled, and has a slot name."""
+
+_Value = TypeVar("_Value")
+_KEY: Final = "option"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What is known of one option.
+
+    Attributes:
+        name: its name.
+        default: its value if it is not given.
+        type: how its values are written.
+        help: one line, for ``--help`` and the reference documentation.
+        default_text: shown instead of ``default``.
+        least: the smallest value of a number.
+        flag: the command line has a flag of this name that sets it to true.
+        ours: PostgreSQL has no option of this name and meaning.
+        since: the first major version of a publisher that knows it; 0: all.
+        alterable: when it may be altered.
+        alter_since: the first major version of a publisher whose slot can be altered accordingly; 0: the slot has nothing to do with it.
+        column: of ``pg_subscription`` in the target's catalog; None: it is not kept there, or is part of the subscription's state.
+        codes: values of the column by values of the option, where they differ.
+        catalog_version: version of the target's catalog that added the column. A new column takes the next version of the catalog.
+    """
+
+    name: str = ""
+    default: Any
+    type: OptionType
+    help: str
+    default_text: str | None = None
+    least: float | None = None
+    flag: bool = False
+    ours: bool = False
+    since: int = 0
+    alterable: Alterable = "never"
+    alter_since: int = 0
+    column: str | None = None
+    codes: Mapping[str, str] | None = None
+    catalog_version: int = 2
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a user would write it."""
+        return self.default_text or self.type.show(self.default)
+
+    @property
+    def stored_words(self) -> tuple[str, ...]:
+        """All values of the column, that of the default first, if these are few."""
+        words = sorted(self.type.words, key=lambda word: word != self.default)
+        return tuple(self.stored(word) for word in words)
+
+    def stored(self, value: Any) -> Any:
+        """The value of the column for a value of the option."""
+        return self.codes[value] if self.codes else value
+
+    def loaded(self, stored: Any) -> Any:
+        """The value of the option for a value of the column."""
+        return next(value for value, code in self.codes.items() if code == stored) if self.codes else stored
+
+
+def option(default: _Value, type: OptionType, help: str, **known: Any) -> _Value:
+    """Declare an option as a field of a dataclass; the arguments are attributes of :class:`Option`."""
+    return field(default=default, metadata={_KEY: Option(default=default, type=type, help=help, **known)})
+
+
+def declared(options: type) -> Mapping[str, Option]:
+    """The options that a dataclass declares, by name."""
+    return {each.name: replace(each.metadata[_KEY], name=each.name) for each in fields(options)}
+
+
+def parse_options(items: Iterable[str], known: Mapping[str, Option], what: str) -> dict[str, Any]:
+    """Read ``name=value`` texts.
+
+    Args:
+        items: the texts.
+        known: the options that they can be.
+        what: begins the message about any other.
+
+    Raises:
+        ConfigurationError: an unknown name or value.
+    """
+    values: dict[str, Any] = {}
+    for name, text in parse_assignments(items).items():
+        if name not in known:
+            raise ConfigurationError(f'{what} "{name}"', hint=f"one of {', '.join(sorted(known))}")
+        values[name] = known[name].type.parse(name, text)
+    return values
+
+
+class ReferenceRow(NamedTuple):
+    """One option as the reference documentation shows it; an empty text: nothing to show."""
+
+    name: str
+    type: str
+    default: str
+    unit: str
+    publisher: str
+    alterable: str
+    help: str
+
+
+_ALTERABLE_TEXTS: Final[Mapping[Alterable, str]] = {"never": "no", "always": "yes", "disabled": "while disabled"}
+
+
+def reference(options: type) -> list[ReferenceRow]:
+    """The rows of the reference table for a dataclass of options, in the order of their declaration."""
+    return [
+        ReferenceRow(
+            name=each.name,
+            type=", ".join(each.type.words) or each.type.name,
+            default=each.shown_default,
+            unit=each.type.unit or "",
+            publisher=f"{each.since} or later" if each.since else "",
+            alterable=_ALTERABLE_TEXTS[each.alterable],
+            help=each.help,
+        )
+        for each in declared(options).values()
+    ]

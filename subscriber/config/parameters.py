@@ -1,0 +1,173 @@
+"""The parameters of ``CREATE SUBSCRIPTION … WITH (…)``. Source: PostgreSQL manual, CREATE SUBSCRIPTION and ALTER SUBSCRIPTION."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
+
+from subscriber.config.option import Option, declared, option, parse_options
+from subscriber.config.reading import BOOLEAN, OptionType, choice, parse_bool
+from subscriber.errors import ConfigurationError
+
+__all__ = [
+    "ALTERABLE",
+    "NO_SLOT",
+    "PARAMETERS",
+    "STORED",
+    "OriginFilter",
+    "Streaming",
+    "SubscriptionOptions",
+    "SynchronousCommit",
+    "parse_changes",
+]
+
+Streaming = Literal["off", "on", "parallel"]
+SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"]
+OriginFilter = Literal["none", "any"]
+
+NO_SLOT: Final = "none"
+"""The value of ``slot_name`` that stands for NONE; no slot can be named so."""
+
+_UNRECOGNIZED: Final = "unrecognized subscription parameter:"
+
+
+def _parse_slot_name(_: str, text: str) -> str:
+    if text.lower() == NO_SLOT:
+        return NO_SLOT
+    if not re.fullmatch(r"[a-z0-9_]{1,63}", text, re.ASCII):
+        raise ConfigurationError(
+            f'replication slot name "{text}" contains an invalid character or is empty or too long',
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+        )
+    return text
+
+
+_SLOT_NAME: Final = OptionType(name="slot name, none", parse=_parse_slot_name)
+
+
+def _parse_streaming(name: str, text: str) -> str:
+    if text.strip().lower() == "parallel":
+        return "parallel"
+    try:
+        return "on" if parse_bool(name, text) else "off"
+    except ConfigurationError:
+        raise ConfigurationError(f'{name} requires a Boolean value or "parallel"', hint="one of off, on, parallel") from None
+
+
+def _parse_synchronous_commit(name: str, text: str) -> str:
+    word = text.strip().lower()
+    if word in {"local", "remote_write", "remote_apply"}:
+        return word
+    try:
+        return "on" if parse_bool(name, text) else "off"
+    except ConfigurationError:
+        raise ConfigurationError(
+            f'invalid value for parameter "{name}": "{text}"', hint="Available values: local, remote_write, remote_apply, on, off."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionOptions:
+    """The parameters of CREATE SUBSCRIPTION.
+
+    What the publisher is too old for is not asked of it, as with a native subscription (:mod:`subscriber.protocol.capabilities`).
+    """
+
+    connect: bool = option(
+        True, BOOLEAN, "connect to the publisher at once; false: only define the subscription, disabled and without tables"
+    )
+    create_slot: bool = option(True, BOOLEAN, "create the replication slot on the publisher")
+    enabled: bool = option(True, BOOLEAN, "replicate as soon as the subscription is created")
+    slot_name: str | None = option(
+        None, _SLOT_NAME, "replication slot; none: no slot", default_text="the subscription's name", alterable="always"
+    )
+    """None: the subscription's own name. :data:`NO_SLOT`: none at all."""
+    binary: bool = option(False, BOOLEAN, "receive values in binary format", since=14, alterable="always", column="subbinary")
+    copy_data: bool = option(True, BOOLEAN, "copy the rows that the published tables have when replication starts")
+    streaming: Streaming = option(
+        "parallel",
+        choice("off", "on", "parallel", parse=_parse_streaming),
+        "receive large transactions before they are committed; parallel (publisher 16 or later): also apply them before",
+        since=14,
+        alterable="always",
+        column="substream",
+        codes={"off": "f", "on": "t", "parallel": "p"},
+    )
+    synchronous_commit: SynchronousCommit = option(
+        "off",
+        choice("off", "local", "remote_write", "remote_apply", "on", parse=_parse_synchronous_commit),
+        "synchronous_commit of the sessions that apply changes; on: each batch waits for the target's disk",
+        alterable="always",
+        column="subsynccommit",
+    )
+    two_phase: bool = option(
+        False, BOOLEAN, "prepare prepared transactions in the target too", since=15, alterable="disabled", alter_since=18
+    )
+    disable_on_error: bool = option(
+        False, BOOLEAN, "disable the subscription after an error, instead of retrying", alterable="always", column="subdisableonerr"
+    )
+    password_required: bool = option(
+        False,
+        BOOLEAN,
+        "fail if the publisher asks for no password",
+        alterable="always",
+        column="subpasswordrequired",
+    )
+    """Unlike PostgreSQL's the default is false: this program has the rights of the user who starts it, not a superuser's."""
+    run_as_owner: bool = option(
+        False, BOOLEAN, "apply as the subscription's owner, not as each table's owner", alterable="always", column="subrunasowner"
+    )
+    origin: OriginFilter = option(
+        "any", choice("none", "any"), "none: only changes that have no origin", since=16, alterable="always", column="suborigin"
+    )
+    failover: bool = option(
+        False, BOOLEAN, "synchronize the slot to standbys", since=17, alterable="disabled", alter_since=17, column="subfailover"
+    )
+
+    @classmethod
+    def parse(cls, items: Iterable[str]) -> Self:
+        """Build from ``parameter=value`` texts.
+
+        Raises:
+            ConfigurationError: unknown parameter or value, or a combination that CREATE SUBSCRIPTION refuses.
+        """
+        values = parse_options(items, declared(cls), _UNRECOGNIZED)
+        for conflicting in ("enabled", "create_slot", "copy_data"):
+            if values.get("connect") is False and values.get(conflicting) is True:
+                raise ConfigurationError(
+                    f"connect = false and {conflicting} = true are mutually exclusive options", hint="leave one of them out"
+                )
+        options = cls(**values)
+        if not options.connect:
+            options = replace(options, enabled=False, create_slot=False, copy_data=False)
+        if options.slot_name == NO_SLOT:
+            for name, conflicts in (("enabled", options.enabled), ("create_slot", options.create_slot)):
+                if conflicts and name in values:
+                    raise ConfigurationError(f"slot_name = NONE and {name} = true are mutually exclusive options", hint="name a slot")
+                if conflicts:
+                    raise ConfigurationError(f"subscription with slot_name = NONE must also set {name} = false", hint="name a slot")
+        return options
+
+
+PARAMETERS: Final = declared(SubscriptionOptions)
+"""All of them, by name."""
+
+STORED: Final = {name: each for name, each in PARAMETERS.items() if each.column is not None}
+"""Those that have a column in the target's catalog."""
+
+ALTERABLE: Final = {name: each for name, each in PARAMETERS.items() if each.alterable != "never"}
+"""What ``ALTER SUBSCRIPTION … SET (…)`` takes."""
+
+
+def parse_changes(items: Iterable[str], allowed: Mapping[str, Option] = ALTERABLE) -> dict[str, Any]:
+    """Read ``parameter=value`` texts of an ALTER SUBSCRIPTION.
+
+    Returns:
+        Values by parameter.
+
+    Raises:
+        ConfigurationError: unknown parameter or value.
+    """
+    return parse_options(items, allowed, _UNRECOGNIZED)

@@ -1,0 +1,80 @@
+"""What a server keeps in postgresql.conf, under the same names; and settings of our own for batches and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+from subscriber.config.option import declared, option, parse_options
+from subscriber.config.reading import BOOLEAN, SECONDS, SIZE, STRING, TIME, WHOLE, choice
+from subscriber.errors import ConfigurationError
+
+__all__ = ["SETTINGS", "InsertConflict", "SchemaChange", "SchemaChangeCallback", "Settings"]
+
+InsertConflict = Literal["error", "upsert"]
+SchemaChange = Literal["error", "add", "ignore"]
+
+SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
+"""``callback(schema, table, columns)``: what to do about columns that the publisher has and the target's table has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one process. Times are seconds, sizes bytes."""
+
+    wal_receiver_status_interval: float = option(10.0, SECONDS, "longest time between reports of the position to the publisher", least=0)
+    wal_receiver_timeout: float = option(60.0, TIME, "reconnect when nothing came from the publisher for this long; 0: never", least=0)
+    wal_retrieve_retry_interval: float = option(5.0, TIME, "longest wait after an error; the first retries wait less", least=0.001)
+    watchdog_timeout: float = option(
+        60.0, TIME, "reconnect when nothing progresses for this long although the target is idle; 0: never", least=0, ours=True
+    )
+    max_sync_workers_per_subscription: int = option(2, WHOLE, "tables (on PostgreSQL: or groups of small tables) copied at once", least=1)
+    max_parallel_apply_workers_per_subscription: int = option(
+        2, WHOLE, "transactions applied at once before their end, with streaming = parallel; 0: none", least=0
+    )
+    max_copy_workers_per_table: int = option(2, WHOLE, "connections that copy one large table together", least=1, ours=True)
+    copy_range_size: int = option(256 * 1024**2, SIZE, "a larger table is copied in ranges of this size", least=64 * 1024, ours=True)
+    logical_decoding_work_mem: int = option(64 * 1024**2, SIZE, "memory for changes before transactions spill to disk", least=64 * 1024)
+    spool_directory: str | None = option(
+        None, STRING, "where transactions spill", default_text="a private directory below the system's temporary one", ours=True
+    )
+    batch_rows: int = option(50_000, WHOLE, "changes in a full batch of waiting transactions", least=1, ours=True)
+    batch_size: int = option(8 * 1024**2, SIZE, "bytes in a full batch of waiting transactions", least=1024, ours=True)
+    batch_delay: float = option(0.0, TIME, "how long a batch that is not full waits for more transactions", least=0, ours=True)
+    create_tables: bool | None = option(
+        None,
+        BOOLEAN,
+        "create tables that the target lacks, as they are published; not for a PostgreSQL target (pg_dump --schema-only)",
+        default_text="true for an empty SQLite file, else false",
+        ours=True,
+        flag=True,
+    )
+    schema_change: SchemaChange | SchemaChangeCallback = option(
+        "error", choice("error", "add", "ignore"), "what to do about a new column of the publisher; not for a PostgreSQL target", ours=True
+    )
+    """Or a function that decides."""
+    insert_conflict: InsertConflict = option(
+        "error", choice("error", "upsert"), "what to do about an INSERT of a key that exists; not for a PostgreSQL target", ours=True
+    )
+
+    @classmethod
+    def parse(cls, items: Iterable[str]) -> Self:
+        """Build from ``name=value`` texts.
+
+        Raises:
+            ConfigurationError: unknown name, or a value out of its range.
+        """
+        return cls(**parse_options(items, declared(cls), "unrecognized configuration parameter"))
+
+    def __post_init__(self) -> None:
+        for name, each in declared(type(self)).items():
+            value = getattr(self, name)
+            if each.least is not None and value < each.least:
+                raise ConfigurationError(
+                    f'{value} is outside the valid range for parameter "{name}"', hint=f"at least {each.type.show(each.least)}"
+                )
+
+
+SETTINGS: Final = declared(Settings)
+"""All of them, by name."""
