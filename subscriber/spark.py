@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.reading import cut_of
 from subscriber.sinks.spark.reading import read_table as read
 

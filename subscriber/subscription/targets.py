@@ -85,7 +85,7 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
     """
     if is_lake(target):
         with _lake():
-            from subscriber.sinks.spark.subscriptions import LakeCatalog  # noqa: PLC0415 -- as above
+            from subscriber.sinks.spark.catalog.subscriptions import LakeCatalog  # noqa: PLC0415 -- as above
         return await LakeCatalog.open(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
@@ -106,7 +106,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
     """
     if is_lake(target):
         with _lake():
-            from subscriber.sinks.spark.observing import observe as observe_lake  # noqa: PLC0415 -- as above
+            from subscriber.sinks.spark.catalog.monitoring import observe as observe_lake  # noqa: PLC0415 -- as above
         return await observe_lake(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):

@@ -14,16 +14,16 @@ from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.cut_rows import CutRows
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.rewrite import RewriteEngine
 from subscriber.sinks.spark.session.spark_session import spark_session
-from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts
@@ -116,7 +116,7 @@ class LakeTarget:
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
         """Compare what is prepared on the publisher with what waits in the lake."""
-        return PreparedComparison(await prepared_transactions(publisher_dsn), PreparedFiles(self._storage).xids())
+        return PreparedComparison(await prepared_transactions(publisher_dsn), PreparedTransactions(self._storage).xids())
 
     async def forget(self, name: str) -> None:
         """All of it goes with the directory."""

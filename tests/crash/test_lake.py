@@ -21,7 +21,7 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.applied import Cut, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.process import QUICK

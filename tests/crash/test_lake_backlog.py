@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.catalog.lake import Lake
 from tests.crash.process import QUICK
 from tests.crash.test_lake import Program, tidy
 from tests.database import Database

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from subscriber.protocol.messages import Insert, Update
-from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import current, storage
 

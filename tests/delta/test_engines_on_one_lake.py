@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
-from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.engines import Engine, LocalEngine
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.lake import Lake
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, storage

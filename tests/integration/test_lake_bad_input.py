@@ -14,7 +14,7 @@ import pytest
 
 from subscriber import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.lakes import applied, assert_same, lake_rows, storage
 from tests.integration.program import Ended, confirmed, environment, running, slots, subscriber

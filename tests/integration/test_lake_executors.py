@@ -24,13 +24,13 @@ from subscriber import ConfigurationError, Subscription, TableName, Until
 from subscriber.abc import PublishedTable
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.sinks.spark import copytask
-from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import ApplierSettings
+from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.lake import Lake
 from subscriber.sinks.spark.sweep import sweep
 from subscriber.subscription.source import PublishedSnapshot
 from subscriber.testing.load import MixedLoad

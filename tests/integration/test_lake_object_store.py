@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.sinks.spark import applier as applier_module
-from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from subscriber import TableName, Until
-from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from tests.database import Database
 from tests.integration import every_type
 from tests.integration.lake_types import differences, lake_type

@@ -28,7 +28,7 @@ from subscriber import (
 )
 from subscriber.errors import SubscriptionInUse
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.catalog.lake import Lake
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.lakes import applied, assert_same, lake_rows, storage
 from tests.integration.managed import QUICK, at_work

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut
@@ -101,7 +101,7 @@ async def test_a_cluster_copies_and_follows(publisher18_db: Database, tmp_path: 
 
 
 def _landed(lake: Path, goal: int) -> bool:
-    from subscriber.sinks.spark.lake import Lake
+    from subscriber.sinks.spark.catalog.lake import Lake
 
     found = Lake.find(storage(lake))
     return found is not None and (found.landed() or 0) >= goal

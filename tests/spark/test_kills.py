@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.applied import read_cut
-from subscriber.sinks.spark.lake import Lake
+from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs, tidy

@@ -1,7 +1,7 @@
 """The applier: what was landed becomes Delta tables, in rounds.
 
 A round takes the manifests that wait, divides the work of all tables into units (``plan.py``), has them done (``engines.py``), commits each
-table, and publishes one cut of all of them (``applied.py``). What makes it exact, whatever crashes when:
+table, and publishes one cut of all of them (``snapshots.py``). What makes it exact, whatever crashes when:
 
 * A table's commit says up to which LSN it is (``delta.py``). A table that was committed in a round that crashed takes only what is behind
   that from the next one; what its units wrote and no commit names is nothing.
@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applied import Cut, CutTable, forget_cuts, read_cut, restore_cut, write_cut
 from subscriber.sinks.spark.applier_status import ApplierStatus
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, forget_cuts, read_cut, restore_cut, write_cut
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.declared import Declarations, Declared
 from subscriber.sinks.spark.delta import LakeDelta, with_added
@@ -40,8 +41,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.findable import Before, Findable, columns_before
 from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
 from subscriber.sinks.spark.gathered import read_work
-from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.manifest import Manifest, ManifestsRead, check_files, read_manifests
+from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.missing import Missing
 from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_table
 from subscriber.sinks.spark.ranges import read_range

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.catalog.snapshots import Cut
 
 __all__ = ["apply_forever"]
 

@@ -19,15 +19,15 @@ import pyarrow.parquet as pq
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.fields import RENAMED, new_names, renamed_file, resolved
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.foreign_log import require_log_ours
-from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.landing import batch_end
-from subscriber.sinks.spark.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
+from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
+from subscriber.sinks.spark.landing.zone import batch_end
 from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema

@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.changelog import log_order
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.fields import new_names, renamed_rows, resolved
 from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.manifest import Manifest, manifest_ends, read_manifests
+from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.merge import conformed
 from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES

@@ -17,10 +17,10 @@ from typing import Final, Protocol, Self
 
 from subscriber.abc import TableState
 from subscriber.errors import SubscriberError
+from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
 from subscriber.sinks.spark.copytask import OrderOutdated, Sessions, copy_part
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.lake import Lake, copy_directory
 from subscriber.sinks.spark.session.jobs import SparkLost
 
 __all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "attempt", "worst"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.reading import read_table
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
 

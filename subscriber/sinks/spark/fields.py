@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing import write_file
+from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
 
 __all__ = ["RENAMED", "new_names", "renamed_file", "renamed_rows", "resolved"]

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.applied import CutTable
+from subscriber.sinks.spark.catalog.snapshots import CutTable
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.storage import Storage
 

@@ -1,6 +1,6 @@
 """What a lake does with the stream while it is open: gathers, lands, reports what is durable; and what an error leaves.
 
-Transactions are gathered for ``batch_delay`` or ``batch_size``, whatever comes first, and landed together (``lander.py``). The position
+Transactions are gathered for ``batch_delay`` or ``batch_size``, whatever comes first, and landed together (``writer.py``). The position
 is the end of the last manifest, or that of ``position.json`` where it is further.
 
 After an error of one transaction those before it are still there. After any other, what was gathered is lost: the position in memory is
@@ -29,13 +29,13 @@ from subscriber.errors import (
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
-from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.lake import LANDING, Lake
-from subscriber.sinks.spark.lander import Lander, TableIds, encode_transaction
-from subscriber.sinks.spark.manifest import first_manifest
-from subscriber.sinks.spark.twophase import PreparedFiles
+from subscriber.sinks.spark.landing.manifest import first_manifest
+from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
+from subscriber.sinks.spark.landing.writer import LandingWriter, TableIds, encode_transaction
 from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["LandingStream"]
@@ -65,7 +65,7 @@ class LandingStream:
     def __init__(
         self,
         lake: Lake,
-        lander: Lander,
+        lander: LandingWriter,
         location: Location,
         *,
         table_ids: TableIds,
@@ -79,7 +79,7 @@ class LandingStream:
         self._table_ids = table_ids
         self._statistics = statistics
         self._on_durable = on_durable
-        self._files = PreparedFiles(lake.storage)
+        self._files = PreparedTransactions(lake.storage)
         self._over: dict[tuple[int, str], Lsn] = {}
         self._reported = INVALID_LSN
         self._waiting: tuple[Lsn, Lsn] | None = None

@@ -23,7 +23,7 @@ from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.keys import Bound, is_orderable
-from subscriber.sinks.spark.landing import write_file
+from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.merge import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
 from subscriber.sinks.spark.plan import BaseFile

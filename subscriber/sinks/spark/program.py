@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.copier import Copier, CopyRunner, LocalCopyRunner
 from subscriber.sinks.spark.copyjobs import SparkCopyRunner
 from subscriber.sinks.spark.engines import Engine, LocalEngine

@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
+from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage

@@ -37,20 +37,20 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.spark.beside import ApplierThread
-from subscriber.sinks.spark.checks import check_place, check_tables
-from subscriber.sinks.spark.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
+from subscriber.sinks.spark.catalog.checks import check_place, check_tables
+from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
+from subscriber.sinks.spark.catalog.status import read_landed_counters, write_status
+from subscriber.sinks.spark.catalog.subscriptions import OID, require_name
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.lander import Lander
-from subscriber.sinks.spark.landing import LandingZone
+from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
+from subscriber.sinks.spark.landing.writer import LandingWriter
+from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.status import read_landed_counters, write_status
-from subscriber.sinks.spark.subscriptions import OID, require_name
 from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
-from subscriber.sinks.spark.twophase import PreparedFiles
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SparkSink"]
@@ -168,14 +168,14 @@ class SparkSink:
             self._lock.give_back()
             raise
         landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
-        lander = Lander(zone, self._table_id, self._statistics, landed)
+        lander = LandingWriter(zone, self._table_id, self._statistics, landed)
         self._opened = LandingStream(
             lake, lander, self._location, table_ids=self._table_id, statistics=self._statistics, on_durable=on_durable
         )
         try:
             opened = await self._state(lake, landed)
             begin = opened.position.lsn if opened.position is not None else INVALID_LSN
-            await run_in_thread(lambda: PreparedFiles(storage).recover(landed, begin))
+            await run_in_thread(lambda: PreparedTransactions(storage).recover(landed, begin))
         except BaseException:
             await self.close()
             raise

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from subscriber.sinks.spark.applied import CUTS
+from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.snapshots import CUTS
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
-from subscriber.sinks.spark.lake import Lake, LakeTable, copy_directory
 
 __all__ = ["sweep"]
 

@@ -34,18 +34,18 @@ from subscriber.abc import (
 from subscriber.errors import ConfigurationError, CopyOutdated, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
 from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, file_to_json, remove_base_files
 from subscriber.sinks.spark.copytext import CopyReader
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.location import Copying, table_directory
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.lake import Lake, copy_directory
-from subscriber.sinks.spark.lander import Lander
-from subscriber.sinks.spark.landing import LandingZone, ParquetFile
-from subscriber.sinks.spark.manifest import LandedFile
+from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns
+from subscriber.sinks.spark.landing.writer import LandingWriter
+from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.merge import NewFile
-from subscriber.sinks.spark.rows import special_column, typed_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.selecting import select_list
 
@@ -99,7 +99,7 @@ class SparkTableSink:
         self._numbers: Iterator[int] = itertools.count()
         self._files: list[LandedFile] = []
         self._done: tuple[NewFile, ...] | None = None
-        self._lander: Lander | None = None
+        self._lander: LandingWriter | None = None
 
     @property
     def relation_id(self) -> int:
@@ -215,7 +215,7 @@ class SparkTableSink:
         await run_in_thread(zone.recover)
         moved = await run_in_thread(lambda: read_document(lake.storage, f"{self._directory}/{_POSITION_DOCUMENT}"))
         lsn = zone.last if moved is None else max(zone.last, Lsn.parse(moved["lsn"]))
-        self._lander = Lander(zone, self._table_id, self._statistics, lsn)
+        self._lander = LandingWriter(zone, self._table_id, self._statistics, lsn)
         return replace(position, lsn=lsn)
 
     def _table_id(self, relation: Relation) -> int | None:

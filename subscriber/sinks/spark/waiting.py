@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.catalog.lake import LakeTable
 from subscriber.sinks.spark.copyorder import file_from_json
 from subscriber.sinks.spark.fields import new_names, renamed_file, resolved
 from subscriber.sinks.spark.files.documents import read_document
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.lake import LakeTable
-from subscriber.sinks.spark.manifest import LandedFile, check_files, check_paths, read_manifests
+from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, check_paths, read_manifests
 from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tablesync import COPY_DOCUMENT

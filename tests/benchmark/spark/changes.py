@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.landing import LandingZone, ParquetFile
-from subscriber.sinks.spark.manifest import LandedFile
+from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["SCHEMA", "TABLE", "Changes", "land", "write_for_script"]

@@ -24,14 +24,14 @@ from subscriber.abc import Position, TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.engines import Engine, LocalEngine
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.lake import LANDING, Lake
-from subscriber.sinks.spark.landing import LandingZone
+from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.rewrite import RewriteEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.spark import read

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from subscriber import Settings, Subscription, SubscriptionOptions, Until
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.copier import Copier
 from subscriber.sinks.spark.copyjobs import SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
-from subscriber.sinks.spark.applied import Cut
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.transaction.model import Transaction
 from tests.unit.sinks.spark.stream import row, transaction
 

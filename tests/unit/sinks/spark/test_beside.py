@@ -12,10 +12,10 @@ import pytest
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark import beside as beside_module
-from subscriber.sinks.spark.applied import Cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.beside import ApplierThread
+from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.location import Location
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction

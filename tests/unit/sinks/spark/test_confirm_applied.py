@@ -14,7 +14,7 @@ from subscriber.apply.table_state import TableStates
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
 from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.twophase import PreparedFiles
+from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.subscription.running import Running
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -155,7 +155,7 @@ def _told(look: Callable[[], Awaitable[Lsn]], looked: asyncio.Event) -> Callable
 async def test_what_is_prepared_again_though_it_is_over_does_not_stay(tmp_path: Path, end: str, killed: bool) -> None:
     parameters = "?batch_delay=1h&confirm=applied"
     sink, work = await begun(make(tmp_path, parameters)), applier(tmp_path)
-    prepared = PreparedFiles(storage(tmp_path))
+    prepared = PreparedTransactions(storage(tmp_path))
 
     async def ended() -> None:
         if end == "commit":

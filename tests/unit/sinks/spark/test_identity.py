@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
-from subscriber.sinks.spark.applied import read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.missing import Missing

@@ -43,9 +43,9 @@ from subscriber.protocol.messages import (
 from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import PendingFile, Storage
-from subscriber.sinks.spark.landing import LandingZone, OpenBatch, ParquetFile
-from subscriber.sinks.spark.manifest import Manifest, check_chain
-from subscriber.sinks.spark.twophase import PreparedFiles
+from subscriber.sinks.spark.landing.manifest import Manifest, check_chain
+from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
+from subscriber.sinks.spark.landing.zone import LandingZone, OpenBatch, ParquetFile
 from subscriber.transaction.model import PreparedTransaction
 from tests.unit.sinks.spark.stream import RELATION, START, TABLE, batch, begun, landed, make, row, transaction
 
@@ -237,7 +237,7 @@ async def test_a_kill_amid_a_commit_leaves_nothing_prepared_that_is_landed(
     await sink.prepare(PreparedTransaction(transaction(200, RELATION, Insert(5, row("1", "p", None)), xid=8), "gid"), lambda *_: True)
     committed = CommitPrepared(0, Lsn(295), Lsn(300), 5_000_000, 8, "gid")
     with monkeypatch.context() as patched:
-        patched.setattr(LandingZone if killed == "add" else PreparedFiles, killed, kill)
+        patched.setattr(LandingZone if killed == "add" else PreparedTransactions, killed, kill)
         with pytest.raises(Killed):
             await sink.commit_prepared(committed)
     await sink.close()
@@ -245,7 +245,7 @@ async def test_a_kill_amid_a_commit_leaves_nothing_prepared_that_is_landed(
     state = await sink.open("replica", lambda _: None)
     assert state.position is not None
     assert state.position.lsn == (200 if left else 300)
-    assert PreparedFiles(Storage.open(Location(path=str(tmp_path)))).gids() == left
+    assert PreparedTransactions(Storage.open(Location(path=str(tmp_path)))).gids() == left
     if left:
         await sink.commit_prepared(committed)
     await sink.close()

@@ -19,8 +19,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
 from subscriber.sinks.spark import changelog as changelog_module
 from subscriber.sinks.spark import delta as delta_module
-from subscriber.sinks.spark.applied import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.changelog import ChangeLog
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine

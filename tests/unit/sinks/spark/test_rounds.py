@@ -19,8 +19,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark import merge as merge_module
-from subscriber.sinks.spark.applied import Cut, read_cut
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
 from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.missing import Missing

@@ -14,9 +14,9 @@ import pytest
 from subscriber.errors import SubscriptionInUse, TargetUnavailable
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark import SparkSink, applier
-from subscriber.sinks.spark.applied import Cut, read_cut, write_cut
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.apply_loop import apply_forever
+from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage

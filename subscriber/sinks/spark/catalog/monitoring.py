@@ -11,15 +11,15 @@ from subscriber.abc import Retry, TableName, WorkerActivity, WorkerDetails
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applied import read_cut
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake
+from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.status import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
+from subscriber.sinks.spark.catalog.subscriptions import defined, locks
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.lock import is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.lake import LANDING, Lake
-from subscriber.sinks.spark.manifest import read_manifests
-from subscriber.sinks.spark.status import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
-from subscriber.sinks.spark.subscriptions import defined, locks
+from subscriber.sinks.spark.landing.manifest import read_manifests
 
 __all__ = ["observe"]
 

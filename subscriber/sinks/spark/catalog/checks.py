@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from subscriber.abc import Finding, PublishedTable
 from subscriber.errors import SubscriberError
+from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.lake import Lake
 from subscriber.sinks.spark.schema.table_schema import lake_names
 
 __all__ = ["check_place", "check_tables"]

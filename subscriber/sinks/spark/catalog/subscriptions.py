@@ -23,8 +23,7 @@ from typing import Any, Final, Self
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
-from subscriber.sinks.spark.applied import read_cut
-from subscriber.sinks.spark.definition import (
+from subscriber.sinks.spark.catalog.definition import (
     DEFINITION,
     GENERATION,
     OPTIONS,
@@ -34,13 +33,14 @@ from subscriber.sinks.spark.definition import (
     write_definition,
     write_generation,
 )
+from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake
+from subscriber.sinks.spark.catalog.snapshots import read_cut
+from subscriber.sinks.spark.catalog.status import ERROR, RESET, STATUS, read_counters, write_error, write_reset
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.lock import FileLock, is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake
-from subscriber.sinks.spark.status import ERROR, RESET, STATUS, read_counters, write_error, write_reset
-from subscriber.sinks.spark.twophase import PreparedFiles
+from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 
 __all__ = ["OID", "LakeCatalog", "defined", "locks", "require_name"]
 
@@ -325,7 +325,7 @@ class LakeCatalog:
         Raises:
             TargetUnavailable, TargetError
         """
-        return await run_in_thread(lambda: PreparedFiles(self._storage).gids())
+        return await run_in_thread(lambda: PreparedTransactions(self._storage).gids())
 
     async def become_launcher(self, lost: int | None = None) -> None:
         """Take the launcher's lock, which ends with its process.

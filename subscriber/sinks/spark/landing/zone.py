@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import TEMPORARY, PendingFile, Storage
-from subscriber.sinks.spark.manifest import LandedFile, Manifest, check_files, manifest_name, read_manifests
-from subscriber.sinks.spark.rows import RowBuffer
+from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, check_files, manifest_name, read_manifests
+from subscriber.sinks.spark.landing.row_buffer import RowBuffer
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]

@@ -12,21 +12,21 @@ from subscriber.abc import ApplyStatistics, Batch, RelationGate
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.spark.encode import Described, TransactionEncoder
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.landing import LandingZone, OpenBatch
-from subscriber.sinks.spark.manifest import Manifest
-from subscriber.sinks.spark.rows import RowBuffer
+from subscriber.sinks.spark.landing.encoder import DescribedRelations, TransactionEncoder
+from subscriber.sinks.spark.landing.manifest import Manifest
+from subscriber.sinks.spark.landing.row_buffer import RowBuffer
+from subscriber.sinks.spark.landing.zone import LandingZone, OpenBatch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Lander", "encode_transaction"]
+__all__ = ["LandingWriter", "encode_transaction"]
 
 TableIds = Callable[[Relation], int | None]
 """The lake's number of a relation's table; None if it has none."""
 
 
-class Lander:
+class LandingWriter:
     """See the module.
 
     Args:
@@ -43,7 +43,7 @@ class Lander:
 
     def __init__(self, zone: LandingZone, table_ids: TableIds, statistics: ApplyStatistics, position: Lsn) -> None:
         self.zone = zone
-        self.described = Described()
+        self.described = DescribedRelations()
         self.position = position
         self.lost = False
         self.gathered: float | None = None
@@ -121,7 +121,7 @@ async def encode_transaction(
     gate: RelationGate,
     batch: OpenBatch,
     *,
-    described: Described,
+    described: DescribedRelations,
     table_ids: TableIds,
     statistics: ApplyStatistics,
 ) -> None:

@@ -16,17 +16,17 @@ from subscriber.errors import ConfigurationError, ProtocolError, RelationError
 from subscriber.protocol import messages
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, TupleData, Update
-from subscriber.sinks.spark.rows import RowBuffer
+from subscriber.sinks.spark.landing.row_buffer import RowBuffer
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.transaction.model import Transaction
 
-__all__ = ["Described", "TransactionEncoder"]
+__all__ = ["DescribedRelations", "TransactionEncoder"]
 
 _ROW_OVERHEAD: Final = 100
 """Bytes that a row holds besides its values, about."""
 
 
-class Described:
+class DescribedRelations:
     """What the stream described: relations by id, each with its schema. Lives as long as the stream."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class TransactionEncoder:
     def __init__(
         self,
         transaction: Transaction,
-        described: Described,
+        described: DescribedRelations,
         gate: RelationGate,
         buffer: Callable[[Relation, TableSchema], RowBuffer | None],
         statistics: ApplyStatistics,

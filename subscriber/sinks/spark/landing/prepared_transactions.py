@@ -30,18 +30,18 @@ from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing import OpenBatch, ParquetFile
-from subscriber.sinks.spark.manifest import LandedFile
+from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.landing.zone import OpenBatch, ParquetFile
 from subscriber.transaction.model import Transaction
 
-__all__ = ["PreparedFiles"]
+__all__ = ["PreparedTransactions"]
 
 _DIRECTORY: Final = "prepared"
 _DOCUMENT: Final = "prepared.json"
 _EPOCH_OFFSET: Final = 946_684_800_000_000
 
 
-class PreparedFiles:
+class PreparedTransactions:
     """The prepared transactions of a lake. Everything here blocks."""
 
     def __init__(self, storage: Storage) -> None:
