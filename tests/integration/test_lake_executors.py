@@ -29,9 +29,9 @@ from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import Cut
 from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
 from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.sweep import sweep
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.subscription.source import PublishedSnapshot
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables

@@ -11,7 +11,7 @@ import pytest
 from subscriber import TableName, Until
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.schema.table_schema import LakeColumn
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 from subscriber.sinks.spark.schema.types import arrow_type, widened
@@ -104,4 +104,4 @@ async def test_rows_are_found_by_values_that_are_taken_for_unchanged(publisher18
     wrong = {pair: left for name, pair in altered.items() if (left := lake_rows(lake, cut, TableName("public", name), ["id", "v"]))}
     assert not wrong
     assert len(altered) > len(pairs) * 0.9
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()

@@ -17,10 +17,10 @@ from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.fields import resolved
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.column_mapping import resolve_fields
 from subscriber.testing.compliance import Row, Table
 
 __all__ = ["LakeTarget"]
@@ -62,7 +62,7 @@ class LakeTarget:
             opened = DeltaTable(str(directory))
         else:
             return []
-        [known] = resolved([field.name for field in opened.schema().fields], [TableSchema.of_published(table.published)])
+        [known] = resolve_fields([field.name for field in opened.schema().fields], [TableSchema.of_published(table.published)])
         fields = {column.name: column.field for column in known.columns}
         names = [fields.get(column.name, column.name) for column in table.columns]
         return [_row(item, names) for item in opened.to_pyarrow_table().to_pylist()]

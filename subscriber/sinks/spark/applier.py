@@ -30,24 +30,30 @@ from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, forget_cuts, read_cut, restore_cut, write_cut
 from subscriber.sinks.spark.changelog import ChangeLog
-from subscriber.sinks.spark.declared import Declarations, Declared
-from subscriber.sinks.spark.delta import LakeDelta, with_added
 from subscriber.sinks.spark.engines import Engine
-from subscriber.sinks.spark.fields import RENAMED
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.findable import Before, Findable, columns_before
-from subscriber.sinks.spark.foreign import COPY_ANEW, copied_version, of_copy, require_kept, require_ours
 from subscriber.sinks.spark.gathered import read_work
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.key_ranges import read_range
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_table
-from subscriber.sinks.spark.ranges import read_range
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sweep import sweep
+from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
+from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
+from subscriber.sinks.spark.tables.delta import LakeDelta, with_added
+from subscriber.sinks.spark.tables.foreign_commits import (
+    COPY_AGAIN,
+    copied_version,
+    copy_application,
+    require_no_foreign_commits,
+    require_published_version,
+)
 from subscriber.sinks.spark.waiting import Source, copied_source, read_copy
 from subscriber.sinks.spark.work import Work
 
@@ -55,8 +61,6 @@ __all__ = ["Applier", "ApplierSettings"]
 
 _log = logging.getLogger(__name__)
 
-_ROUND: Final = RENAMED
-"""Files of the round that is under way."""
 _FORGET_EVERY: Final = 100
 _UNANSWERED: Final = 16
 _FIRST_SWEEP_SECONDS: Final = 60.0
@@ -102,9 +106,9 @@ class Applier:
         self._engine = engine
         self._settings = settings or ApplierSettings()
         self._findable = Findable(storage)
-        self._declarations = Declarations(storage)
+        self._declarations = ColumnDeclarations(storage)
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
-        self.missing = Missing()
+        self.missing = MissingRows()
         self._status = ApplierStatus(storage, engine.name)
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
@@ -132,7 +136,7 @@ class Applier:
         self._mine = ()
         if not self._is_locked:
             restore_cut(self._storage)
-        self._storage.remove_directory(_ROUND)
+        self._storage.remove_directory(ROUND_DIRECTORY)
         self._status.begin()
 
     def _require_alone(self) -> Cut | None:
@@ -186,7 +190,7 @@ class Applier:
         waiting = [work for work in works if work is not None]
         if waiting:
             self._apply(waiting)
-            self._storage.remove_directory(_ROUND)
+            self._storage.remove_directory(ROUND_DIRECTORY)
             # MERGE INTO may have gone on from what somebody committed meanwhile
             self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
@@ -245,13 +249,13 @@ class Applier:
             applied = delta.applied(_application(lake, table))
             # a copy that was made since replaces what was there, and what became of it
             if not (table.generation and (applied is None or applied > cut.lsn)):
-                require_kept(delta, known, applied)
+                require_published_version(delta, known, applied)
             if delta.is_there and not (table.generation and applied is None):
                 self._require_ours_since(lake, table, delta, known.version)
 
     def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
         # whatever number the table of this name had then
-        require_ours(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
+        require_no_foreign_commits(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
         """Whether the table has what this copy of it had, or was never copied and has something."""
@@ -337,7 +341,7 @@ class Applier:
             added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
         )
-        work, changes = read_work(self._storage, work, source, _ROUND)
+        work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
         known = self._declarations.find(delta.directory, application, applied)
         before = Before(directory=delta.directory)
         if present is not None and not replaced:
@@ -351,8 +355,8 @@ class Applier:
             )
         found = self._findable.look(before, schema, described, work.after, truncated=pc.any(pc.equal(changes["_op"], "t")).as_py() or False)
         if found.lost is not None and table.until is None:
-            raise TargetError(found.lost, hint=COPY_ANEW)
-        declared = known, Declared(source.reached, source.schemas[-1], found.doubtful)
+            raise TargetError(found.lost, hint=COPY_AGAIN)
+        declared = known, DeclaredColumns(source.reached, source.schemas[-1], found.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         return Work(name, application, delta, source, work, plan, overwrite, declared)
 
@@ -362,10 +366,10 @@ class Applier:
         if copied is None or copied.base is None:
             return False
         application = _application(lake, table)
-        if delta.applied(of_copy(application)) is None:
+        if delta.applied(copy_application(application)) is None:
             if not delta.is_there:
                 delta.create(copied.schema.current)
-            delta.commit(copied.base, (), of_copy(application), copied.lsn, overwrite=copied.schema.current)
+            delta.commit(copied.base, (), copy_application(application), copied.lsn, overwrite=copied.schema.current)
         # no cut has it yet, from which on its commits would be looked at
         self._copied[delta.directory] = copied_version(self._storage, delta, application)
         self._require_ours_since(lake, table, delta, self._copied[delta.directory])

@@ -10,7 +10,7 @@ from typing import Final
 from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 
 __all__ = ["ApplierStatus"]
 
@@ -28,7 +28,7 @@ class ApplierStatus:
     def __init__(self, storage: Storage, engine: str) -> None:
         self._storage = storage
         self._engine = engine
-        self._before = Missing()
+        self._before = MissingRows()
         self._error: str | None = None
         self._error_time: float | None = None
         self._written: dict[str, object] | None = None
@@ -38,18 +38,18 @@ class ApplierStatus:
         try:
             found = read_document(self._storage, _NAME) or {}
             counters = found.get("counters", {})
-            self._before = Missing(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
+            self._before = MissingRows(int(counters.get("confl_update_missing", 0)), int(counters.get("confl_delete_missing", 0)))
             self._error, self._error_time = found.get("last_error"), found.get("last_error_time")
         except (TargetError, ValueError, TypeError, AttributeError):
             pass  # nothing depends on it
-        self.tell(Missing())
+        self.tell(MissingRows())
 
-    def failed(self, error: str, missing: Missing) -> None:
+    def failed(self, error: str, missing: MissingRows) -> None:
         """An attempt failed."""
         self._error, self._error_time = error, time.time()
         self.tell(missing)
 
-    def tell(self, missing: Missing) -> None:
+    def tell(self, missing: MissingRows) -> None:
         """Write it, if it is something else than before. Where that is not possible nothing happens.
 
         Args:

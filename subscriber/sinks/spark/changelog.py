@@ -21,17 +21,17 @@ from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.delta import FileRanges, LakeDelta
-from subscriber.sinks.spark.fields import RENAMED, new_names, renamed_file, resolved
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.foreign_log import require_log_ours
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.landing.zone import batch_end
-from subscriber.sinks.spark.merge import NewFile, conformed, read_changes
+from subscriber.sinks.spark.merge.parquet import conformed, read_changes
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, TableSchema
-from subscriber.sinks.spark.stats import file_statistics
+from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
+from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
+from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta
+from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_commits
 from subscriber.sinks.spark.waiting import Copied, read_copy
 
 __all__ = ["ChangeLog", "log_order"]
@@ -130,14 +130,14 @@ class ChangeLog:
             return
         own = _own_columns(log) if there else None
         described = [*([copied.schema] if copied is not None else []), *(file.schema for file, _ in files)]
-        found = dict(zip(described, resolved(own.names if own is not None else (), described), strict=True))
+        found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
         files = [(self._renamed(file, found[file.schema]), lsn) for file, lsn in files]
         schema = evolved_schema(own, [found[one] for one in described])
         present = log.schema if there else None
         if not there:
             log.create(pa.schema([field.with_nullable(True) for field in schema.landing]))
         overwrite = None
-        added: list[NewFile] = []
+        added: list[DataFile] = []
         removed: list[str] = []
         if present is not None and retyped_columns(present, schema):
             overwrite = pa.schema([field.with_nullable(True) for field in schema.landing])
@@ -147,8 +147,8 @@ class ChangeLog:
             log.add_columns(schema.landing)
             self._require_ours(log)
         added += self._written(log, files, schema, int(after))
-        if any(file.path.startswith(RENAMED) for file, _ in files):
-            self._storage.remove_directory(RENAMED)
+        if any(file.path.startswith(ROUND_DIRECTORY) for file, _ in files):
+            self._storage.remove_directory(ROUND_DIRECTORY)
         log.commit(added, removed, application, end, overwrite=overwrite)
         self._require_ours(log)
         self._merge_small(log, application, end)
@@ -164,7 +164,7 @@ class ChangeLog:
 
     def _require_ours(self, log: LakeDelta) -> None:
         """After each time that it is loaded: from then on only a commit of ours can come next."""
-        require_log_ours(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
+        require_no_foreign_log_commits(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
         """Small files become one, if there are many: a log is read whole more often than not.
@@ -194,8 +194,8 @@ class ChangeLog:
         with self._storage.reading(path):
             return pq.read_table(f"{log.directory}/{path}", filesystem=self._storage.filesystem, partitioning=None)
 
-    def _written(self, log: LakeDelta, files: Sequence[tuple[LandedFile, Lsn | None]], schema: TableSchema, after: int) -> list[NewFile]:
-        found: list[NewFile] = []
+    def _written(self, log: LakeDelta, files: Sequence[tuple[LandedFile, Lsn | None]], schema: TableSchema, after: int) -> list[DataFile]:
+        found: list[DataFile] = []
         parts: list[pa.Table] = []
         for number, (file, lsn) in enumerate(files):
             rows = read_changes(self._storage, [file.path], schema, after if lsn is None else 0)
@@ -209,10 +209,10 @@ class ChangeLog:
                     found.append(self._write(log, gathered))
         return found
 
-    def _rewritten(self, log: LakeDelta, path: str, schema: TableSchema) -> NewFile:
+    def _rewritten(self, log: LakeDelta, path: str, schema: TableSchema) -> DataFile:
         return self._write(log, conformed(self._read(log, path), schema.landing))
 
-    def _write(self, log: LakeDelta, rows: pa.Table) -> NewFile:
+    def _write(self, log: LakeDelta, rows: pa.Table) -> DataFile:
         path = f"part-{uuid4().hex}.parquet"
         pending = self._storage.create(f"{log.directory}/{path}")
         try:
@@ -222,10 +222,10 @@ class ChangeLog:
         except BaseException:
             pending.discard()
             raise
-        return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
+        return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
 
 
-def _in_the_table(name: TableName, table: LakeTable, copied: Copied, file: NewFile) -> LandedFile:
+def _in_the_table(name: TableName, table: LakeTable, copied: Copied, file: DataFile) -> LandedFile:
     """A base file that executors wrote, as if it were landed. It is there, whatever became of its rows: the log comes before vacuum."""
     path = f"{table_directory('tables', name, table.id)}/{file.path}"
     return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copied.schema)

@@ -21,16 +21,16 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.changelog import log_order
-from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.fields import new_names, renamed_rows, resolved
 from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
-from subscriber.sinks.spark.merge import conformed
+from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES
 from subscriber.sinks.spark.schema.types import widened
+from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.waiting import read_copy
 
 __all__ = ["Changes", "Piece"]
@@ -135,7 +135,7 @@ class Changes:
                 return known.log.schema
             raise TargetError(f'table "{self._name}" has no change log yet', hint="start the applier: subscriber spark-apply")
         own = pa.schema([field for field in known.log.schema if field.name not in META_NAMES]) if known.log is not None else None
-        schema = evolved_schema(own, resolved(own.names if own is not None else (), described))
+        schema = evolved_schema(own, resolve_fields(own.names if own is not None else (), described))
         return pa.schema([field.with_nullable(True) for field in schema.landing])
 
     def latest(self) -> Lsn:
@@ -208,7 +208,7 @@ class Changes:
             if manifest.end <= max(start, int(known.reached)) or manifest.begin >= end:
                 continue
             files = [file for file in manifest.files if file.table_id == known.table.id]
-            names = [new_names(file.schema, *resolved(schema.names, [file.schema])) for file in files]
+            names = [new_names(file.schema, *resolve_fields(schema.names, [file.schema])) for file in files]
             # read whole, before any of it is given away: it may be gone in the midst of it
             yield manifest, [row for file, new in zip(files, names, strict=True) for row in self._rows(file.path, start, end, schema, new)]
 

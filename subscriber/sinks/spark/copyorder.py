@@ -18,19 +18,19 @@ the table's number and the copy's generation, and are never the same twice: a ta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json, file_to_json
 
-__all__ = ["CopyFailure", "CopyOrder", "DonePart", "base_file_name", "file_from_json", "file_to_json", "remove_base_files"]
+__all__ = ["CopyFailure", "CopyOrder", "DonePart", "base_file_name", "remove_base_files"]
 
 _ORDER: Final = "order.json"
 _FAILURE: Final = "failure.json"
@@ -48,7 +48,7 @@ class DonePart:
     """
 
     number: int
-    files: tuple[NewFile, ...]
+    files: tuple[DataFile, ...]
 
     @property
     def rows(self) -> int:
@@ -144,7 +144,7 @@ class CopyOrder:
 
     # --- what is done
 
-    def mark(self, storage: Storage, number: int, files: Iterable[NewFile]) -> None:
+    def mark(self, storage: Storage, number: int, files: Iterable[DataFile]) -> None:
         """A part is stored; durable on return, its files with it.
 
         Raises:
@@ -209,20 +209,6 @@ def remove_base_files(storage: Storage, base: str, table_id: int, generations: r
     """
     found = [(file.name, _BASE.fullmatch(file.name)) for file in storage.files(base)]
     storage.delete(f"{base}/{name}" for name, match in found if match and int(match[1]) == table_id and int(match[2]) in generations)
-
-
-def file_to_json(file: NewFile) -> dict[str, Any]:
-    """For storing. The range of keys is in the file itself."""
-    return {"path": file.path, "size": file.size, "rows": file.rows, "stats": file.stats}
-
-
-def file_from_json(data: Mapping[str, Any]) -> NewFile:
-    """Read it back.
-
-    Raises:
-        KeyError, TypeError: it is none.
-    """
-    return NewFile(path=data["path"], size=data["size"], rows=data["rows"], stats=data["stats"], low=None, high=None)
 
 
 def _damaged(storage: Storage, name: str) -> TargetError:

@@ -13,8 +13,10 @@ from subscriber.errors import ConfigurationError, PublisherError, PublisherUnava
 from subscriber.protocol.quoting import quote_literal
 from subscriber.sinks.spark.copyorder import CopyOrder, base_file_name
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import NewFile, Unit, write_rows
+from subscriber.sinks.spark.merge.parquet import write_rows
+from subscriber.sinks.spark.merge.unit import Unit
 from subscriber.sinks.spark.selecting import current_rows
+from subscriber.sinks.spark.tables.data_file import DataFile
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection
@@ -103,7 +105,7 @@ def copy_part(
         return
     schema = order.schema
     unit = Unit(directory=order.base, schema=schema, base=(), stretches=(), after=0, target_rows=target_rows)
-    files: list[NewFile] = []
+    files: list[DataFile] = []
     gathered: list[pa.RecordBatch] = []
 
     def write() -> None:

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import Unit, UnitResult, merge_unit
+from subscriber.sinks.spark.merge.merge_unit import merge_unit
+from subscriber.sinks.spark.merge.unit import Unit, UnitResult
 from subscriber.sinks.spark.work import Done, Work
 
 __all__ = ["Engine", "LocalEngine", "UnitEngine"]

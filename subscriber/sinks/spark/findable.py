@@ -1,7 +1,7 @@
 """Whether rows of a table can be found by the replica identity that its changes have, after ALTER TABLE.
 
 * A key column that came later is NULL in rows from before: the publisher does not say what ADD COLUMN, or RENAME COLUMN, gave them. (Under
-  REPLICA IDENTITY FULL ``adopted.py`` finds such a row by its other columns.)
+  REPLICA IDENTITY FULL ``row_matching.py`` finds such a row by its other columns.)
 * A column whose type changed may have other values at the publisher than here (``type_changes.py``).
 
 An UPDATE or DELETE that knows a row by such a column would find none, and pass it over. Rows that only came do no harm, and those that a
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import read_base, read_changes
+from subscriber.sinks.spark.merge.parquet import read_base, read_changes
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 

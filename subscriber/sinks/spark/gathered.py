@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import write_file
-from subscriber.sinks.spark.merge import read_changes
+from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.plan import TableWork, plan_columns
 from subscriber.sinks.spark.waiting import Source
 

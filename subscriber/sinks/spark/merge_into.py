@@ -22,15 +22,16 @@ from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.keys import Bound, is_orderable
 from subscriber.sinks.spark.landing.zone import write_file
-from subscriber.sinks.spark.merge import conformed, read_base, read_changes
+from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
+from subscriber.sinks.spark.merge.keys import is_orderable
+from subscriber.sinks.spark.merge.parquet import conformed, read_base, read_changes
 from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
 from subscriber.sinks.spark.plan import BaseFile
 from subscriber.sinks.spark.rewrite import RewriteEngine
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
 from subscriber.sinks.spark.session.jobs import job_errors, job_failed
-from subscriber.sinks.spark.settle import Settled, settle
+from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.work import Done, Work
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class MergeEngine:
         changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
         try:
             session = self._session(work)
-            settled = settle(self._touched(session, work, changes), changes, schema)
+            settled = merge_keyed_rows(self._touched(session, work, changes), changes, schema)
             source = self._source(session, settled)
             if source is not None:
                 frame, flag = source
@@ -188,7 +189,7 @@ class MergeEngine:
         found = session.sql(selected_rows(work.delta.uri, schema, names, "keys", _range(schema, keys))).toArrow()
         return conformed(found, schema.current)
 
-    def _source(self, session: SparkSession, settled: Settled) -> tuple[DataFrame, str] | None:
+    def _source(self, session: SparkSession, settled: MergedRows) -> tuple[DataFrame, str] | None:
         """One row a key, and a column that says whether it is gone; None if there is nothing."""
         flag = "_gone"
         while folded_name(flag) in map(folded_name, settled.puts.schema.names):

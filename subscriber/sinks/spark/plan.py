@@ -24,12 +24,13 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.sinks.spark.fold import since_truncate
-from subscriber.sinks.spark.keys import Bound, is_orderable, rank
-from subscriber.sinks.spark.merge import Unit
-from subscriber.sinks.spark.ranges import KeyRange
+from subscriber.sinks.spark.merge.fold import since_truncate
+from subscriber.sinks.spark.merge.key_ranges import KeyRange
+from subscriber.sinks.spark.merge.keys import is_orderable, rank
+from subscriber.sinks.spark.merge.unit import Unit
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.data_file import Bound
 
 __all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
 
@@ -52,7 +53,7 @@ class BaseFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """What is to be done to one table; see :class:`subscriber.sinks.spark.merge.Unit` for the other names.
+    """What is to be done to one table; see :class:`subscriber.sinks.spark.merge.unit.Unit` for the other names.
 
     Attributes:
         rewrite: whether all its files are made anew.

@@ -12,10 +12,10 @@ from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.session.spark_session import has_delta
+from subscriber.sinks.spark.tables.delta import LakeDelta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

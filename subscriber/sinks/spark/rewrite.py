@@ -9,7 +9,8 @@ from subscriber.errors import SubscriberError, TargetError
 from subscriber.sinks.spark.engines import UnitEngine
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import Unit, UnitResult, merge_unit
+from subscriber.sinks.spark.merge.merge_unit import merge_unit
+from subscriber.sinks.spark.merge.unit import Unit, UnitResult
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Final
 
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import CUTS
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
+from subscriber.sinks.spark.tables.delta import LakeDelta
 
 __all__ = ["sweep"]
 

@@ -35,7 +35,7 @@ from subscriber.errors import ConfigurationError, CopyOutdated, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
-from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, file_to_json, remove_base_files
+from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, remove_base_files
 from subscriber.sinks.spark.copytext import CopyReader
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.location import Copying, table_directory
@@ -45,9 +45,9 @@ from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
-from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.selecting import select_list
+from subscriber.sinks.spark.tables.data_file import DataFile, file_to_json
 
 __all__ = ["COPY_DOCUMENT", "ExecutorTableSink", "SparkTableSink"]
 
@@ -98,7 +98,7 @@ class SparkTableSink:
         self._schema: TableSchema | None = None
         self._numbers: Iterator[int] = itertools.count()
         self._files: list[LandedFile] = []
-        self._done: tuple[NewFile, ...] | None = None
+        self._done: tuple[DataFile, ...] | None = None
         self._lander: LandingWriter | None = None
 
     @property
@@ -285,7 +285,7 @@ class ExecutorTableSink(SparkTableSink):
         await run_in_thread(lambda: placed.place(lake.storage))
         self._done = await self._all_done(placed, rows)
 
-    async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[NewFile, ...]:
+    async def _all_done(self, order: CopyOrder, rows: Callable[[int], None]) -> tuple[DataFile, ...]:
         storage, loop = self._lake().storage, asyncio.get_running_loop()
         parts: dict[int, DonePart] = {}
         told, patience = "", loop.time() + _PATIENCE_SECONDS

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
-from subscriber.sinks.spark.copyorder import file_from_json
-from subscriber.sinks.spark.fields import new_names, renamed_file, resolved
 from subscriber.sinks.spark.files.documents import read_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, check_paths, read_manifests
-from subscriber.sinks.spark.merge import NewFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
+from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json
 from subscriber.sinks.spark.tablesync import COPY_DOCUMENT
 
 __all__ = ["Copied", "Source", "copied_source", "read_copy"]
@@ -53,7 +52,7 @@ class Source:
 
     def rename(self, storage: Storage, present: Iterable[str]) -> None:
         """Let columns be the fields that they are in a table that has these; files with others are written again."""
-        found = dict(zip(self.schemas, resolved(present, self.schemas), strict=True))
+        found = dict(zip(self.schemas, resolve_fields(present, self.schemas), strict=True))
         names = {landed: new_names(landed, table) for landed, table in found.items()}
         if any(names.values()):
             pairs = zip(self.files, self.described, strict=True)
@@ -69,7 +68,7 @@ class Copied:
     lsn: Lsn
     schema: TableSchema
     files: tuple[LandedFile, ...]
-    base: tuple[NewFile, ...] | None = None
+    base: tuple[DataFile, ...] | None = None
 
 
 def read_copy(storage: Storage, directory: str) -> Copied | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.declared import Declared
-from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.merge import NewFile
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.plan import Plan, TableWork
+from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
+from subscriber.sinks.spark.tables.data_file import DataFile
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.waiting import Source
 
 __all__ = ["Done", "Work"]
@@ -40,9 +40,9 @@ class Work:
     task: TableWork
     plan: Plan
     overwrite: pa.Schema | None
-    declared: tuple[Declared | None, Declared]
+    declared: tuple[DeclaredColumns | None, DeclaredColumns]
 
-    def commit(self, files: Sequence[NewFile]) -> None:
+    def commit(self, files: Sequence[DataFile]) -> None:
         """Let the units' files be the table's.
 
         Raises:
@@ -55,5 +55,5 @@ class Work:
 class Done:
     """What an engine did to one table: the files it wrote, if it knows them, and the changes that found no row."""
 
-    files: list[NewFile] = field(default_factory=list)
-    missing: Missing = field(default_factory=Missing)
+    files: list[DataFile] = field(default_factory=list)
+    missing: MissingRows = field(default_factory=MissingRows)

@@ -165,7 +165,7 @@ def lake_names(names: Iterable[str]) -> tuple[str, ...]:
 
     A name that has to be altered gets a number that is made of it alone: whatever columns come and go beside it, it is the same field, and
     no other column's. Of names that differ in letter case only, those with capitals are altered, as long as there is the other; a table
-    that has some of them already has them under the names that it has (``fields.py``).
+    that has some of them already has them under the names that it has (``column_mapping.py``).
     """
     listed = tuple(names)
     counts = Counter(map(folded_name, listed))

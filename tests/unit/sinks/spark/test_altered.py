@@ -13,7 +13,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
 
@@ -143,5 +143,5 @@ async def test_whatever_is_altered_amid_changes_the_rows_are_the_publishers(tmp_
         all_rounds(work)
         work.tidy(now=dice.random() < 0.5)
         assert _found(tmp_path) == table.expected()
-        assert work.missing == Missing()
+        assert work.missing == MissingRows()
     await sink.close()

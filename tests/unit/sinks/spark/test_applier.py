@@ -22,12 +22,12 @@ from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark import landing_stream as landing_stream_module
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import first_manifest
-from subscriber.sinks.spark.merge import Unit, UnitResult
+from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 

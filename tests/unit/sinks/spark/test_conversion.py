@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from subscriber.sinks.spark.merge import conformed
+from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.schema.type_widening import converted
 from subscriber.sinks.spark.schema.types import widened
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.sinks.spark.keys import rank
+from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.merge_into import _divided
 from subscriber.sinks.spark.plan import BaseFile
 

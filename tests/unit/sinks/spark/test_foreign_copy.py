@@ -15,10 +15,11 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.copyorder import base_file_name
-from subscriber.sinks.spark.delta import LakeDelta
-from subscriber.sinks.spark.merge import Unit, write_rows
+from subscriber.sinks.spark.merge.parquet import write_rows
+from subscriber.sinks.spark.merge.unit import Unit
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import Killed, all_rounds, applier, storage
 from tests.unit.sinks.spark.test_rounds import KEYED, _foreign, land, rows

@@ -14,12 +14,12 @@ from subscriber.errors import TargetError
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 from subscriber.sinks.spark.schema.types import arrow_type, parse_type, widened
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.stream import begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, relation, rows, start
@@ -81,7 +81,7 @@ async def test_a_new_key_of_a_table_whose_rows_went_is_a_key(tmp_path: Path, emp
         work = applier(tmp_path)
     await sink.close()
     assert rows(tmp_path, ("id", "note")) == [(1, "z"), (400, "y"), (500, "y")]
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_new_key_that_all_rows_have_by_now_is_a_key(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ async def test_values_that_a_new_type_keeps_are_found(
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path, ("id",)) == []
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 PLAIN = Relation(5, "public", "t", "d", (Column("id", 23, -1, True), Column("value", 1114, -1, False)))
@@ -216,7 +216,7 @@ async def test_a_column_in_doubt_that_is_part_of_the_identity_later_is_told(tmp_
     else:
         all_rounds(work)
         assert rows(tmp_path, ("id",)) == []
-        assert work.missing == Missing()
+        assert work.missing == MissingRows()
 
 
 async def test_a_killed_round_that_comes_again_is_judged_by_what_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ async def test_a_killed_round_that_comes_again_is_judged_by_what_was_before_it(t
     assert rows(tmp_path, ("id",)) == [(1,)]
     work = applier(tmp_path)
     work.run_round()
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_copied_table_that_is_altered_before_its_first_change_is_told(tmp_path: Path) -> None:

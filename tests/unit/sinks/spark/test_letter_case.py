@@ -16,8 +16,8 @@ from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.changes import Changes
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.fields import resolved
 from subscriber.sinks.spark.schema.table_schema import TableSchema, altered_name
+from subscriber.sinks.spark.tables.column_mapping import resolve_fields
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_foreign_copy import copied
@@ -49,7 +49,7 @@ def day(number: int, name: str) -> str:
 
 def _one(schema: Any, *names: str) -> dict[str, str]:
     """Fields of columns in a table that has these fields."""
-    [found] = resolved([field.name for field in schema], [TableSchema.of_relation(described(*names))])
+    [found] = resolve_fields([field.name for field in schema], [TableSchema.of_relation(described(*names))])
     return {column.name: column.field for column in found.columns}
 
 
@@ -99,7 +99,7 @@ def test_a_name_of_its_own_is_not_altered() -> None:
     assert _one([], "createdAt", "id2", "X") == {"id": "id", "createdAt": "createdAt", "id2": "id2", "X": "X"}
     for history in HISTORIES:
         schemas = [TableSchema.of_relation(described(*names)) for names in history]
-        for before, now in pairwise(resolved([], schemas)):
+        for before, now in pairwise(resolve_fields([], schemas)):
             old, new = ({column.name: column.field for column in one.columns} for one in (before, now))
             assert all(new[name] == field for name, field in old.items() if name in new)
 

@@ -18,14 +18,14 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
 from subscriber.sinks.spark import changelog as changelog_module
-from subscriber.sinks.spark import delta as delta_module
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.changelog import ChangeLog
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.tables import delta as delta_module
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import Killed, all_rounds, storage

@@ -14,7 +14,7 @@ from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, Tab
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier
 
@@ -40,7 +40,7 @@ class _Target:
         self.random = random.Random(seed)
         self.rows: dict[str, tuple[str | None, str | None]] = {}
         self.bag: Counter[tuple[str | None, str | None]] = Counter()
-        self.missing = Missing()
+        self.missing = MissingRows()
 
     def _values(self) -> tuple[str, str]:
         return f"text {self.random.random()}", str(self.random.randrange(100))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.sinks.spark.keys import rank
-from subscriber.sinks.spark.ranges import KeyRange, row_groups
+from subscriber.sinks.spark.merge.key_ranges import KeyRange, row_groups
+from subscriber.sinks.spark.merge.keys import rank
 
 Group = tuple[str, list[Any]]
 """Operations and keys of a row group."""

@@ -18,14 +18,14 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
 from subscriber.sinks.spark import applier as applier_module
-from subscriber.sinks.spark import merge as merge_module
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge import merge_unit as merge_module
+from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 
@@ -185,7 +185,7 @@ async def test_an_update_before_the_identity_becomes_full_replaces_its_row(tmp_p
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path) == [(1, "c"), (3, "c")]
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_delete_before_the_key_changes_deletes_its_row(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_a_delete_before_the_key_changes_deletes_its_row(tmp_path: Path) -
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path) == [(20, "b"), (3, "c")]
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_changes_before_the_identity_becomes_nothing_are_no_rows(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_truncate_behind_a_new_identity_clears_the_table(tmp_path: Path)
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path) == [(4, "d")]
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_column_that_goes_and_comes_back_in_one_round_is_null_in_rows_from_before(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_whole_rows_from_before_a_column_with_a_default_are_found(tmp_path
     all_rounds(work)
     found = [tuple(None if value is None else str(value) for value in one) for one in rows(tmp_path, ("id", "n"))]
     assert sorted(found, key=repr) == [("1", "6.00"), ("1", None), ("4", None), ("5", "7.00")]
-    assert work.missing == Missing(deletes=1)
+    assert work.missing == MissingRows(deletes=1)
 
 
 async def test_whole_rows_from_before_a_column_went_are_found(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ async def test_whole_rows_from_before_a_column_went_are_found(tmp_path: Path) ->
     all_rounds(work)
     assert {one[0] for one in rows(tmp_path, ("id",))} == {0, *range(4, 19)}
     assert (4, ["d"]) in rows(tmp_path, ("id", "tags"))
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_columns_that_came_later_are_known_after_a_type_changed(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ async def test_rows_from_before_a_key_had_another_type_are_found(
     await sink.close()
     all_rounds(work)
     assert rows(tmp_path, ("note",)) == [("b",)]
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_key_whose_old_values_nobody_can_tell_is_told(tmp_path: Path) -> None:

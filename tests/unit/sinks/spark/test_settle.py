@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from subscriber.protocol.messages import Column, Relation
+from subscriber.sinks.spark.merge.fold import merge_keyed_rows
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.settle import settle
 
 SCHEMA = TableSchema.of_relation(Relation(5, "public", "t", "d", (Column("id", 20, -1, True), Column("v", 25, -1, False))))
 
@@ -44,7 +44,7 @@ def rows(schema: pa.Schema, **columns: list[Any]) -> pa.Table:
 def test_known(there: list[int], changes: list[tuple[str, int | None, bool]], *, known: bool, missing: int) -> None:
     ops, ids, moved = ([change[place] for change in changes] for place in range(3))
     count = len(changes)
-    found = settle(
+    found = merge_keyed_rows(
         rows(SCHEMA.current, id=there, v=["old"] * len(there)),
         rows(SCHEMA.landing, _op=ops, id=ids, _moved=moved, _lsn=[5] * count, _seq=list(range(count)), v=["new"] * count),
         SCHEMA,

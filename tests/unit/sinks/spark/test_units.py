@@ -9,11 +9,11 @@ import pytest
 
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.engines import LocalEngine
-from subscriber.sinks.spark.merge import Unit, UnitResult
-from subscriber.sinks.spark.missing import Missing
+from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.merge.unit import Unit, UnitResult
 from subscriber.sinks.spark.sink import SparkSink
+from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.work import Done, Work
 from tests.unit.sinks.spark.stream import begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
@@ -95,7 +95,7 @@ async def test_where_all_files_are_made_anew_a_unit_has_one_of_them(
     assert {found[number] for number in range(ROWS) if number not in {5, 55}} == {(kind(7), *extra)}
     if not gone:
         assert found[55] == (kind(8), *extra)
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_where_the_identity_changes_only_files_that_are_touched_are_read(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_where_the_identity_changes_only_files_that_are_touched_are_read(t
     all_rounds(work)
     assert [len(unit.base) for unit in engine.units] == [1, 1]
     assert {one[0] for one in rows(tmp_path)} == set(range(ROWS)) - {55, 95}
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_new_column_that_a_killed_round_left_divides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ async def test_a_table_that_the_first_key_column_cannot_divide_is_one_unit(tmp_p
     all_rounds(work)
     assert [len(unit.base) for unit in engine.units] == [FILES]
     assert {one[0] for one in rows(tmp_path)} == set(range(ROWS))
-    assert work.missing == Missing()
+    assert work.missing == MissingRows()
 
 
 async def test_a_plan_knows_how_many_rows_come_to_each_unit(tmp_path: Path) -> None:

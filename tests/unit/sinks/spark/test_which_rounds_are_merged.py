@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.keys import rank
+from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.merge_into import _is_merged
 from subscriber.sinks.spark.plan import BaseFile, TableWork, plan_table
 from subscriber.sinks.spark.schema.evolution import Stretch

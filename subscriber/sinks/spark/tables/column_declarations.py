@@ -18,14 +18,14 @@ from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
-__all__ = ["Declarations", "Declared"]
+__all__ = ["ColumnDeclarations", "DeclaredColumns"]
 
 _NAME: Final = "_declared.json"
 """Readers, and those who clean up behind Delta, pass over names that begin so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredColumns:
     """A table's columns once it is at an LSN; ``doubtful``: those in which rows may have other values than the publisher's."""
 
     lsn: Lsn
@@ -37,13 +37,13 @@ class Declared:
         return {"lsn": str(self.lsn), "schema": self.schema.to_json(), "doubtful": sorted(self.doubtful)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Declared:
+    def from_json(cls, data: dict[str, Any]) -> DeclaredColumns:
         """Read it back."""
         return cls(Lsn.parse(data["lsn"]), TableSchema.from_json(data["schema"]), frozenset(data["doubtful"]))
 
 
 @dataclass(slots=True)
-class Declarations:
+class ColumnDeclarations:
     """Those of a lake's tables, for their one applier.
 
     Attributes:
@@ -52,9 +52,9 @@ class Declarations:
     """
 
     storage: Storage
-    known: dict[str, tuple[str, tuple[Declared, ...]]] = field(default_factory=dict)
+    known: dict[str, tuple[str, tuple[DeclaredColumns, ...]]] = field(default_factory=dict)
 
-    def find(self, directory: str, application: str, applied: Lsn | None) -> Declared | None:
+    def find(self, directory: str, application: str, applied: Lsn | None) -> DeclaredColumns | None:
         """What holds for a table that is at an LSN; None: it is not known.
 
         Raises:
@@ -67,18 +67,18 @@ class Declarations:
             return None
         return next((one for one in reversed(documents) if one.lsn <= applied), None)
 
-    def _read(self, name: str) -> tuple[str, tuple[Declared, ...]]:
+    def _read(self, name: str) -> tuple[str, tuple[DeclaredColumns, ...]]:
         document = read_document(self.storage, name)
         if document is None:
             return "", ()
         try:
-            return document["application"], tuple(map(Declared.from_json, document["declared"]))
+            return document["application"], tuple(map(DeclaredColumns.from_json, document["declared"]))
         except (ValueError, KeyError, TypeError):
             raise TargetError(
                 f"{self.storage.what(name)} is damaged", hint="remove it: types that change in the next round are not noticed then"
             ) from None
 
-    def keep(self, directory: str, application: str, before: Declared | None, now: Declared) -> None:
+    def keep(self, directory: str, application: str, before: DeclaredColumns | None, now: DeclaredColumns) -> None:
         """Note what holds once the table is at an LSN, before it is; ``before``: what :meth:`find` gave.
 
         Raises:

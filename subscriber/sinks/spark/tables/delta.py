@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction, Transaction
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import NewFile
+from subscriber.sinks.spark.tables.data_file import DataFile
 
 __all__ = ["FileRanges", "LakeDelta", "with_added"]
 
@@ -228,7 +228,7 @@ class LakeDelta:
 
     def commit(
         self,
-        added: Sequence[NewFile],
+        added: Sequence[DataFile],
         removed: Sequence[str],
         application: str,
         lsn: Lsn,

@@ -13,21 +13,28 @@ from typing import Any, Final, Literal
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import CutTable
-from subscriber.sinks.spark.delta import LakeDelta
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.delta import LakeDelta
 
-__all__ = ["COPY_ANEW", "copied_version", "of_copy", "require_kept", "require_ours"]
+__all__ = [
+    "COPY_AGAIN",
+    "copied_version",
+    "copy_application",
+    "require_no_foreign_commits",
+    "require_no_foreign_log_commits",
+    "require_published_version",
+]
 
-COPY_ANEW: Final = "take it out of the publication and in again, which copies it anew"
+COPY_AGAIN: Final = "take it out of the publication and in again, which copies it anew"
 """A remedy."""
 
 
-def of_copy(application: str) -> str:
+def copy_application(application: str) -> str:
     """In whose name the files of a copy by executors become a table's, before anything else of this copy."""
     return f"{application}-copied"
 
 
-def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
+def require_published_version(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
     """See that what was published of a table is still there.
 
     Args:
@@ -48,11 +55,11 @@ def require_kept(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> 
     if found is not None:
         raise TargetError(
             f"Delta table {delta.uri} has lost version {published.version}, which was published: {found}",
-            hint=f"restore it from a backup, or {COPY_ANEW}",
+            hint=f"restore it from a backup, or {COPY_AGAIN}",
         )
 
 
-def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, application: str) -> None:
+def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, prefix: str, application: str) -> None:
     """See that commits behind a version are all ours, or undone before another one of ours came.
 
     Args:
@@ -68,17 +75,17 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
     ours: list[int] = []
     runs: list[list[int]] = []  # of others' commits, with none of ours between them
     for version in range(since + 1, delta.version + 1):
-        changes = _changes(storage, _entry(delta, version), prefix)
-        if changes == "ours":
+        writer = _writer(storage, delta, version, prefix)
+        if writer == "ours":
             ours.append(version)
-        elif changes == "foreign":
+        elif writer == "foreign":
             if runs and not (ours and ours[-1] > runs[-1][-1]):
                 runs[-1].append(version)
             else:
                 runs.append([version])
 
     def is_begun(version: int) -> bool:
-        return any(delta.applied_at(version, name) is not None for name in (application, of_copy(application)))
+        return any(delta.applied_at(version, name) is not None for name in (application, copy_application(application)))
 
     if runs and ours and not is_begun(since) and is_begun(delta.version):
         copied = next(version for version in ours if is_begun(version))
@@ -89,34 +96,53 @@ def require_ours(storage: Storage, delta: LakeDelta, since: int, prefix: str, ap
         behind = next((version for version in ours if version > run[0]), None)
         told = f"Delta table {delta.uri} was changed by somebody else, in version {run[0]}"
         if behind is None:
-            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_ANEW}")
+            raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_AGAIN}")
         # restored to before it, the table would lack what a commit of ours brought, and say that it has it
-        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_ANEW)
+        raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
 
 
 def copied_version(storage: Storage, delta: LakeDelta, application: str) -> int:
     """In which version the files of a copy by executors became the table's; where that is of long ago, the last one of long ago."""
     for version in range(delta.version, -1, -1):
-        actions = _actions(storage, _entry(delta, version))
-        if actions is None or any(action.get("txn", {}).get("appId") == of_copy(application) for action in actions):
+        actions = _actions(storage, delta, version)
+        if actions is None or any(action.get("txn", {}).get("appId") == copy_application(application) for action in actions):
             return version
     return -1
 
 
-def _entry(delta: LakeDelta, version: int) -> str:
-    return f"{delta.directory}/_delta_log/{version:020d}.json"
+def require_no_foreign_log_commits(storage: Storage, log: LakeDelta, prefix: str) -> None:
+    """See that a change log has the files that the last commit of ours left.
+
+    Args:
+        storage: the lake's.
+        log: the table, loaded.
+        prefix: how names of applications of ours begin.
+
+    Raises:
+        TargetError: it has others.
+    """
+    foreign = []
+    for version in range(log.version, -1, -1):
+        writer = _writer(storage, log, version, prefix)
+        if writer in {"ours", None}:
+            break
+        if writer == "foreign":
+            foreign.append(version)
+    if foreign and (not foreign[-1] or set(log.files_at(foreign[0])) != set(log.files_at(foreign[-1] - 1))):
+        hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
+        raise TargetError(f"change log {log.uri} was changed by somebody else, in version {foreign[-1]}", hint=hint)
 
 
-def _actions(storage: Storage, path: str) -> list[dict[str, Any]] | None:
-    content = storage.read(path)
+def _actions(storage: Storage, delta: LakeDelta, version: int) -> list[dict[str, Any]] | None:
+    content = storage.read(f"{delta.directory}/_delta_log/{version:020d}.json")
     return None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
 
 
-def _changes(storage: Storage, path: str, prefix: str) -> Literal["ours", "foreign", "nothing"] | None:
-    """Whose files a commit adds or removes; None: it is of long ago."""
-    actions = _actions(storage, path)
+def _writer(storage: Storage, delta: LakeDelta, version: int, prefix: str) -> Literal["ours", "foreign", "none"] | None:
+    """Who added or removed files in a commit. None: the log has no longer that commit."""
+    actions = _actions(storage, delta, version)
     if actions is None:
         return None
     if not any("add" in action or "remove" in action for action in actions):
-        return "nothing"
+        return "none"
     return "ours" if any(action.get("txn", {}).get("appId", "").startswith(prefix) for action in actions) else "foreign"

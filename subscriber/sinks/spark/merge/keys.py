@@ -15,11 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
+from subscriber.sinks.spark.tables.data_file import Bound
 
-__all__ = ["Bound", "group_ids", "is_orderable", "key_columns", "rank"]
-
-Bound = tuple[Any, ...]
-"""What :func:`rank` gives: comparable with its like."""
+__all__ = ["group_ids", "is_orderable", "key_columns", "rank"]
 
 
 def rank(value: Any) -> Bound:

@@ -1,8 +1,10 @@
-"""Statistics of a file as Delta's log has them: readers skip files by them. Source: Delta protocol, Per-file Statistics."""
+"""TODO."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -10,7 +12,41 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["file_statistics"]
+__all__ = ["Bound", "DataFile", "file_from_json", "file_statistics", "file_to_json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A file that a unit wrote.
+
+    Attributes:
+        path: relative to the table.
+        size, rows: bytes, and how many.
+        stats: as Delta's log has them, JSON.
+        low, high: the first key column's range; None if it has none.
+    """
+
+    path: str
+    size: int
+    rows: int
+    stats: str
+    low: Bound | None
+    high: Bound | None
+
+
+def file_to_json(file: DataFile) -> dict[str, Any]:
+    """For storing. The range of keys is in the file itself."""
+    return {"path": file.path, "size": file.size, "rows": file.rows, "stats": file.stats}
+
+
+def file_from_json(data: Mapping[str, Any]) -> DataFile:
+    """Read it back.
+
+    Raises:
+        KeyError, TypeError: it is none.
+    """
+    return DataFile(path=data["path"], size=data["size"], rows=data["rows"], stats=data["stats"], low=None, high=None)
+
 
 _TEXT_LIMIT: Final = 32
 """Characters of a text's minimum and maximum; longer ones are left out rather than cut."""
@@ -53,3 +89,7 @@ def _json(value: Any) -> Any:
             return None
         case _:
             return value
+
+
+Bound = tuple[Any, ...]
+"""What :func:`rank` gives: comparable with its like."""

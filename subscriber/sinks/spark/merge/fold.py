@@ -19,12 +19,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from subscriber.sinks.spark.adopted import adopted
-from subscriber.sinks.spark.keys import group_ids, key_columns
-from subscriber.sinks.spark.missing import Missing, effective
+from subscriber.sinks.spark.merge.keys import group_ids, key_columns
+from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows, without_missing_rows
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
-__all__ = ["Folded", "fold", "fold_whole_rows", "since_truncate"]
+__all__ = ["Folded", "MergedRows", "fold", "merge_keyed_rows", "merge_whole_rows", "since_truncate"]
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Folded:
         puts: the rows that are there now, in the current-state columns.
         gone: of each row of ``touched``, whether its key is deleted; those that are not are ``puts``, in the same order.
         expected: of each row of ``touched``, whether the first change of its key is of a row that the table should have.
-        consistent: whether none of the other changes is of a row that is not there; see ``missing.py``.
+        consistent: whether none of the other changes is of a row that is not there; see ``row_matching.py``.
         wanted: values of ``puts`` that are the table's: row of ``puts`` to (row of ``touched`` that has the key it was under, fields).
     """
 
@@ -177,7 +176,7 @@ def with_special(own: str | None, other: str | None, fields: list[str]) -> str |
     return json.dumps(values, sort_keys=True) if values else None
 
 
-def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, Missing]:
+def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, MissingRows]:
     """Apply changes to a table whose rows are known by all their columns, and may be there several times.
 
     Args:
@@ -194,16 +193,16 @@ def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, adde
     base = base.select(names).slice(0, 0) if cleared else base.select(names)
     rows = pa.concat_tables([base, changes.select(names)])
     if not rows.num_rows:
-        return rows, Missing()
+        return rows, MissingRows()
     signs = pc.if_else(pc.equal(changes["_op"], "d"), pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64()))
     before = pa.chunked_array([pa.array([1] * (rows.num_rows - changes.num_rows), pa.int64())])
     weights = pa.concat_arrays([*before.chunks, *(signs.chunks if isinstance(signs, pa.ChunkedArray) else [signs])])
     ids = group_ids([rows[name] for name in names])
     if _runs_short(ids, weights):
         if added:
-            return fold_whole_rows(base, adopted(base, changes, schema, added), schema)
-        changes, missing = effective(base, changes, schema)
-        return fold_whole_rows(base, changes, schema)[0], missing
+            return merge_whole_rows(base, match_incomplete_rows(base, changes, schema, added), schema)
+        changes, missing = without_missing_rows(base, changes, schema)
+        return merge_whole_rows(base, changes, schema)[0], missing
     counted = pa.table({"id": ids, "weight": weights, "row": pa.array(range(len(ids)), pa.int64())})
     groups = counted.group_by("id", use_threads=False).aggregate([("weight", "sum"), ("row", "min")])
     taken = [
@@ -211,7 +210,7 @@ def fold_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, adde
         for row, count in zip(groups["row_min"].to_pylist(), groups["weight_sum"].to_pylist(), strict=True)
         for _ in range(max(count, 0))
     ]
-    return rows.take(pa.array(taken, pa.int64())), Missing()
+    return rows.take(pa.array(taken, pa.int64())), MissingRows()
 
 
 def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
@@ -225,3 +224,79 @@ def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
     summed = pa.table({"id": rows["id"], "sum": sums, "start": pc.subtract(sums, rows["weight"])})
     found = summed.group_by("id", use_threads=False).aggregate([("sum", "min"), ("start", "first")])
     return bool(pc.any(pc.less(found["sum_min"], found["start_first"])).as_py())
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRows:
+    """What is to be done to the table.
+
+    Attributes:
+        cleared: all its rows are gone first.
+        puts: rows that are there now, in the current-state columns; those of their keys are replaced.
+        gone: one row a key that was deleted.
+        missing: changes that found no row.
+        untouched: which rows of the base are neither replaced nor deleted.
+        known: whether the base has a row of every key in ``puts``.
+    """
+
+    cleared: bool
+    puts: pa.Table
+    gone: pa.Table
+    missing: MissingRows
+    untouched: pa.Array
+    known: bool
+
+    def rows(self, base: pa.Table) -> pa.Table:
+        """All rows of the table; ``base``: what was given to :func:`merge_keyed_rows`."""
+        if self.cleared or not base.num_rows:
+            return self.puts
+        return pa.concat_tables([base.select(self.puts.schema.names).filter(self.untouched), self.puts])
+
+
+def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, passed_over: MissingRows | None = None) -> MergedRows:
+    """Fold changes and complete them from the table.
+
+    Args:
+        base: rows of the table in the current-state columns: at least all those that changes touch, or that a row moved away from.
+        changes: in the landing's columns, in order.
+        schema: of the table; has a key.
+        passed_over: what was left out of the changes already.
+    """
+    names = schema.current.names
+    folded = fold(changes, schema)
+    if folded.cleared:
+        base = base.slice(0, 0)
+    touched = folded.touched
+    ids = group_ids(key_columns(pa.concat_tables([base.select(names), touched.select(names)]), schema.keys))
+    base_ids, touched_ids = ids[: base.num_rows], ids[base.num_rows :]
+    there = pc.is_in(touched_ids, value_set=base_ids)
+    if passed_over is None and (not folded.consistent or pc.any(pc.and_not(folded.expected, there)).as_py()):
+        left, passed_over = without_missing_rows(base, since_truncate(changes)[0], schema)
+        found = merge_keyed_rows(base, left, schema, passed_over=passed_over)
+        return MergedRows(folded.cleared, found.puts, found.gone, found.missing, found.untouched, found.known)
+    puts = folded.puts.select(names)
+    if folded.wanted:
+        puts = _completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())
+    untouched = pc.invert(pc.is_in(base_ids, value_set=touched_ids))
+    known = pc.all(pc.or_(there, folded.gone), min_count=0).as_py()
+    return MergedRows(folded.cleared, puts, touched.filter(folded.gone), passed_over or MissingRows(), untouched, known)
+
+
+def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:
+    """Fill in what only the table has. ``places``: where in ``base`` each touched key is."""
+    both = pa.concat_tables([puts, base.select(puts.schema.names)])
+    indices: dict[str, list[int]] = {}
+    special = both[SPECIAL].to_pylist()
+    for put, (touched, fields) in folded.wanted.items():
+        place = places[touched]
+        if place is None:
+            continue  # of a unit that is not this one: see plan.py about rows that move far
+        source = puts.num_rows + place
+        for name in fields:
+            indices.setdefault(name, list(range(puts.num_rows)))[put] = source
+        special[put] = with_special(special[put], special[source], fields)
+    for name, taken in indices.items():
+        position = puts.schema.get_field_index(name)
+        puts = puts.set_column(position, puts.schema.field(position), both[name].take(pa.array(taken, pa.int64())))
+    position = puts.schema.get_field_index(SPECIAL)
+    return puts.set_column(position, puts.schema.field(position), pa.array(special[: puts.num_rows], pa.string()))

@@ -1,13 +1,8 @@
-"""One unit of work: some files of a table and the changes of a range of its keys become new files. Runs wherever it is sent.
-
-A :class:`Unit` is plain data, and :func:`merge_unit` reads and writes files by pyarrow and does nothing else, so that an executor of Spark,
-a thread, or a test may run it. It changes nothing: new files count once the commit names them.
-"""
+"""TODO."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -16,118 +11,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
+from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.fold import fold_whole_rows, since_truncate
-from subscriber.sinks.spark.keys import Bound, is_orderable, rank
-from subscriber.sinks.spark.missing import Missing
-from subscriber.sinks.spark.ranges import RANGE, KeyRange, packed_range, row_groups
-from subscriber.sinks.spark.schema.evolution import Stretch
+from subscriber.sinks.spark.merge.key_ranges import RANGE, KeyRange, packed_range, row_groups
+from subscriber.sinks.spark.merge.keys import is_orderable, rank
+from subscriber.sinks.spark.merge.unit import Unit
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
-from subscriber.sinks.spark.settle import settle
-from subscriber.sinks.spark.stats import file_statistics
+from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
 
-__all__ = ["NewFile", "Unit", "UnitResult", "conformed", "merge_unit", "read_base", "read_changes", "write_rows"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """See the module.
-
-    Attributes:
-        directory: of the table, relative to the lake.
-        schema: the table's now.
-        base: files of the table, relative to its directory.
-        stretches: of its changes, one after the other; each has some that are not in the table already.
-        after: changes up to this LSN are in the table already.
-        ranges: of the keys it is about, disjoint; empty: all.
-        cleared: the table's former rows are gone, whatever the changes say.
-        dropped: columns that the publisher has no more: NULL in all rows.
-        added: columns that came later: rows from before have NULL there, whatever the publisher has.
-        target_rows: how many rows a file should have.
-    """
-
-    directory: str
-    schema: TableSchema
-    base: tuple[str, ...]
-    stretches: tuple[Stretch, ...]
-    after: int
-    ranges: tuple[KeyRange, ...] = ()
-    cleared: bool = False
-    dropped: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    target_rows: int = 250_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewFile:
-    """A file that a unit wrote.
-
-    Attributes:
-        path: relative to the table.
-        size, rows: bytes, and how many.
-        stats: as Delta's log has them, JSON.
-        low, high: the first key column's range; None if it has none.
-    """
-
-    path: str
-    size: int
-    rows: int
-    stats: str
-    low: Bound | None
-    high: Bound | None
-
-
-@dataclass(frozen=True, slots=True)
-class UnitResult:
-    """What came of a unit: new files, and how many changes found no row."""
-
-    files: list[NewFile]
-    missing: Missing
-
-
-def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
-    """Do it.
-
-    Raises:
-        TargetError: a file cannot be read or written, or is damaged; or Arrow cannot do what is asked for.
-    """
-    with arrow_errors(storage.what(unit.directory)):
-        return _merged(storage, unit)
-
-
-def _merged(storage: Storage, unit: Unit) -> UnitResult:
-    rows = _read_base(storage, unit) if unit.base and not unit.cleared else unit.schema.current.empty_table()
-    missing = Missing()
-    for stretch in unit.stretches:
-        schema = stretch.schema
-        changes = read_changes(storage, stretch.files, schema, unit.after, ranges=unit.ranges)
-        changes, cleared = since_truncate(changes)
-        if cleared:
-            rows, missing = rows.slice(0, 0), Missing()
-        rows = _without(rows, stretch.absent)  # even if none of these keys was changed meanwhile
-        if not changes.num_rows:
-            continue
-        rows, found = _changed(rows, changes, schema, unit.added)
-        missing.add(found)
-    return UnitResult(write_rows(storage, unit, _without(rows, unit.dropped)), missing)
-
-
-def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema, added: Sequence[str]) -> tuple[pa.Table, Missing]:
-    if schema.full:
-        return fold_whole_rows(rows, changes, schema, added)
-    if schema.keys:
-        settled = settle(rows, changes, schema)
-        return settled.rows(rows), settled.missing
-    return pa.concat_tables([rows, changes.select(schema.current.names)]), Missing()
-
-
-def _without(rows: pa.Table, fields: Sequence[str]) -> pa.Table:
-    for name in fields:
-        position = rows.schema.get_field_index(name)
-        rows = rows.set_column(position, rows.schema.field(position), pa.nulls(rows.num_rows, rows.schema.field(position).type))
-    return rows
+__all__ = ["conformed", "read_base", "read_changes", "write_rows"]
 
 
 def read_changes(
@@ -199,10 +92,6 @@ def _read(
         raise
 
 
-def _read_base(storage: Storage, unit: Unit) -> pa.Table:
-    return read_base(storage, unit.directory, unit.base, unit.schema, unit.schema.current.names)
-
-
 def read_base(storage: Storage, directory: str, files: Sequence[str], schema: TableSchema, names: Sequence[str]) -> pa.Table:
     """Rows of a table's files in its current-state columns; those that are not among ``names`` are NULL.
 
@@ -213,14 +102,11 @@ def read_base(storage: Storage, directory: str, files: Sequence[str], schema: Ta
     return pa.concat_tables(parts) if parts else schema.current.empty_table()
 
 
-# --- writing
-
-
 def _part_name() -> str:
     return f"part-{uuid4().hex}.parquet"
 
 
-def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = _part_name) -> list[NewFile]:
+def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = _part_name) -> list[DataFile]:
     """Write rows of the current-state table as files of it, in the order of the key.
 
     Args:
@@ -271,7 +157,7 @@ def _clean_cut(rows: pa.Table, schema: TableSchema, cut: int, room: int) -> int:
     return cut
 
 
-def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> NewFile:
+def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> DataFile:
     low = high = None
     schema = rows.schema
     if unit.schema.keys and is_orderable(rows.schema.field(unit.schema.keys[0]).type):
@@ -288,4 +174,4 @@ def _write_file(storage: Storage, unit: Unit, rows: pa.Table, path: str) -> NewF
     except BaseException:
         pending.discard()
         raise
-    return NewFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=low, high=high)
+    return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=low, high=high)

@@ -21,13 +21,13 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
 
-__all__ = ["RENAMED", "new_names", "renamed_file", "renamed_rows", "resolved"]
+__all__ = ["ROUND_DIRECTORY", "new_names", "renamed_file", "renamed_rows", "resolve_fields"]
 
-RENAMED: Final = "round"
+ROUND_DIRECTORY: Final = "round"
 """Where landed files lie that were written again under the table's names."""
 
 
-def resolved(present: Iterable[str], described: Sequence[TableSchema]) -> list[TableSchema]:
+def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> list[TableSchema]:
     """Descriptions with the fields that their columns are in a table.
 
     Args:
@@ -83,15 +83,15 @@ def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
 
 
 def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
-    """A landed file, or a base file of a copy, under other names: the path of one in :data:`RENAMED`.
+    """A landed file, or a base file of a copy, under other names: the path of one in :data:`ROUND_DIRECTORY`.
 
     Raises:
         TargetError: it cannot be read, or the other not be written.
     """
-    storage.make_directory(RENAMED)
+    storage.make_directory(ROUND_DIRECTORY)
     with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:
         batches = (renamed_rows(rows, names) for rows in source.iter_batches())
         try:
-            return write_file(storage, RENAMED, _renamed_schema(source.schema_arrow, names), batches)
+            return write_file(storage, ROUND_DIRECTORY, _renamed_schema(source.schema_arrow, names), batches)
         except pa.ArrowInvalid as error:
             raise damaged_file(storage.what(path)) from error

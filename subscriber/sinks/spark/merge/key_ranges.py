@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.keys import Bound, rank
+from subscriber.sinks.spark.merge.keys import rank
+from subscriber.sinks.spark.tables.data_file import Bound
 
 __all__ = ["RANGE", "KeyRange", "packed_range", "read_range", "row_groups"]
 

@@ -1,0 +1,1 @@
+"""Delta tables of a lake: files, commits, columns, and commits of other writers."""
