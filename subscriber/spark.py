@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.reading import cut_of
-from subscriber.sinks.spark.reading import read_table as read
+from subscriber.sinks.spark.reading.dataframes import cut_of
+from subscriber.sinks.spark.reading.dataframes import read_table as read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ __all__ = ["Cut", "cut_of", "read", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``postgres_changes`` known to a session: see :mod:`subscriber.sinks.spark.datasource` for its options."""
-    from subscriber.sinks.spark.datasource import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
+    """Make the format ``postgres_changes`` known to a session: see :mod:`subscriber.sinks.spark.reading.data_source` for its options."""
+    from subscriber.sinks.spark.reading.data_source import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
 
     spark.dataSource.register(PostgresChanges)

@@ -127,7 +127,7 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
         TargetError, DataLossError
     """
     with _lake():
-        from subscriber.sinks.spark.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
+        from subscriber.sinks.spark.pipeline.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
     apply_lake(
         lake,
         stop,

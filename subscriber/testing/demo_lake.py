@@ -14,15 +14,15 @@ from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applier import Applier
-from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.cut_rows import CutRows
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+from subscriber.sinks.spark.reading.dataframes import CutRows
 from subscriber.sinks.spark.session.spark_session import spark_session
 from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows

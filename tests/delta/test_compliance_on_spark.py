@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.sinks.spark.engines import Engine
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.pipeline.engines import Engine
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.sinks.lakes import LakeTarget
 
@@ -19,8 +19,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTarget:
     spark = request.getfixturevalue("spark" if request.param == "rewrite" else "delta")
 
     def engine(storage: Storage) -> Engine:
-        from subscriber.sinks.spark.merge_into import MergeEngine
-        from subscriber.sinks.spark.rewrite import RewriteEngine
+        from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+        from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
 
         location = Location(path=str(path))
         return RewriteEngine(spark, location) if request.param == "rewrite" else MergeEngine(spark, location, storage)

@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.engines import Engine, LocalEngine
 from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
 def engine_of(name: str, spark: SparkSession, path: Path) -> Engine:
-    from subscriber.sinks.spark.merge_into import MergeEngine
-    from subscriber.sinks.spark.rewrite import RewriteEngine
+    from subscriber.sinks.spark.pipeline.engines import RewriteEngine
+    from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
 
     location = Location(path=str(path))
     match name:
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 async def test_engines_take_turns_and_the_rows_are_the_publishers(
     tmp_path: Path, delta: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from subscriber.sinks.spark import merge_into
+    from subscriber.sinks.spark.pipeline import merge_engine as merge_into
 
     if seed:  # as of large tables: Spark looks for the rows that changes touch
         monkeypatch.setattr(merge_into, "_READ_HERE", -1)
@@ -120,7 +120,7 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(
 async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
     tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from subscriber.sinks.spark import applier as applier_module
+    from subscriber.sinks.spark.pipeline import applier as applier_module
 
     sink = await begun(make(tmp_path))
     await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
@@ -287,7 +287,7 @@ async def test_what_others_allow_a_table_to_have_does_not_hide_rows(tmp_path: Pa
 
 
 def test_spark_knows_how_large_what_is_merged_is(tmp_path: Path, delta: SparkSession) -> None:
-    from subscriber.sinks.spark.merge_into import MergeEngine
+    from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
 
     engine = MergeEngine(delta, Location(path=str(tmp_path)), storage(tmp_path), ".")
     rows = pa.table({"id": pa.array(range(1000), pa.int64()), "doc": ['{"always": "the same"}' * 500] * 1000})

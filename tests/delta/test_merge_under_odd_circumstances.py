@@ -16,7 +16,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.applier import Applier
+from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.spark import read
 from tests.delta.test_engines_on_one_lake import engine_of
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, row, transaction
@@ -109,7 +109,7 @@ async def test_old_days_are_the_same_whatever_calendar_a_session_has(
             hours = ["01", "02", "00", "00"]
             expected = [(day, f"{day} {hour}:00:00+00:00", f"{day} {hour}:00:00") for day, hour in zip(days, hours, strict=True)]
             assert (found, table.merged) == (expected, 2)
-            monkeypatch.setattr("subscriber.sinks.spark.reading.has_delta", lambda _: False)
+            monkeypatch.setattr("subscriber.sinks.spark.reading.dataframes.has_delta", lambda _: False)
             texts = read(delta.newSession(), str(tmp_path), str(TABLE)).selectExpr("string(day)", "string(local)").collect()
             assert sorted(map(tuple, texts)) == [(day, local) for day, _, local in expected]
 

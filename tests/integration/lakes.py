@@ -15,11 +15,11 @@ from typing import Any
 from deltalake import DeltaTable
 
 from subscriber.abc import TableName
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.schema.values import parse_array
 from tests.database import Database
 

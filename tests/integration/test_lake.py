@@ -11,8 +11,8 @@ import pytest
 
 from subscriber import Lsn, Settings, Subscription, SubscriptionOptions, TableName, TargetError, Until
 from subscriber.errors import SubscriptionInUse
-from subscriber.sinks.spark.applier import Applier
-from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.database import Database, let_slots_be_created, let_small_transactions_stream

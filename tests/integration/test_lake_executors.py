@@ -23,14 +23,14 @@ from psycopg.conninfo import conninfo_to_dict
 from subscriber import ConfigurationError, Subscription, TableName, Until
 from subscriber.abc import PublishedTable
 from subscriber.apply.progress import CopyProgress, Quiet
-from subscriber.sinks.spark import copytask
-from subscriber.sinks.spark.applier import ApplierSettings
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.copier import Copier, LocalCopyRunner
-from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
+from subscriber.sinks.spark.copy import task as copytask
+from subscriber.sinks.spark.copy.copier import Copier, LocalCopyRunner
+from subscriber.sinks.spark.copy.order import CopyFailure, CopyOrder
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.sweep import sweep
+from subscriber.sinks.spark.maintenance.retention import sweep
+from subscriber.sinks.spark.pipeline.applier import ApplierSettings
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.subscription.source import PublishedSnapshot
 from subscriber.testing.load import MixedLoad

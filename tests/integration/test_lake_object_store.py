@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 
 from subscriber import Subscription, SubscriptionOptions, TableName, Until
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
-from subscriber.sinks.spark import applier as applier_module
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.engines import LocalEngine
+from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.process import QUICK as QUICK_SETTINGS

@@ -36,12 +36,12 @@ from subscriber.errors import (
 )
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.catalog.checks import check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.catalog.status import read_landed_counters, write_status
 from subscriber.sinks.spark.catalog.subscriptions import OID, require_name
+from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
@@ -50,7 +50,7 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.tablesync import ExecutorTableSink, SparkTableSink
+from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SparkSink"]

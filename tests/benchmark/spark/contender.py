@@ -24,15 +24,14 @@ from subscriber.abc import Position, TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark import SparkSink
-from subscriber.sinks.spark.applier import Applier
-from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.engines import Engine, LocalEngine
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import LandingZone
-from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine, RewriteEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.spark import read
 from tests.benchmark.spark.changes import TABLE, Changes, land, write_for_script
@@ -230,7 +229,7 @@ def make(name: str, directory: Path) -> Contender:
     if name == "rewrite":
         return Lakes(directory, spark, lambda _, location: RewriteEngine(spark, location))
     if name == "merge":
-        from subscriber.sinks.spark.merge_into import MergeEngine
+        from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
 
         return Lakes(directory, spark, lambda storage, location: MergeEngine(spark, location, storage))
     return Streamed(directory, spark, delta=jar)

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from subscriber import Settings, Subscription, SubscriptionOptions, Until
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.applier import Applier
-from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.copier import Copier
-from subscriber.sinks.spark.copyjobs import SparkCopyRunner
+from subscriber.sinks.spark.copy.copier import Copier, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.engines import RewriteEngine
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.spark.changes import TABLE

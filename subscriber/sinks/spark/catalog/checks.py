@@ -1,4 +1,4 @@
-"""What would go wrong in a lake, found before it does."""
+"""Checks of a lake before a run: what would fail later is found now."""
 
 from __future__ import annotations
 

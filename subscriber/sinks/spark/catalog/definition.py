@@ -1,8 +1,8 @@
-"""A subscription that the verbs defined: ``definition.json`` and ``generation.json`` in the lake.
+"""A subscription that was created by ``subscriber create``: ``definition.json`` and ``generation.json`` in the lake.
 
-``definition.json`` holds the connection string, with its password if it has one: nobody but its owner may read it. It is written by
-whoever holds the writer's lock. ``generation.json`` is written by a verb that claims the subscription while somebody else still runs it.
-A lake without the first is one that its command line defines (``subscriber run --connection``).
+``definition.json`` holds the connection string, with its password if it has one: only its owner may read it. The holder of the writer's
+lock writes it. ``generation.json`` is written by a verb that claims the subscription while another process still runs it. A lake without
+``definition.json`` has a subscription that its command line defines (``subscriber run --connection``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a lake knows of its subscription and of its applier, for whoever may look. Changes nothing, makes nothing."""
+"""What monitoring shows of a lake: its subscription and its applier. Nothing is changed or created."""
 
 from __future__ import annotations
 

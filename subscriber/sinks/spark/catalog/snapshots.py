@@ -1,7 +1,7 @@
-"""``applied.json``: one consistent cut of all tables, published by the applier in one rename.
+"""Published snapshots ("cuts"): one consistent state of all tables. The applier publishes it as ``applied.json``, in one rename.
 
-It says up to which LSN the tables hold everything, and which Delta version each has there: a reader that opens these versions sees the
-tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the cut, is not in it.
+A cut says up to which LSN the tables are complete, and which Delta version each of them has there. A reader that opens these versions sees
+the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the cut, is not in it.
 """
 
 from __future__ import annotations

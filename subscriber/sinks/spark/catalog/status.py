@@ -1,7 +1,7 @@
-"""``status.json``: what the workers of a subscription do; ``error.json``: the last error of one. For who looks into the lake.
+"""``status.json``: what the workers of a subscription do; ``error.json``: the last error of one. Both are for monitoring.
 
-Neither is durable, and of meaning for anything else. Counters go on over restarts; what was counted since the last report of a process that
-was killed is not in them.
+Neither is durable, and nothing else depends on them. Counters continue over restarts, except for what a process counted between its last
+report and its being killed.
 """
 
 from __future__ import annotations

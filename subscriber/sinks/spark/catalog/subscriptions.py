@@ -1,12 +1,12 @@
 """The catalog of a lake: a :class:`subscriber.catalog.Catalog` of at most one subscription.
 
 Verbs and the launcher meet through files in the lake's directory. A verb claims the subscription by a lock of its own, ``.verb.lock``: the
-launcher sees it, and ends the worker; the verb waits until the writer's lock is free. ``generation.json`` says to a worker that is between
-two connections just now that it must not go on. A verb that is killed loses its claim with its process. Nobody is told of a change:
+launcher sees it and stops the worker; the verb waits until the writer's lock is free. ``generation.json`` tells a worker that is between
+two connections that it must stop. A verb that is killed loses its claim with its process. There are no notifications of a change:
 :meth:`LakeCatalog.wait` is a short pause.
 
-What DROP leaves: the tables, and what was landed for them and is not applied yet. The lake is marked, so that the applier still can bring
-it to its end, and no subscription begins in it again. One that nothing was landed for goes without a trace.
+DROP leaves the tables, and what was landed for them and is not applied yet. The lake is marked, so that the applier can still finish it,
+and no new subscription begins in it. A subscription for which nothing was landed is removed completely.
 """
 
 from __future__ import annotations

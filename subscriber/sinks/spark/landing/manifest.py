@@ -1,7 +1,7 @@
-"""Manifests: what a landed batch is, and the chain that they form.
+"""Manifests: what a landed batch consists of, and the chain that they form.
 
-A manifest says which LSNs its batch is of: behind ``begin``, up to ``end``. ``previous`` is the ``end`` of the manifest before it
-in the same directory. So a missing one is seen, and one that comes twice too. ``begin`` may be past ``previous``: between the two the
+A manifest says which LSNs its batch covers: after ``begin``, up to ``end``. ``previous`` is the ``end`` of the manifest before it in the
+same directory. So a missing manifest is detected, and a duplicate one, too. ``begin`` may be past ``previous``: between the two the
 position moved, and there was nothing to land.
 """
 

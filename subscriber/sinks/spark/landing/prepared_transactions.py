@@ -1,4 +1,4 @@
-"""Prepared transactions: their rows lie apart, durably, until COMMIT PREPARED puts them into the landing zone.
+"""Prepared transactions: their rows are stored apart, durably, until COMMIT PREPARED moves them into the landing zone.
 
 Each has a directory ``prepared/<xid>-<digest of its gid>``, whose ``prepared.json`` is written last and makes it count. What is
 known after a crash, with the message coming again:
@@ -12,9 +12,9 @@ known after a crash, with the message coming again:
  not there                past it                     PREPARE is to be done; or it is lost
 =======================  ==========================  ============================================
 
-A PREPARE is not judged by its LSN: one from before the slot's two-phase start is sent late. So with ``confirm=applied``, where what was
-landed comes again, a transaction that is over is kept, and says so, until the position is past its end: else it would be prepared once
-more, and stay so if its end does not come again.
+The LSN of a PREPARE decides nothing: one from before the slot's two-phase start is sent late. With ``confirm=applied``, landed
+transactions are sent again. There a finished transaction is kept, marked as finished, until the position is past its end. Otherwise it
+would be prepared again, and stay prepared if its end is not sent again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of one table, gathered until they become Arrow: lists of raw values, one a row, and what happened to each."""
+"""Rows of one table, collected until they become Arrow columns: lists of raw values, one for each row, with its operation."""
 
 from __future__ import annotations
 

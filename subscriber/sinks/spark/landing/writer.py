@@ -1,6 +1,6 @@
-"""Transactions into one landing zone: gathered until there are enough of them, or the oldest has waited long enough.
+"""Writes transactions into one landing zone: collects them until there are enough, or until the oldest has waited long enough.
 
-One call at a time. Work on the disk, and casting of columns, is done in a thread: the event loop goes on answering the publisher meanwhile.
+One call at a time. Disk I/O and casts of columns run in a thread, so that the event loop can answer the publisher meanwhile.
 """
 
 from __future__ import annotations

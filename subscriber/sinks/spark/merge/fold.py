@@ -1,12 +1,12 @@
-"""Folding: many changes of one table become what is to be done once to each key. Pure, over Arrow.
+"""Folding: many changes of one table become one result for each key. Pure, over Arrow.
 
-Rows come in their order (transactions by commit, changes within them), in the landing's columns. What a key is after all of them is its
-last row's to say. Two things make it more than that:
+Rows come in their order (transactions by commit, changes within them), in the landing's columns. The last change of a key determines its
+row. Two things need more than that:
 
-* **TRUNCATE** forgets everything before it, and what the table held (:attr:`Folded.cleared`).
+* **TRUNCATE** discards everything before it, including the rows that the table held (:attr:`Folded.cleared`).
 * **Unchanged TOASTed values** were not sent. The value is that of the row's state before: of an earlier change of the same key, or, for a
-  row that moved here from another key, of that one; and if there is no earlier change, of the row in the table. The first two are
-  filled in here; for the third :attr:`Folded.wanted` says which.
+  row that moved here from another key, of that one; and if there is no earlier change, of the row in the table. :func:`fold` fills in the
+  first two; for the third, :attr:`Folded.wanted` names the fields, and :func:`merge_keyed_rows` reads them from the table's rows.
 """
 
 from __future__ import annotations

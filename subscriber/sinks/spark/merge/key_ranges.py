@@ -1,4 +1,4 @@
-"""Ranges of a table's first key column: what a unit of work is about, and what files say that they have."""
+"""Ranges of a table's first key column: of a unit of work, and of the files that state theirs."""
 
 from __future__ import annotations
 

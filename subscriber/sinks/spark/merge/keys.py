@@ -1,8 +1,8 @@
-"""Rows known by their keys: numbers for equal keys, and the order of values that ranges of keys need.
+"""Rows identified by their keys: numbers for equal keys, and the order of values that ranges of keys need.
 
 Everything here is over Arrow columns. Equal means equal in all key columns, NULLs included; a value that its column cannot hold (an
-infinite timestamp) is NULL there, and its text in ``_special`` is part of the key. Equal values are those of one text: where a row's key
-goes from one value to another that PostgreSQL's operators take for the same (-0 and 0), the publisher sends the old one, too.
+infinite timestamp) is NULL there, and its text in ``_special`` is part of the key. Values are equal if their texts are equal: where a key
+changes between two values that PostgreSQL's operators consider equal (-0 and 0), the publisher sends the old one, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One unit of work: some files of a table and the changes of a range of its keys become new files. Runs wherever it is sent.
+"""Merges the changes of one unit of work into its files. This may run anywhere: in a thread, or on an executor of Spark.
 
-A :class:`Unit` is plain data, and :func:`merge_unit` reads and writes files by pyarrow and does nothing else, so that an executor of Spark,
-a thread, or a test may run it. It changes nothing: new files count once the commit names them.
+:func:`merge_unit` reads and writes files by pyarrow and does nothing else. It changes no table: the files that it writes count once a
+commit of the table names them.
 """
 
 from __future__ import annotations

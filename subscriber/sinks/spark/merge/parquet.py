@@ -1,4 +1,4 @@
-"""TODO."""
+"""Reads landed files and files of a table into Arrow tables, and writes rows as files of a table."""
 
 from __future__ import annotations
 

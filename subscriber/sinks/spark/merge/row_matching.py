@@ -1,7 +1,11 @@
-"""Changes of rows that are not there: as natively, an UPDATE or DELETE of such a row is passed over, and counted.
+"""Changes whose row is not there, and old rows that differ from the stored ones in columns added later.
 
-A publisher's stream is consistent in itself; but a target may have begun without a copy, or lack a row for another reason. Folding sees at
-once whether that may be so (``fold.py``), and only then changes are gone through one by one here, beside the keys that the table has.
+* As in PostgreSQL, an UPDATE or DELETE of a row that is not there is skipped and counted. A publisher's stream is consistent in itself;
+  but a target may have begun without a copy, or lack a row for another reason. Folding detects whether that is possible (``fold.py``). Only
+  then :func:`without_missing_rows` looks at the changes one by one, beside the keys that the table has.
+* In a table with REPLICA IDENTITY FULL, rows from before ADD COLUMN have NULL in the new column here, while the publisher may have its
+  default there. The publisher's old rows then equal no row of the lake. :func:`match_incomplete_rows` lets each of them stand for a row
+  that is equal except for NULLs in such columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TODO."""
+"""A unit of work as plain data: some files of a table, and the changes of a range of its keys."""
 
 from __future__ import annotations
 

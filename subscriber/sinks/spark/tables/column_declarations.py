@@ -1,10 +1,10 @@
-"""How the columns of a table were declared at the publisher, by the last of the changes that the table has: kept beside its files.
+"""The declarations of a table's columns at the publisher, as of the last change that the table has. They are stored beside its files.
 
-ALTER TABLE casts values at the publisher, and only what a column was before says whether those in the lake are still the same (see
-``type_changes.py``). Where that is not known, the column is in doubt from then on: it may become a replica identity much later.
+ALTER TABLE casts values at the publisher. Only the old declaration tells whether those in the lake are still the same (see
+``type_changes.py``). Where it is not known, the column is in doubt from then on, because it may become a replica identity much later.
 
-The document is written before the commit that makes it true, with what was true before that: which of the two holds is the table's to say,
-by the LSN that it is at.
+The document is written before the commit that makes it true, together with what was true before. The LSN of the table tells which of the
+two is valid.
 """
 
 from __future__ import annotations

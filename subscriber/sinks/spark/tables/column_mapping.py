@@ -1,9 +1,9 @@
-"""Which field of a table a column is, whatever columns come and go beside it.
+"""Which field of a Delta table a column of the publisher is, while other columns are added and dropped.
 
-Landed files name fields by what is beside them in one description (``lake_names``). A table has fields of columns that went, too, and no
-reader of Delta tells two apart by letter case. So a column that the table has stays the field that it is, and one that comes, and would be
-told from a field by letter case only, gets the altered name. The table says what it has: nothing else need be remembered, and rounds that
-are cut in another way after a crash find the same.
+Landed files name fields by the columns that were described with them (``lake_names``). A table also has fields of dropped columns, and no
+reader of Delta distinguishes two names by letter case. So a column that the table has keeps its field, and a new one whose name would
+differ from a field's by letter case only gets the altered name. This follows from the table alone: nothing else is stored, and rounds that
+are divided differently after a crash find the same fields.
 """
 
 from __future__ import annotations

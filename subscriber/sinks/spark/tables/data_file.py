@@ -1,4 +1,7 @@
-"""TODO."""
+"""Files of a Delta table, with the statistics that Delta's log has of them: readers skip files by these.
+
+Source: Delta protocol, Per-file Statistics.
+"""
 
 from __future__ import annotations
 

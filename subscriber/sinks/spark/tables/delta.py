@@ -1,10 +1,11 @@
-"""Delta tables of the lake, by delta-rs: what is in them now, and commits.
+"""Delta tables of the lake, by delta-rs: their current files, and commits.
 
-A commit names what it brings the table to, in Delta's own ``txn`` action: an application id and an LSN. So data and position are one,
-and what is there already is recognised after a crash. Nobody else writes these tables: a commit that finds another one in its way fails.
+A commit names the position that it brings the table to, in Delta's own ``txn`` action: an application id and an LSN. So data and position
+are one, and a commit that was already made is recognised after a crash. Nobody else writes these tables: a commit that conflicts with
+another one fails.
 
-delta-rs and Spark leave it to the operating system when a commit reaches the disk. What rests on one, a published cut or landed files that
-go, must not outlive it: :meth:`LakeDelta.make_durable` comes first.
+delta-rs and Spark leave it to the operating system when a commit reaches the disk. A published cut and the removal of landed files depend
+on commits, and must not outlive them: call :meth:`LakeDelta.make_durable` first.
 """
 
 from __future__ import annotations

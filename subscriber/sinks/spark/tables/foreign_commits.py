@@ -1,8 +1,11 @@
-"""Whether a table of the lake is as the applier left it.
+"""Detects commits of other writers, and loss of published versions.
 
-What was published must still be there: what it was made of is gone. And nobody else may have written into it: their rows would be
-published as the publisher's, and ours be lost in theirs. Every commit of ours that adds or removes files names an application of ours in
-Delta's ``txn``. What was changed by another one is no error any more once the table has the files that it had before (RESTORE TABLE).
+A published version must stay, because the landed files that it was made of are gone. Other writers must not change the table: their rows
+would be published as the publisher's, and ours would be lost among theirs. Each of our commits that adds or removes files names one of our
+applications in Delta's ``txn``. A change by another writer is no error once the table has the files that it had before (RESTORE TABLE).
+
+Change logs are checked in the same way: rows of another writer would be given to readers as the publisher's changes. A log is checked
+before each commit of ours, and the commit fails if another one comes between. So a foreign commit always comes after our last one.
 """
 
 from __future__ import annotations

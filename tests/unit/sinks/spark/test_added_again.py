@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from subscriber.abc import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert
-from subscriber.sinks.spark.changes import Changes
+from subscriber.sinks.spark.reading.change_feed import Changes
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_changes import read

@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, TupleData, Update
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
 

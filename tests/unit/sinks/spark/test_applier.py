@@ -18,15 +18,15 @@ from subscriber.abc import TableName
 from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
-from subscriber.sinks.spark import applier as applier_module
 from subscriber.sinks.spark import landing_stream as landing_stream_module
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import first_manifest
 from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction

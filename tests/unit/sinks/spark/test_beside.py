@@ -11,13 +11,13 @@ import pytest
 
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark import beside as beside_module
-from subscriber.sinks.spark.applier import Applier
-from subscriber.sinks.spark.apply_loop import apply_forever
-from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.pipeline import applier_thread as beside_module
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
+from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import current, storage
 

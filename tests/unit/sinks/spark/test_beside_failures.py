@@ -10,9 +10,9 @@ import pytest
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark import beside
-from subscriber.sinks.spark.beside import ApplierThread
 from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.pipeline import applier_thread as beside
+from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
 

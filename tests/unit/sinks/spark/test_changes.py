@@ -17,8 +17,8 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark import changelog as changelog_module
-from subscriber.sinks.spark.changes import Changes
+from subscriber.sinks.spark.maintenance import change_log as changelog_module
+from subscriber.sinks.spark.reading.change_feed import Changes
 from tests.unit.sinks.spark.model import NAMES, Publisher
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage

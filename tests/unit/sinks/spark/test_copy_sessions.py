@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from subscriber.sinks.spark.copytask import Sessions
+from subscriber.sinks.spark.copy.task import Sessions
 
 pytest.importorskip("adbc_driver_manager", reason="pip install 'pg-subscriber[spark-snapshot]'")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from subscriber.sinks.spark.merge.keys import rank
-from subscriber.sinks.spark.merge_into import _divided
-from subscriber.sinks.spark.plan import BaseFile
+from subscriber.sinks.spark.pipeline.merge_engine import _divided
+from subscriber.sinks.spark.pipeline.plan import BaseFile
 
 MOST = 15
 

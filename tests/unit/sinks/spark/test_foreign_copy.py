@@ -13,10 +13,10 @@ from subscriber.abc import Position, PublishedTable, TableEntry, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.applier import Applier
-from subscriber.sinks.spark.copyorder import base_file_name
+from subscriber.sinks.spark.copy.order import base_file_name
 from subscriber.sinks.spark.merge.parquet import write_rows
 from subscriber.sinks.spark.merge.unit import Unit
+from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta

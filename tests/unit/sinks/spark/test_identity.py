@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 from subscriber.sinks.spark.schema.types import arrow_type, parse_type, widened

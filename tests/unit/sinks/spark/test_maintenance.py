@@ -17,12 +17,12 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation, Update
-from subscriber.sinks.spark import changelog as changelog_module
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
-from subscriber.sinks.spark.changelog import ChangeLog
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.maintenance import change_log as changelog_module
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.spark.merge_into import _range
+from subscriber.sinks.spark.pipeline.merge_engine import _range
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 INT2, INT4, INT8, DATE, TEXT = 21, 23, 20, 1082, 25

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier
 

@@ -12,8 +12,8 @@ import pytest
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark import changes as changes_module
-from subscriber.sinks.spark.changes import Changes
+from subscriber.sinks.spark.reading import change_feed as changes_module
+from subscriber.sinks.spark.reading.change_feed import Changes
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_rounds import land, relation

@@ -12,7 +12,7 @@ import pytest
 from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.changes import Changes
+from subscriber.sinks.spark.reading.change_feed import Changes
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.test_changes import Follower, Place, read

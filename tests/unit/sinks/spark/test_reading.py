@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.reading import cut_of, read_table
+from subscriber.sinks.spark.reading.dataframes import cut_of, read_table
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 from tests.unit.sinks.spark.test_applier import all_rounds, applier
 

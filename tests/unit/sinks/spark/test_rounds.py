@@ -17,12 +17,12 @@ from subscriber.abc import CopyFormat, Position, PublishedTable, TableEntry, Tab
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Truncate, TruncateOption, Update
-from subscriber.sinks.spark import applier as applier_module
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import merge_unit as merge_module
+from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.pipeline import applier as applier_module
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -373,7 +373,7 @@ async def test_what_arrow_cannot_do_is_told_without_a_value(tmp_path: Path, monk
     def refused(column: pa.ChunkedArray, _: pa.DataType) -> pa.ChunkedArray:
         raise pa.ArrowInvalid(f"cannot cast {column.to_pylist()}")
 
-    monkeypatch.setattr(merge_module, "converted", refused)
+    monkeypatch.setattr(parquet_module, "converted", refused)
     with pytest.raises(TargetError, match=r"public/t: Arrow cannot reckon with its columns \(ArrowInvalid\)") as told:
         work.run_round()
     assert "secret" not in str(told.value)

@@ -10,8 +10,8 @@ import pytest
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import ConfigurationError
+from subscriber.sinks.spark.copy.select_list import current_rows, select_list
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.selecting import current_rows, select_list
 
 
 def published(oids: list[int], modifier: int = -1) -> PublishedTable:

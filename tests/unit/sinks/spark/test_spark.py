@@ -13,8 +13,8 @@ import pytest
 
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.session.java import find_java, java_version
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
 from tests.unit.sinks.spark.stream import batch, begun, make
@@ -40,7 +40,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")
 async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_path: Path, spark: SparkSession) -> None:
-    from subscriber.sinks.spark.rewrite import RewriteEngine
+    from subscriber.sinks.spark.pipeline.engines import RewriteEngine
     from subscriber.spark import cut_of
     from subscriber.spark import read as read_by_spark
 
@@ -77,7 +77,7 @@ async def test_spark_gives_the_publishers_rows_and_reads_them_as_of_a_cut(tmp_pa
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["plain", "a blank", "ümläut", "[x]{y}*?", "50%", "a%zz:b"])
 async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
-    from subscriber.sinks.spark.rewrite import RewriteEngine
+    from subscriber.sinks.spark.pipeline.engines import RewriteEngine
     from subscriber.spark import read as read_by_spark
 
     publisher, lake = Publisher(4), tmp_path / name
@@ -94,7 +94,7 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("copies", [False, True])
 def test_jobs_of_others_in_the_same_session_are_not_cancelled(tmp_path: Path, spark: SparkSession, copies: bool) -> None:
-    from subscriber.sinks.spark.copyjobs import SparkCopyRunner
+    from subscriber.sinks.spark.copy.copier import SparkCopyRunner
 
     begun_file, end_file = tmp_path / "begun", tmp_path / "end"
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.engines import LocalEngine
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.engines import Done, LocalEngine, Work
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.sinks.spark.work import Done, Work
 from tests.unit.sinks.spark.stream import begun, make, row
 from tests.unit.sinks.spark.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.test_rounds import Identity, land, relation, rows

@@ -10,11 +10,11 @@ import pytest
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.keys import rank
-from subscriber.sinks.spark.merge_into import _is_merged
-from subscriber.sinks.spark.plan import BaseFile, TableWork, plan_table
+from subscriber.sinks.spark.pipeline.engines import Work
+from subscriber.sinks.spark.pipeline.merge_engine import _is_merged
+from subscriber.sinks.spark.pipeline.plan import BaseFile, TableWork, plan_table
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.work import Work
 
 TARGET = 100
 SCHEMA = TableSchema.of_relation(Relation(5, "public", "t", "d", (Column("id", 20, -1, True), Column("v", 25, -1, False))))

@@ -1,10 +1,10 @@
-"""The change log: per table an append-only Delta table of all that was landed, in order, and then the landed files may go.
+"""The change log: one append-only Delta table for each table, of all changes that were landed, in order. Then the landed files are removed.
 
-Its rows are those of the landing files (see ``table_schema.py``), those of the copy with the LSN of its snapshot. With ``_op``, ``_lsn``,
-``_seq`` and ``_ts`` it is what slowly changing dimensions of type 2 are made of. Each append says in Delta's ``txn`` up to which LSN it
-has everything.
+Its rows are those of the landing files (see ``table_schema.py``); rows of the copy have the LSN of its snapshot. With ``_op``, ``_lsn``,
+``_seq`` and ``_ts``, slowly changing dimensions of type 2 can be made of it. Each append says in Delta's ``txn`` up to which LSN it is
+complete.
 
-The last manifest always stays: it is where the chain goes on.
+The last manifest always stays: the chain of manifests continues from it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.copy.copy_document import Copied, read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
@@ -32,7 +33,6 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_na
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics
 from subscriber.sinks.spark.tables.delta import FileRanges, LakeDelta
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_commits
-from subscriber.sinks.spark.waiting import Copied, read_copy
 
 __all__ = ["ChangeLog", "log_order"]
 

@@ -1,12 +1,12 @@
 """One table's synchronization: its copy, and its own batches until the apply worker takes it over, in a directory of its own.
 
-Copied rows are files like landed ones, their operation ``c``, or, with ``copy=executors``, files of the Delta table that tasks of the
-applier wrote (``copyorder.py``); ``copy.json`` says which they are and makes them count, and only then the catalog says FINISHEDCOPY. A
-copy that did not come so far is removed by the next :meth:`SparkTableSink.begin`. A new copy has a new directory, so that nobody ever
-takes rows of one for rows of another.
+Copied rows are files like landed ones, with the operation ``c``; or, with ``copy=executors``, files of the Delta table that tasks of the
+applier wrote (``order.py``). ``copy.json`` names these files and makes them count; only after it is written, the catalog says
+FINISHEDCOPY. A copy that did not get that far is removed by the next :meth:`SparkTableSink.begin`. Each copy has a new directory, so that
+rows of one copy are never taken for rows of another.
 
-Behind the copy the position is where the last manifest ends, or ``position.json``, if that is further: transactions without a row of the
-table leave no manifest, but are acknowledged as all others are, and the table's slot must never be ahead of what is stored here.
+After the copy, the position is the end of the last manifest, or ``position.json`` if that is further: transactions without a row of the
+table leave no manifest, but are acknowledged like all others, and the table's slot must never be ahead of the position stored here.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from subscriber.errors import ConfigurationError, CopyOutdated, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
-from subscriber.sinks.spark.copyorder import CopyOrder, DonePart, remove_base_files
-from subscriber.sinks.spark.copytext import CopyReader
+from subscriber.sinks.spark.copy.copy_document import COPY_DOCUMENT
+from subscriber.sinks.spark.copy.order import CopyOrder, DonePart, remove_base_files
+from subscriber.sinks.spark.copy.select_list import select_list
+from subscriber.sinks.spark.copy.text_format import CopyReader
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.location import Copying, table_directory
 from subscriber.sinks.spark.files.lock import FileLock
@@ -46,14 +48,12 @@ from subscriber.sinks.spark.landing.row_buffer import special_column, typed_colu
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone, ParquetFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.selecting import select_list
 from subscriber.sinks.spark.tables.data_file import DataFile, file_to_json
 
-__all__ = ["COPY_DOCUMENT", "ExecutorTableSink", "SparkTableSink"]
+__all__ = ["ExecutorTableSink", "SparkTableSink"]
 
 _log = logging.getLogger(__name__)
 
-COPY_DOCUMENT: Final = "copy.json"
 _POSITION_DOCUMENT: Final = "position.json"
 
 _ROWS: Final = 50_000

@@ -1,4 +1,4 @@
-"""One part of a table that executors copy: read under the exported snapshot by ADBC, written as base files. Runs wherever it is sent."""
+"""One part of a table that executors copy: read by ADBC under the exported snapshot, written as base files. Runs on any executor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
 from subscriber.protocol.quoting import quote_literal
-from subscriber.sinks.spark.copyorder import CopyOrder, base_file_name
+from subscriber.sinks.spark.copy.order import CopyOrder, base_file_name
+from subscriber.sinks.spark.copy.select_list import current_rows
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import write_rows
 from subscriber.sinks.spark.merge.unit import Unit
-from subscriber.sinks.spark.selecting import current_rows
 from subscriber.sinks.spark.tables.data_file import DataFile
 
 if TYPE_CHECKING:

@@ -1,22 +1,26 @@
-"""What waits to be applied to one table: its files in order, and the schemas they were described with."""
+"""The landed changes that wait to be applied to one table: its files in order, and the schemas they were described with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import pyarrow as pa
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
-from subscriber.sinks.spark.files.documents import read_document
+from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, check_paths, read_manifests
+from subscriber.sinks.spark.landing.zone import write_file
+from subscriber.sinks.spark.merge.parquet import read_changes
+from subscriber.sinks.spark.pipeline.plan import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
-from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json
-from subscriber.sinks.spark.tablesync import COPY_DOCUMENT
 
-__all__ = ["Copied", "Source", "copied_source", "read_copy"]
+__all__ = ["Source", "copied_source", "read_work"]
 
 
 @dataclass(slots=True)
@@ -61,35 +65,6 @@ class Source:
             self.schemas = [found[one] for one in self.schemas]
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A table's copy: as of which LSN, its schema, and its files: landed ones, or those of the Delta table that executors wrote."""
-
-    lsn: Lsn
-    schema: TableSchema
-    files: tuple[LandedFile, ...]
-    base: tuple[DataFile, ...] | None = None
-
-
-def read_copy(storage: Storage, directory: str) -> Copied | None:
-    """What a table's copy says of itself; None: there was none.
-
-    Raises:
-        TargetError: it is damaged.
-    """
-    document = read_document(storage, f"{directory}/{COPY_DOCUMENT}")
-    if document is None:
-        return None
-    try:
-        files = tuple(LandedFile.from_json(data) for data in document["files"])
-        base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
-        return Copied(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base)
-    except (ValueError, KeyError, TypeError):
-        raise TargetError(
-            f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"
-        ) from None
-
-
 def copied_source(storage: Storage, directory: str, table: LakeTable) -> Source:
     """What a table begins with: its copy and its own batches, up to where it was handed over; nothing, if it was not copied.
 
@@ -115,3 +90,38 @@ def copied_source(storage: Storage, directory: str, table: LakeTable) -> Source:
     if table.entry.lsn is not None:
         source.reached = max(source.reached, table.entry.lsn)
     return source
+
+
+_FEW_FILES: Final = 4
+_GATHERED_BYTES: Final = 64 * 1024**2
+
+
+def read_work(storage: Storage, work: TableWork, source: Source, directory: str) -> tuple[TableWork, pa.Table]:
+    """Read the changes that a table is to have.
+
+    Args:
+        storage: the lake's.
+        work: what is to be done.
+        source: what waits.
+        directory: relative to the lake, for files of the round.
+
+    Returns:
+        What is left to do, without stretches that are in the table already; and of its changes what a plan looks at.
+
+    Raises:
+        TargetError: a file cannot be read or written.
+    """
+    if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
+        changes = read_changes(storage, source.files, work.schema, work.after)
+        stretch = replace(work.stretches[0], files=(_gathered(storage, changes, directory),))
+        return replace(work, stretches=(stretch,) if changes.num_rows else ()), changes
+    columns = plan_columns(work.schema)
+    parts = [read_changes(storage, stretch.files, work.schema, work.after, columns) for stretch in work.stretches]
+    left = tuple(stretch for stretch, part in zip(work.stretches, parts, strict=True) if part.num_rows)
+    return replace(work, stretches=left), pa.concat_tables(parts or [read_changes(storage, (), work.schema, work.after, columns)])
+
+
+def _gathered(storage: Storage, changes: pa.Table, directory: str) -> str:
+    """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
+    storage.make_directory(directory)
+    return write_file(storage, directory, changes.schema, changes.to_batches())

@@ -1,29 +1,39 @@
-"""The applier's side of copies by executors: looks for orders (``copyorder.py``), and has their parts read, beside the rounds.
+"""The applier's side of copies by executors: it looks for orders (``order.py``) and has their parts read, beside the rounds.
 
-Each order has a thread here, which waits for its tasks; a subscription copies only so many tables at once. What fails is tried again as
-long as the snapshot lives; the subscriber is told why. An applier that is killed leaves the parts that are done, and the next one has
-the others read.
+Each order has a thread, which waits for its tasks; the number of tables of a subscription that are copied at once is limited. A failure is
+retried as long as the snapshot exists, and reported to the subscriber. An applier that is killed leaves the parts that are done, and the
+next one has the others read.
+
+With Spark, an order is a job in a scheduler pool of its own, so that rounds find a free core beside it.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
+import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from subscriber.abc import TableState
 from subscriber.errors import SubscriberError
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
-from subscriber.sinks.spark.copyorder import CopyFailure, CopyOrder
-from subscriber.sinks.spark.copytask import OrderOutdated, Sessions, copy_part
+from subscriber.sinks.spark.copy.order import CopyFailure, CopyOrder
+from subscriber.sinks.spark.copy.task import OrderOutdated, Sessions, copy_part
+from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.session.jobs import SparkLost
+from subscriber.sinks.spark.session.jobs import SparkLost, forget_jars, job_errors, job_failed
 
-__all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "attempt", "worst"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+__all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "SparkCopyRunner", "attempt", "worst"]
 
 _log = logging.getLogger(__name__)
 
@@ -220,3 +230,51 @@ class Copier:
             _log.warning('copying table "%s": %s; next attempt in %.0f s', order.schema.table, failure.text, pause)
             self._stop.wait(pause)
             pause = min(pause * 2, _RETRY_SECONDS)
+
+
+class SparkCopyRunner:
+    """A :class:`subscriber.sinks.spark.copy.copier.CopyRunner`.
+
+    Args:
+        spark: a session; its executors reach the lake and the publisher, and have this package, pyarrow and ADBC's driver.
+        location: of the lake.
+    """
+
+    def __init__(self, spark: SparkSession, location: Location) -> None:
+        self._spark = spark
+        self._location = location
+        #: the group of its jobs; another lake's copy may be in the same session
+        self.jobs = f"subscriber copy {uuid.uuid4()}"
+
+    def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
+        """See the protocol."""
+        location = self._location
+        packed = base64.b64encode(pickle.dumps(order)).decode()
+
+        def work(found: Iterable[int]) -> Iterator[CopyFailure | None]:
+            return copy_parts(location, packed, found, target_rows)
+
+        context = self._spark.sparkContext
+        try:
+            context.setLocalProperty("spark.scheduler.pool", "copy")
+            context.setJobGroup(self.jobs, "initial copy")
+            # a worker of the order is a task, which reads one part after another: the publisher has no more sessions than it asked for
+            slices = max(min(order.workers, len(numbers)), 1)
+            return worst(context.parallelize(numbers, slices).mapPartitions(work).collect())
+        except job_errors() as error:
+            raise job_failed(self._spark, error) from error
+
+    def cancel(self) -> None:
+        """Its own jobs alone: the session may be somebody else's."""
+        with contextlib.suppress(*job_errors()):
+            self._spark.sparkContext.cancelJobGroup(self.jobs)
+
+
+def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:
+    """What an executor does."""
+    storage = Storage.open(location)
+    # from the driver of this job, by Spark's own channel, which carries pickled code anyway
+    order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301
+    for number in numbers:
+        yield attempt(storage, order, number, target_rows)
+    forget_jars()

@@ -8,7 +8,7 @@ table, and publishes one cut of all of them (``snapshots.py``). What makes it ex
 * A round ends no earlier than any table is already, so that the cut it publishes is one.
 * A table that is still being synchronized has no part in it. Its first commit takes its copy, its own batches, and what the apply worker
   landed since, together; until the cut has reached the LSN at which it was handed over it is not published.
-* Landed files go once the cut is published and the change log has them (``changelog.py``).
+* Landed files go once the cut is published and the change log has them (``change_log.py``).
 
 One applier a lake: a lock of its own, beside the subscriber's.
 """
@@ -26,24 +26,25 @@ import pyarrow.compute as pc
 from subscriber.abc import TableName, TableState
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.applier_status import ApplierStatus
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, forget_cuts, read_cut, restore_cut, write_cut
-from subscriber.sinks.spark.changelog import ChangeLog
-from subscriber.sinks.spark.engines import Engine
+from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.findable import Before, Findable, columns_before
-from subscriber.sinks.spark.gathered import read_work
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog
+from subscriber.sinks.spark.maintenance.retention import sweep
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.row_matching import MissingRows
-from subscriber.sinks.spark.plan import BaseFile, Plan, TableWork, plan_table
+from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
+from subscriber.sinks.spark.pipeline.engines import Engine, Work
+from subscriber.sinks.spark.pipeline.pending_changes import Source, copied_source, read_work
+from subscriber.sinks.spark.pipeline.plan import BaseFile, Plan, TableWork, plan_table
+from subscriber.sinks.spark.pipeline.row_identity import Before, Findable, columns_before
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.sweep import sweep
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import LakeDelta, with_added
@@ -54,8 +55,6 @@ from subscriber.sinks.spark.tables.foreign_commits import (
     require_no_foreign_commits,
     require_published_version,
 )
-from subscriber.sinks.spark.waiting import Source, copied_source, read_copy
-from subscriber.sinks.spark.work import Work
 
 __all__ = ["Applier", "ApplierSettings"]
 

@@ -1,4 +1,4 @@
-"""The applier as a loop: a round as soon as something was landed, and again after an error. It blocks: for a thread, or a program."""
+"""The loop of the applier: a round as soon as something was landed, and a retry after an error. It blocks: for a thread, or a program."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from subscriber.errors import SubscriberError, SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.spark.applier import Applier
 from subscriber.sinks.spark.catalog.snapshots import Cut
+from subscriber.sinks.spark.pipeline.applier import Applier
 
 __all__ = ["apply_forever"]
 

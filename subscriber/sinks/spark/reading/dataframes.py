@@ -1,9 +1,10 @@
-"""Reading a lake back by Spark: DataFrames of one consistent cut, with the Delta jar or without it."""
+"""Reads a lake by Spark: DataFrames of one published cut, with the Delta jar or without it."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -14,13 +15,14 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Cut, cut_as_of, read_cut
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.schema.table_schema import SPECIAL
 from subscriber.sinks.spark.session.spark_session import has_delta
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["cut_of", "read_table"]
+__all__ = ["CutRows", "cut_of", "read_table"]
 
 
 def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
@@ -84,3 +86,44 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     # whatever calendar the session takes files without Spark's mark for
     reader = spark.read.schema(schema)
     return reader.parquet(*files, datetimeRebaseMode="CORRECTED") if files else spark.createDataFrame([], schema)
+
+
+_ROWS: Final = 10_000
+_VIEW: Final = "subscriber_cut"
+
+
+class CutRows:
+    """Tables of one cut. Everything here blocks.
+
+    Args:
+        spark: a session that reaches the lake.
+        target: the subscription's.
+        cut: which.
+    """
+
+    def __init__(self, spark: SparkSession, target: str, cut: Cut) -> None:
+        self._spark = spark
+        self._target = target
+        self._cut = cut
+
+    def columns(self, table: TableName) -> list[str]:
+        """Of a table; none if the cut has no such table."""
+        if table not in self._cut.tables:
+            return []
+        return list(read_table(self._spark, self._target, str(table), cut=self._cut).columns)
+
+    def batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
+        """All rows, some at a time; what a column cannot hold, as the text that is kept beside it."""
+        read_table(self._spark, self._target, str(table), cut=self._cut).createOrReplaceTempView(_VIEW)
+        names = ", ".join(f"`{name.replace('`', '``')}`" for name in [*columns, SPECIAL])
+        query = f"SELECT {names} FROM {_VIEW}"  # noqa: S608 -- names, quoted
+        for batch in self._spark.sql(query).toArrow().to_batches(max_chunksize=_ROWS):
+            yield [_row(row, columns) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+
+
+def _row(row: tuple[Any, ...], columns: Sequence[str]) -> list[Any]:
+    *values, special = row
+    if not special:
+        return values
+    kept = json.loads(special)
+    return [kept.get(column, value) for column, value in zip(columns, values, strict=True)]

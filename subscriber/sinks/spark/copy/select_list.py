@@ -1,4 +1,4 @@
-"""A table's columns as a SELECT for ADBC, and what comes of it as the lake's columns: the same values as by way of COPY and the landing.
+"""The SELECT list that ADBC reads a table with, and its result as the lake's columns: the same values as by COPY and the landing zone.
 
 Types whose binary form is the lake's own (integers, floats, booleans, bytea, text) are selected as they are. Dates and timestamps are, too,
 as far as the lake can hold them; a second column has the text of those that it cannot (most of what a publisher does for such a copy

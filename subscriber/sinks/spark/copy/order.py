@@ -8,7 +8,7 @@ In the directory of a table's copy:
 ``done-<n>.json``     a task's: part ``n`` is stored, in these base files of the Delta table. Whatever is killed, a part
                       that is done stays done as long as the snapshot lives
 ``failure.json``      the applier's: why parts could not be read, last; removed once they could
-``copy.json``         the subscriber's: all parts are done. From here on the copy counts (``tablesync.py``)
+``copy.json``         the subscriber's: all parts are done. From here on the copy counts (``table_sync.py``)
 ====================  ===================================================================================================
 
 Base files lie in the Delta table's own directory, where no commit names them until the applier registers them all in one. Their names have

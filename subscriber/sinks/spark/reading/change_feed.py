@@ -1,9 +1,9 @@
-"""Changes of one table in their order: from its change log, and behind that from what was landed and has not come there yet.
+"""Changes of one table in their order: from its change log, and after that from landed files that are not yet in the log.
 
-Every change has the LSN of its transaction's end, so that a range of LSNs is a range of changes, whichever of the two has them: when landed
-files become log while somebody reads, the rest of the range is looked for anew. Rows of an initial copy are of the LSN of its snapshot.
-A table that is being copied has no changes to give: its log begins with the copy. One that went and is copied again gives what it had
-before, once its log has that copy.
+Each change has the LSN of its transaction's end, so a range of LSNs is a range of changes, wherever they are stored. When landed files
+move to the log during a read, the rest of the range is located again. Rows of an initial copy have the LSN of its snapshot.
+A table that is being copied gives no changes: its log begins with the copy. A table that was removed and is copied again gives the changes
+of before, once its log has the new copy.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from subscriber.abc import TableName, TableState
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.changelog import log_order
+from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors, damaged_file
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
+from subscriber.sinks.spark.maintenance.change_log import log_order
 from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES
 from subscriber.sinks.spark.schema.types import widened
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
 from subscriber.sinks.spark.tables.delta import LakeDelta
-from subscriber.sinks.spark.waiting import read_copy
 
 __all__ = ["Changes", "Piece"]
 

@@ -1,4 +1,4 @@
-"""The applier, from what was asked for to its loop: as a program (``spark-apply``), or as a thread of ``run``."""
+"""Starts the applier, with its engine and its copies: as a program (``spark-apply``), or as a thread of ``run``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.apply_loop import apply_forever
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.copier import Copier, CopyRunner, LocalCopyRunner
-from subscriber.sinks.spark.copyjobs import SparkCopyRunner
-from subscriber.sinks.spark.engines import Engine, LocalEngine
+from subscriber.sinks.spark.copy.copier import Copier, CopyRunner, LocalCopyRunner, SparkCopyRunner
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge_into import MergeEngine
-from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine, RewriteEngine
+from subscriber.sinks.spark.pipeline.merge_engine import MergeEngine
 from subscriber.sinks.spark.session.jobs import end_session
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, has_delta, require_delta_jar, spark_session
 
@@ -65,7 +63,7 @@ def apply_beside(location: Location, stop: threading.Event, rest_seconds: float)
 
     Args:
         location: its ``apply`` says how.
-        stop: see :func:`subscriber.sinks.spark.apply_loop.apply_forever`.
+        stop: see :func:`subscriber.sinks.spark.pipeline.apply_loop.apply_forever`.
         rest_seconds: likewise.
 
     Raises:

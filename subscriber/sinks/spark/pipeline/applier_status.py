@@ -1,4 +1,4 @@
-"""``applier.json``: what the applier does, for who looks into the lake. Not durable, and of no meaning for anything else."""
+"""``applier.json``: the status of the applier, for monitoring. It is not durable, and nothing else depends on it."""
 
 from __future__ import annotations
 

@@ -26,13 +26,12 @@ from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
 from subscriber.sinks.spark.merge.keys import is_orderable
 from subscriber.sinks.spark.merge.parquet import conformed, read_base, read_changes
-from subscriber.sinks.spark.merge_sql import merge_statement, selected_rows
-from subscriber.sinks.spark.plan import BaseFile
-from subscriber.sinks.spark.rewrite import RewriteEngine
+from subscriber.sinks.spark.pipeline.engines import Done, RewriteEngine, Work
+from subscriber.sinks.spark.pipeline.merge_sql import merge_statement, selected_rows
+from subscriber.sinks.spark.pipeline.plan import BaseFile
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
 from subscriber.sinks.spark.session.jobs import job_errors, job_failed
 from subscriber.sinks.spark.tables.data_file import Bound
-from subscriber.sinks.spark.work import Done, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +79,7 @@ _PLANNING: Final = ("spark.sql.adaptive.enabled", "spark.sql.shuffle.partitions"
 
 
 class MergeEngine:
-    """An :class:`subscriber.sinks.spark.engines.Engine`.
+    """An :class:`subscriber.sinks.spark.pipeline.engines.Engine`.
 
     Args:
         spark: a session with Delta's extension and catalog.

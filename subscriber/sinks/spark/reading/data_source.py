@@ -1,7 +1,7 @@
 """``spark.readStream.format("postgres_changes")``: the changes of one table of a lake as a source of Structured Streaming, or of a batch.
 
-Offsets are LSNs: ``{"lsn": "16/B374D848"}`` has everything of transactions that end there or before. A query that starts again from its
-checkpoint goes on behind what it has; where the changes lie by then, landing zone or change log, makes no difference.
+Offsets are LSNs: ``{"lsn": "16/B374D848"}`` has everything of transactions that end there or before. A query that restarts from its
+checkpoint resumes after that LSN, whether the changes are in the landing zone or in the change log by then.
 
 ================  =====================  =============================================================================
 option
@@ -28,9 +28,9 @@ from pyspark.sql.types import StructType
 from subscriber.abc import TableName
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.changes import Changes, Piece
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.reading.change_feed import Changes, Piece
 
 __all__ = ["PostgresChanges"]
 

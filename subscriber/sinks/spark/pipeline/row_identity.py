@@ -1,11 +1,11 @@
-"""Whether rows of a table can be found by the replica identity that its changes have, after ALTER TABLE.
+"""Whether the rows of a table can be found by the replica identity that its changes have, after ALTER TABLE.
 
-* A key column that came later is NULL in rows from before: the publisher does not say what ADD COLUMN, or RENAME COLUMN, gave them. (Under
-  REPLICA IDENTITY FULL ``row_matching.py`` finds such a row by its other columns.)
+* A key column that was added later is NULL in rows from before: the publisher does not send the values that ADD COLUMN or RENAME COLUMN
+  gave them. (With REPLICA IDENTITY FULL, ``row_matching.py`` finds such a row by its other columns.)
 * A column whose type changed may have other values at the publisher than here (``type_changes.py``).
 
-An UPDATE or DELETE that knows a row by such a column would find none, and pass it over. Rows that only came do no harm, and those that a
-TRUNCATE took away neither.
+An UPDATE or DELETE that identifies a row by such a column would find none, and be skipped. Rows that were only inserted are safe, and so
+are those that a TRUNCATE removed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What nobody needs any more goes: files of tables that no version within the grace time has, and copies that were given up.
+"""Removes files that are no longer needed: files of tables that no version within the retention time has, and abandoned copies.
 
-A reader may still have a file open, or know it from a cut, so long after it left its table as the grace time says; then it goes. Files that
-no commit ever named, as of a round that was killed, go when they are as old; so do those that were never finished. Delta's log itself is
-kept short by delta-rs, at each checkpoint (``delta.py``).
+A reader may still have a file open, or know it from a published cut, until the retention time has passed since it left its table. Files
+that no commit ever named, as those of a round that was killed, are removed when they are as old; so are unfinished ones. delta-rs trims
+Delta's own log at each checkpoint (``delta.py``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""The document ``copy.json`` of a table's copy. It lists the copied files and makes them count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.errors import TargetError
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.documents import read_document
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.landing.manifest import LandedFile
+from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json
+
+__all__ = ["COPY_DOCUMENT", "Copied", "read_copy"]
+
+
+COPY_DOCUMENT: Final = "copy.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A table's copy: as of which LSN, its schema, and its files: landed ones, or those of the Delta table that executors wrote."""
+
+    lsn: Lsn
+    schema: TableSchema
+    files: tuple[LandedFile, ...]
+    base: tuple[DataFile, ...] | None = None
+
+
+def read_copy(storage: Storage, directory: str) -> Copied | None:
+    """What a table's copy says of itself; None: there was none.
+
+    Raises:
+        TargetError: it is damaged.
+    """
+    document = read_document(storage, f"{directory}/{COPY_DOCUMENT}")
+    if document is None:
+        return None
+    try:
+        files = tuple(LandedFile.from_json(data) for data in document["files"])
+        base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
+        return Copied(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base)
+    except (ValueError, KeyError, TypeError):
+        raise TargetError(
+            f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"
+        ) from None

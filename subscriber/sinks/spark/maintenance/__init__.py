@@ -1,0 +1,1 @@
+"""Upkeep of a lake: the change log, and removal of files that are no longer needed."""

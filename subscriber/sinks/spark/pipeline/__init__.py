@@ -1,0 +1,1 @@
+"""The applier: rounds that turn landed batches into commits of Delta tables, and the engines that do the work."""

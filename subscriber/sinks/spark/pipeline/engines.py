@@ -1,0 +1,198 @@
+"""Engines: they do the work of a round. All of them leave the same rows, in Delta tables that any of them can continue.
+
+``LocalEngine`` runs units of work in threads of this process. ``RewriteEngine`` runs the units of all tables as one Spark job: executors
+rewrite the touched files by pyarrow, without a jar and without a shuffle. Engine ``merge`` is in ``merge_engine.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from subscriber.abc import TableName
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.merge.merge_unit import merge_unit
+from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.pipeline.pending_changes import Source
+from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
+from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
+from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
+from subscriber.sinks.spark.tables.data_file import DataFile
+from subscriber.sinks.spark.tables.delta import LakeDelta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+__all__ = ["Done", "Engine", "LocalEngine", "RewriteEngine", "UnitEngine", "Work"]
+
+
+@dataclass(slots=True)
+class Work:
+    """See the module.
+
+    Attributes:
+        name: the table's.
+        application: in whose name it is committed.
+        delta: the table; it exists, with the columns it shall have unless ``overwrite`` gives it others.
+        source: what waits; its ``reached`` is what the commit says.
+        task: what is to be done.
+        plan: the same, in units.
+        overwrite: its columns from now on, if all its files are replaced.
+        declared: how the publisher has declared them, before the commit and after it.
+    """
+
+    name: TableName
+    application: str
+    delta: LakeDelta
+    source: Source
+    task: TableWork
+    plan: Plan
+    overwrite: pa.Schema | None
+    declared: tuple[DeclaredColumns | None, DeclaredColumns]
+
+    def commit(self, files: Sequence[DataFile]) -> None:
+        """Let the units' files be the table's.
+
+        Raises:
+            TargetError: somebody else changed it meanwhile.
+        """
+        self.delta.commit(files, self.plan.removed, self.application, self.source.reached, overwrite=self.overwrite)
+
+
+@dataclass(slots=True)
+class Done:
+    """What an engine did to one table: the files it wrote, if it knows them, and the changes that found no row."""
+
+    files: list[DataFile] = field(default_factory=list)
+    missing: MissingRows = field(default_factory=MissingRows)
+
+
+class Engine(Protocol):
+    """Brings the tables of a round to where they shall be, each in one commit that says so."""
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        ...
+
+    def apply(self, works: Sequence[Work]) -> list[Done]:
+        """Do it, and say what was done to each.
+
+        Raises:
+            TargetError: one of them failed; tables that were committed before it stay so, and are known by what their commits say.
+        """
+        ...
+
+
+class UnitEngine(ABC):
+    """An engine whose units write files, which it then commits."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """See :attr:`Engine.name`."""
+
+    @abstractmethod
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """What came of each unit, in their order; they run beside each other.
+
+        Raises:
+            TargetError: one of them failed; what others wrote is not named by anything.
+        """
+
+    def apply(self, works: Sequence[Work]) -> list[Done]:
+        """See :meth:`Engine.apply`: the units of all tables together, then table after table."""
+        results = iter(self.run([unit for work in works for unit in work.plan.units]))
+        found: list[Done] = []
+        for work in works:
+            done = Done()
+            for _ in work.plan.units:
+                result = next(results)
+                done.files += result.files
+                done.missing.add(result.missing)
+            work.commit(done.files)
+            found.append(done)
+        return found
+
+
+class LocalEngine(UnitEngine):
+    """Threads of this process: no Spark, no Java. For small lakes, and where nothing else is installed.
+
+    Args:
+        storage: the lake's.
+        threads: how many units at once.
+    """
+
+    def __init__(self, storage: Storage, threads: int = 2) -> None:
+        self._storage = storage
+        self._threads = threads
+
+    @property
+    def name(self) -> str:
+        """See :attr:`Engine.name`."""
+        return "local"
+
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """See :meth:`UnitEngine.run`."""
+        if len(units) == 1:
+            return [merge_unit(self._storage, units[0])]
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(lambda unit: merge_unit(self._storage, unit), units))
+
+
+class RewriteEngine(UnitEngine):
+    """See the module.
+
+    Args:
+        spark: a session; its executors reach the lake at ``location``, and have this package and pyarrow.
+        location: of the lake.
+    """
+
+    def __init__(self, spark: SparkSession, location: Location) -> None:
+        self._spark = spark
+        self._location = location
+
+    @property
+    def name(self) -> str:
+        """See :attr:`subscriber.sinks.spark.pipeline.engines.Engine.name`."""
+        return "rewrite"
+
+    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """See :meth:`UnitEngine.run`."""
+        if not units:
+            return []
+        location = self._location
+
+        def work(unit: Unit) -> tuple[UnitResult | None, str | None]:
+            return run_unit(location, unit)
+
+        try:
+            # no DataFrame: the work is Python's alone, and planning a query for it takes as long again
+            found = self._spark.sparkContext.parallelize(units, len(units)).map(work).collect()
+        except job_errors() as error:
+            raise job_failed(self._spark, error) from error
+        written: list[UnitResult] = []
+        for result, failure in found:
+            if result is None:
+                raise TargetError(failure or "a unit of work failed", hint="nothing of this round was published")
+            written.append(result)
+        return written
+
+
+def run_unit(location: Location, unit: Unit) -> tuple[UnitResult | None, str | None]:
+    """What an executor does: what came of it, or why it failed."""
+    try:
+        return merge_unit(Storage.open(location), unit), None
+    except SubscriberError as error:
+        return None, error.one_line()
+    finally:
+        forget_jars()
