@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -100,7 +100,10 @@ class Lake:
         """
         identity = read_document(storage, IDENTITY)
         if identity is None:
-            _require_empty(storage)
+            entries = storage.entries("")
+            if IDENTITY in entries:
+                return cls.find(storage)  # another process has made it since
+            _require_empty(storage, entries)
             return None
         try:
             lake = cls(storage, identity["subscription"], identity["target_identifier"])
@@ -196,10 +199,9 @@ def copy_directory(table: LakeTable) -> str:
     return f"copy/{table.id}-{table.generation}"
 
 
-def _require_empty(storage: Storage) -> None:
+def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
     known = {LANDING, "copy", "prepared", "tables", "log", "lock"}
-    entries = storage.entries("")
-    # a verb that was killed as it made a lake leaves the definition
+    # a verb that was killed while it made a lake leaves the definition
     strange = sorted(name for name in entries if name not in {"lock", "definition.json"} and not name.startswith("."))
     if strange:
         hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "give the lake an empty directory of its own"
