@@ -213,7 +213,7 @@ class Subscription:
             stack.push_async_callback(self._sink.close)
             watchdog = Watchdog(self.name, running, self._sink, self._settings.watchdog_timeout)
             await stack.enter_async_context(watchdog.watching())
-            prepared = await self._prepare()
+            prepared = await self._prepare(until)
             if until is not None:
                 running.until = until.lsn or prepared.publisher_lsn
             running.tracker = FlushTracker(prepared.position.lsn)
@@ -260,12 +260,12 @@ class Subscription:
             if complete and not running.stop.is_set():
                 left_out.require_none()
 
-    async def _prepare(self) -> Prepared:
+    async def _prepare(self, until: Until | None) -> Prepared:
         """The setup, once both servers are up."""
         running, backoff = self._running, Backoff(self._settings)
         while True:
             try:
-                return await running.unless_stopped(self._setup.prepare(running.durable))
+                return await running.unless_stopped(self._setup.prepare(running.durable, until))
             except SubscriberError as error:
                 if not is_coming_up(error):
                     raise

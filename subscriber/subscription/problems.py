@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import Finding, Sink
+from subscriber.abc import Finding, Sink, TableName
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
@@ -115,25 +115,30 @@ def _together(findings: Sequence[Finding]) -> list[Finding]:
     return [replace(finding, alone=False) for finding in findings]
 
 
-def tell(findings: Sequence[Finding], *, copy_data: bool) -> None:
+def tell(findings: Sequence[Finding], *, copy_data: bool, misfits: int = logging.WARNING) -> set[TableName]:
     """Log what refuses nothing.
 
     Args:
         findings: all.
         copy_data: whether the tables are copied.
+        misfits: level of the tables that cannot be replicated yet.
+
+    Returns:
+        These tables.
     """
+    tables = set[TableName]()
     for finding in findings:
-        if not finding.refuses:
-            _log.warning("%s%s (hint: %s)", _consequence(finding, copy_data=copy_data), finding.message, finding.hint)
-
-
-def _consequence(finding: Finding, *, copy_data: bool) -> str:
-    if finding.severity == "warning":
-        return ""
-    if finding.stops == "always" or (finding.stops == "without_copy" and not copy_data):
-        # as natively
-        return "replication will stop at the first change that this affects: "
-    return "one table cannot be replicated yet: "
+        if finding.refuses:
+            continue
+        level, consequence = logging.WARNING, ""
+        if finding.severity == "error" and (finding.stops == "always" or (finding.stops == "without_copy" and not copy_data)):
+            # as natively
+            consequence = "replication will stop at the first change that this affects: "
+        elif finding.severity == "error":
+            level, consequence = misfits, "one table cannot be replicated yet: "
+            tables |= {finding.table} if finding.table else set()
+        _log.log(level, "%s%s (hint: %s)", consequence, finding.message, finding.hint)
+    return tables
 
 
 async def _first_slot(connection: WalReceiverConnection, name: str, options: SubscriptionOptions) -> list[Finding]:

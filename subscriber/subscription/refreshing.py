@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from subscriber.abc import ManyTablesSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.tablesync import sync_slot_prefix
@@ -24,16 +24,28 @@ class TableRefresh:
         publications: subscribed to.
         copy_data: whether new tables are copied.
         sink: opened.
+        log_level: of what is left out.
+        told: tables of which the log tells already that they cannot be replicated.
 
     Attributes:
         published: name and oid of each published table, as :meth:`refresh` found it.
         left_out: those that :meth:`refresh` did not add, each with the reason.
     """
 
-    def __init__(self, publications: Sequence[str], sink: Sink, *, copy_data: bool) -> None:
+    def __init__(
+        self,
+        publications: Sequence[str],
+        sink: Sink,
+        *,
+        copy_data: bool,
+        log_level: int = logging.WARNING,
+        told: Collection[TableName] = (),
+    ) -> None:
         self._publications = publications
         self._sink = sink
         self._copy_data = copy_data
+        self._log_level = log_level
+        self._told = set(told)
         self.published: dict[TableName, int] = {}
         self.left_out: dict[TableName, str] = {}
 
@@ -81,7 +93,7 @@ class TableRefresh:
         for finding in findings:
             if finding.refuses:
                 raise TargetError(finding.message, hint=finding.hint)
-        tell(findings, copy_data=self._copy_data)
+        self._told |= tell(findings, copy_data=self._copy_data)
 
     async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
@@ -91,7 +103,7 @@ class TableRefresh:
                     "cannot be copied while two_phase is enabled"
                     " (hint: copy it by another subscription, or start once with copy_data = false)"
                 )
-                _log.warning('table "%s" is published now, but left out: %s', table, self.left_out[table])
+                _log.log(self._log_level, 'table "%s" is published now, but left out: %s', table, self.left_out[table])
             return
         failed = await _add_tables(self._sink, tables, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
         for table in tables:
@@ -99,7 +111,8 @@ class TableRefresh:
                 if (first or demanded) and len(failed) == len(tables):
                     raise failed[table]
                 self.left_out[table] = failed[table].one_line()
-                _log.warning("a table is published now, but left out: %s", failed[table].one_line())
+                if table not in self._told:
+                    _log.log(self._log_level, "a table is published now, but left out: %s", failed[table].one_line())
             elif not first:
                 _log.info('table "%s" is published now: added', table)
 

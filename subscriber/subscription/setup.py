@@ -29,6 +29,7 @@ from subscriber.subscription.identity import refuse_same_database
 from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems, tell
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
+from subscriber.subscription.status import Until
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 
@@ -102,14 +103,23 @@ class Setup:
         self._managed = generation is not None
         self._slot_name = options.slot_name or name
         self.refreshing = False
+        self._misfit_level = self._left_out_level = logging.WARNING
+        self._told = set[TableName]()
         check_options(publications, self._slot_name, options, sink)
 
-    async def prepare(self, on_durable: Callable[[Lsn], None]) -> Prepared:
+    async def prepare(self, on_durable: Callable[[Lsn], None], until: Until | None = None) -> Prepared:
         """Do all of it; the sink is open afterwards. May be cancelled anywhere, and done again.
+
+        Args:
+            on_durable: told what is durable in the target.
+            until: where the run ends. The error that ends it names the tables that do not fit: they are not warned of.
 
         Raises:
             SubscriberError: what is wrong and what to do about it.
         """
+        if until is not None:
+            self._misfit_level = logging.INFO
+            self._left_out_level = logging.WARNING if until.allow_missing_tables else logging.INFO
         connection = await self._connect()
         try:
             await refuse_same_database(connection, self._sink)
@@ -223,7 +233,9 @@ class Setup:
 
     @property
     def _tables(self) -> TableRefresh:
-        return TableRefresh(self._publications, self._sink, copy_data=self._options.copy_data)
+        return TableRefresh(
+            self._publications, self._sink, copy_data=self._options.copy_data, log_level=self._left_out_level, told=self._told
+        )
 
     async def _begin(self, connection: WalReceiverConnection, state: SubscriptionState) -> SubscriptionState:
         beginning = Beginning(
@@ -290,7 +302,8 @@ class Setup:
             settings=self._settings,
             later=self._managed,
         )
-        tell([*publisher, *target], copy_data=self._options.copy_data)
+        told = tell([*publisher, *target], copy_data=self._options.copy_data, misfits=self._misfit_level)
+        self._told = told if self._misfit_level == self._left_out_level else set()
         _raise_first([(PublisherError, finding) for finding in publisher] + [(TargetError, finding) for finding in target])
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:

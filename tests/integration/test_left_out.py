@@ -17,7 +17,7 @@ from tests.integration.managed import catch_up, create, launched
 from tests.integration.observed import until
 from tests.integration.program import running, subscriber
 from tests.integration.replica import replica, subscription_of
-from tests.integration.sqlalchemy_targets import Replica
+from tests.integration.sqlalchemy_targets import OtherTarget, Replica
 from tests.integration.test_metrics import free_port, scrape, scrape_until
 
 LATER = TableName("public", "later")
@@ -63,6 +63,28 @@ def test_table_that_the_target_lacks(publisher18_db: Database, target_db: Databa
     assert (done.status, done.errors) == (0, "")
     assert target_db.fetch("SELECT id FROM later") == [(1,)]
     assert left_out(target_db.dsn) == {}
+
+
+def test_until_names_a_table_that_does_not_fit_once(publisher18_db: Database, target_db: Database) -> None:
+    ground(publisher18_db, target_db)
+    target_db.execute("CREATE TABLE later (other int)")
+    publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE later")
+    done = subscriber(
+        *("run", "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn, "--name", publisher18_db.name),
+        "--until-caught-up",
+    )
+    assert (done.status, done.errors.count("public.later")) == (1, 1), done.errors
+
+
+def test_until_names_a_table_that_cannot_be_created_once(publisher18_db: Database, sqlite_file: OtherTarget) -> None:
+    """The bug was that two warnings and the error named it."""
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE sqlite_later (id int PRIMARY KEY)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    source = ["run", "--connection", publisher18_db.dsn, "--publication=pub", "--until-caught-up"]
+    arguments = [*source, "--target", sqlite_file.url, "-c", "create_tables=on"]
+    for extra, status in (((), 1), (("--allow-missing-tables",), 0)):
+        done = subscriber(*arguments, *extra, "--name", f"{publisher18_db.name}_{status}")
+        assert (done.status, [line.count("public.sqlite_later") > 0 for line in done.errors.splitlines()]) == (status, [True]), done.errors
 
 
 def test_in_other_targets(other_replica: Replica) -> None:
