@@ -29,7 +29,7 @@ from subscriber.sinks.spark.copy import task as copytask
 from subscriber.sinks.spark.copy.copier import Copier, LocalCopyRunner
 from subscriber.sinks.spark.copy.order import CopyFailure, CopyOrder
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.maintenance.retention import sweep
+from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.pipeline.applier import ApplierSettings
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.subscription.source import PublishedSnapshot
@@ -388,7 +388,7 @@ async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher_db: D
     known = Lake.find(storage(lake))
     assert known is not None
     assert table.unneeded(0)
-    assert sweep(storage(lake), known, [table], 0) == 0
+    assert remove_unneeded_files(storage(lake), known, [table], 0) == 0
     cut = await applied(lake)
     assert_same(lake, cut, publisher_db, [T])
     assert {file.name for file in (lake / "tables/public/t").glob("copy-*")} == files_of(lake, cut)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "SparkCopyRunner", "attempt", "worst"]
+__all__ = ["Copier", "CopyRunner", "LocalCopyRunner", "SparkCopyRunner", "try_copy_part", "worst_failure"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LocalCopyRunner:
             # each takes what is next, none twice
             for number, part in left:
                 try:
-                    part.set_result(attempt(self._storage, order, number, target_rows, stop, sessions=self._sessions))
+                    part.set_result(try_copy_part(self._storage, order, number, target_rows, stop, sessions=self._sessions))
                 except BaseException as error:  # noqa: BLE001 -- it is raised below
                     part.set_exception(error)
 
@@ -88,14 +88,14 @@ class LocalCopyRunner:
         for index in range(min(max(order.workers, 1), len(parts))):
             threading.Thread(target=work, name=f"copy {order.directory} {index}", daemon=True).start()
         wait(parts.values())
-        return worst([part.result() for part in parts.values()])
+        return worst_failure([part.result() for part in parts.values()])
 
     def cancel(self) -> None:
         """They see by themselves that they shall stop, unless the publisher keeps them waiting."""
         self._sessions.cancel()
 
 
-def attempt(
+def try_copy_part(
     storage: Storage,
     order: CopyOrder,
     number: int,
@@ -116,7 +116,7 @@ def attempt(
     return None
 
 
-def worst(failures: Sequence[CopyFailure | None]) -> CopyFailure | None:
+def worst_failure(failures: Sequence[CopyFailure | None]) -> CopyFailure | None:
     """The one to tell: that the snapshot is gone, before all others."""
     found = [failure for failure in failures if failure is not None]
     return next((failure for failure in found if failure.gone), found[0] if found else None)
@@ -260,7 +260,7 @@ class SparkCopyRunner:
             context.setJobGroup(self.jobs, "initial copy")
             # a worker of the order is a task, which reads one part after another: the publisher has no more sessions than it asked for
             slices = max(min(order.workers, len(numbers)), 1)
-            return worst(context.parallelize(numbers, slices).mapPartitions(work).collect())
+            return worst_failure(context.parallelize(numbers, slices).mapPartitions(work).collect())
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
 
@@ -276,5 +276,5 @@ def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_r
     # from the driver of this job, by Spark's own channel, which carries pickled code anyway
     order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301
     for number in numbers:
-        yield attempt(storage, order, number, target_rows)
+        yield try_copy_part(storage, order, number, target_rows)
     forget_jars()

@@ -13,14 +13,14 @@ from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile, file_from_json
 
-__all__ = ["COPY_DOCUMENT", "Copied", "read_copy"]
+__all__ = ["COPY_DOCUMENT", "TableCopy", "read_copy"]
 
 
 COPY_DOCUMENT: Final = "copy.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class TableCopy:
     """A table's copy: as of which LSN, its schema, and its files: landed ones, or those of the Delta table that executors wrote."""
 
     lsn: Lsn
@@ -29,7 +29,7 @@ class Copied:
     base: tuple[DataFile, ...] | None = None
 
 
-def read_copy(storage: Storage, directory: str) -> Copied | None:
+def read_copy(storage: Storage, directory: str) -> TableCopy | None:
     """What a table's copy says of itself; None: there was none.
 
     Raises:
@@ -41,7 +41,7 @@ def read_copy(storage: Storage, directory: str) -> Copied | None:
     try:
         files = tuple(LandedFile.from_json(data) for data in document["files"])
         base = None if document.get("base") is None else tuple(map(file_from_json, document["base"]))
-        return Copied(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base)
+        return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, base)
     except (ValueError, KeyError, TypeError):
         raise TargetError(
             f"{storage.what(directory)}/{COPY_DOCUMENT} is damaged", hint="restore it from a backup, or start over in a new directory"

@@ -21,7 +21,7 @@ from subscriber.abc import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Cut
-from subscriber.sinks.spark.copy.copy_document import Copied, read_copy
+from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, ManifestsRead, manifest_name, read_manifests
@@ -225,7 +225,7 @@ class ChangeLog:
         return DataFile(path=path, size=size, rows=rows.num_rows, stats=file_statistics(rows), low=None, high=None)
 
 
-def _in_the_table(name: TableName, table: LakeTable, copied: Copied, file: DataFile) -> LandedFile:
+def _in_the_table(name: TableName, table: LakeTable, copied: TableCopy, file: DataFile) -> LandedFile:
     """A base file that executors wrote, as if it were landed. It is there, whatever became of its rows: the log comes before vacuum."""
     path = f"{table_directory('tables', name, table.id)}/{file.path}"
     return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copied.schema)

@@ -18,13 +18,13 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
 
-__all__ = ["sweep"]
+__all__ = ["remove_unneeded_files"]
 
 _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 _DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
 
 
-def sweep(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours: int) -> int:
+def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours: int) -> int:
     """Remove what has to go.
 
     Args:

@@ -35,14 +35,14 @@ from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
-from subscriber.sinks.spark.maintenance.retention import sweep
+from subscriber.sinks.spark.maintenance.retention import remove_unneeded_files
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_status import ApplierStatus
-from subscriber.sinks.spark.pipeline.engines import Engine, Work
-from subscriber.sinks.spark.pipeline.pending_changes import Source, copied_source, read_work
+from subscriber.sinks.spark.pipeline.engines import Engine, TableRound
+from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.plan import BaseFile, Plan, TableWork, plan_table
-from subscriber.sinks.spark.pipeline.row_identity import Before, Findable, columns_before
+from subscriber.sinks.spark.pipeline.row_identity import RowIdentityCheck, TableBefore, columns_before
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
@@ -104,7 +104,7 @@ class Applier:
         self._storage = storage
         self._engine = engine
         self._settings = settings or ApplierSettings()
-        self._findable = Findable(storage)
+        self._row_identity = RowIdentityCheck(storage)
         self._declarations = ColumnDeclarations(storage)
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self.missing = MissingRows()
@@ -232,7 +232,7 @@ class Applier:
         if time.monotonic() >= self._next_sweep:
             # the cut that is published has the newest versions: whatever they have is no file of these
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
-            if count := sweep(self._storage, lake, tables, self._settings.grace_hours):
+            if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that nobody needs any more", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
@@ -292,17 +292,17 @@ class Applier:
 
     # --- one table
 
-    def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
+    def _work(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
         with arrow_errors(self._storage.what(table_directory("tables", name, table.id))):
             return self._planned(lake, name, table, taken, end)
 
-    def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> Work | None:
+    def _planned(self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn) -> TableRound | None:
         delta = self._delta(name, table)
         application = _application(lake, table)
         applied = delta.applied(application)
         # a copy replaces what the table had; one that is not copied goes on with it
         replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
-        source = copied_source(self._storage, copy_directory(table), table) if applied is None else Source(applied)
+        source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
         source.reached = max(source.reached, end)
         if not source.schemas:
@@ -342,22 +342,23 @@ class Applier:
         )
         work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
         known = self._declarations.find(delta.directory, application, applied)
-        before = Before(directory=delta.directory)
+        before = TableBefore(directory=delta.directory)
         if present is not None and not replaced:
             copied = source.schemas[0] if applied is None and table.generation else None
-            before = Before(
+            before = TableBefore(
                 directory=delta.directory,
                 files=tuple(file.path for file in base if file.rows),
                 columns=columns_before(known.schema if known is not None else copied, present),
                 late=delta.added,
                 doubtful=known.doubtful if known is not None else frozenset(),
             )
-        found = self._findable.look(before, schema, described, work.after, truncated=pc.any(pc.equal(changes["_op"], "t")).as_py() or False)
+        truncated = pc.any(pc.equal(changes["_op"], "t")).as_py() or False
+        found = self._row_identity.look(before, schema, described, work.after, truncated=truncated)
         if found.lost is not None and table.until is None:
             raise TargetError(found.lost, hint=COPY_AGAIN)
         declared = known, DeclaredColumns(source.reached, source.schemas[-1], found.doubtful)
         plan = plan_table(work, changes) if work.stretches or work.rewrite else Plan((), (), cleared=False)
-        return Work(name, application, delta, source, work, plan, overwrite, declared)
+        return TableRound(name, application, delta, source, work, plan, overwrite, declared)
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
         """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""
@@ -385,7 +386,7 @@ class Applier:
 
     # --- doing and committing
 
-    def _apply(self, works: Sequence[Work]) -> None:
+    def _apply(self, works: Sequence[TableRound]) -> None:
         for work in works:
             if not work.delta.is_there:
                 work.delta.create(work.task.schema.current)

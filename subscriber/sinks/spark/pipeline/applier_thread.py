@@ -88,9 +88,9 @@ def _program() -> Apply:
         ConfigurationError: something of it is not installed.
     """
     try:
-        from subscriber.sinks.spark.pipeline.program import apply_beside  # noqa: PLC0415 -- see above
+        from subscriber.sinks.spark.pipeline.program import apply_in_process  # noqa: PLC0415 -- see above
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the applier needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[lake]', or [spark] for its engines"
         ) from error
-    return apply_beside
+    return apply_in_process

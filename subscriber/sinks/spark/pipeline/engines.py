@@ -21,7 +21,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.unit import Unit, UnitResult
-from subscriber.sinks.spark.pipeline.pending_changes import Source
+from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges
 from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
 from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["Done", "Engine", "LocalEngine", "RewriteEngine", "UnitEngine", "Work"]
+__all__ = ["Engine", "LocalEngine", "RewriteEngine", "TableResult", "TableRound", "UnitEngine"]
 
 
 @dataclass(slots=True)
-class Work:
+class TableRound:
     """See the module.
 
     Attributes:
@@ -53,7 +53,7 @@ class Work:
     name: TableName
     application: str
     delta: LakeDelta
-    source: Source
+    source: PendingChanges
     task: TableWork
     plan: Plan
     overwrite: pa.Schema | None
@@ -69,7 +69,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Done:
+class TableResult:
     """What an engine did to one table: the files it wrote, if it knows them, and the changes that found no row."""
 
     files: list[DataFile] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """As it is asked for."""
         ...
 
-    def apply(self, works: Sequence[Work]) -> list[Done]:
+    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
         """Do it, and say what was done to each.
 
         Raises:
@@ -109,12 +109,12 @@ class UnitEngine(ABC):
             TargetError: one of them failed; what others wrote is not named by anything.
         """
 
-    def apply(self, works: Sequence[Work]) -> list[Done]:
+    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
         """See :meth:`Engine.apply`: the units of all tables together, then table after table."""
         results = iter(self.run([unit for work in works for unit in work.plan.units]))
-        found: list[Done] = []
+        found: list[TableResult] = []
         for work in works:
-            done = Done()
+            done = TableResult()
             for _ in work.plan.units:
                 result = next(results)
                 done.files += result.files

@@ -26,7 +26,7 @@ from subscriber.sinks.spark.landing.zone import write_file
 from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
 from subscriber.sinks.spark.merge.keys import is_orderable
 from subscriber.sinks.spark.merge.parquet import conformed, read_base, read_changes
-from subscriber.sinks.spark.pipeline.engines import Done, RewriteEngine, Work
+from subscriber.sinks.spark.pipeline.engines import RewriteEngine, TableResult, TableRound
 from subscriber.sinks.spark.pipeline.merge_sql import merge_statement, selected_rows
 from subscriber.sinks.spark.pipeline.plan import BaseFile
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema, folded_name
@@ -100,11 +100,11 @@ class MergeEngine:
         """See the protocol."""
         return "merge"
 
-    def apply(self, works: Sequence[Work]) -> list[Done]:
+    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
         """See the protocol: units first, then the tables that are merged, some beside each other."""
         merged = [number for number, work in enumerate(works) if _is_merged(work)]
         others = [number for number in range(len(works)) if number not in set(merged)]
-        found: dict[int, Done] = {}
+        found: dict[int, TableResult] = {}
         if others:
             found.update(zip(others, self._units.apply([works[number] for number in others]), strict=True))
         if merged:
@@ -113,11 +113,11 @@ class MergeEngine:
                 found.update(zip(merged, pool.map(lambda number: self._merge(works[number]), merged), strict=True))
         return [found[number] for number in range(len(works))]
 
-    def _merge(self, work: Work) -> Done:
+    def _merge(self, work: TableRound) -> TableResult:
         with arrow_errors(work.delta.uri):
             return self._merge_changes(work)
 
-    def _merge_changes(self, work: Work) -> Done:
+    def _merge_changes(self, work: TableRound) -> TableResult:
         schema, reached = work.task.schema, work.source.reached
         changes = read_changes(self._storage, work.task.stretches[0].files, schema, work.task.after)
         try:
@@ -141,9 +141,9 @@ class MergeEngine:
         if work.delta.applied(work.application) != reached:
             # nothing had to be changed: MERGE makes no commit then
             work.delta.commit([], [], work.application, reached)
-        return Done(missing=settled.missing)
+        return TableResult(missing=settled.missing)
 
-    def _session(self, work: Work) -> SparkSession:
+    def _session(self, work: TableRound) -> SparkSession:
         """One for this table alone: what Delta writes into the commit is a setting of the session."""
         if work.application not in self._sessions:
             self._sessions[work.application] = self._spark.newSession()
@@ -169,7 +169,7 @@ class MergeEngine:
             session.conf.set(name, value)
         return session
 
-    def _touched(self, session: SparkSession, work: Work, changes: pa.Table) -> pa.Table:
+    def _touched(self, session: SparkSession, work: TableRound, changes: pa.Table) -> pa.Table:
         """The rows of the table that changes touch: their keys, and the columns whose values some change did not send."""
         schema = work.task.schema
         unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
@@ -206,13 +206,13 @@ class MergeEngine:
         return session.read.parquet(escape_glob(f"{root}/{path}"))
 
 
-def _near(work: Work) -> list[BaseFile]:
+def _near(work: TableRound) -> list[BaseFile]:
     """The files whose keys are those of changes."""
     removed = set(work.plan.removed)
     return [file for file in work.task.base if file.path in removed]
 
 
-def _is_merged(work: Work) -> bool:
+def _is_merged(work: TableRound) -> bool:
     task = work.task
     schema = task.schema
     keyed = bool(schema.keys) and not schema.full
@@ -221,7 +221,7 @@ def _is_merged(work: Work) -> bool:
     return keyed and plain and bool(task.base) and not taken and not _is_scattered(work)
 
 
-def _is_scattered(work: Work) -> bool:
+def _is_scattered(work: TableRound) -> bool:
     """Whether there are too many small files or changes, or MERGE would leave more rows in files whose keys overlap than belong together.
 
     MERGE divides the rows of all files that it touches by a hash of their keys: every new file has keys of all of them, and is touched
@@ -241,7 +241,7 @@ def _is_scattered(work: Work) -> bool:
     return len(small) > _FEW_FILES or mixing or grown or _is_backlog(work)
 
 
-def _is_backlog(work: Work) -> bool:
+def _is_backlog(work: TableRound) -> bool:
     """Whether there are many changes, and the keys of the files that they touch can be divided."""
     ranges = [file.range for file in _near(work) if file.range is not None]
     return work.plan.changes >= work.task.target_rows // _BACKLOG and any(low < high for low, high in ranges)

@@ -20,11 +20,11 @@ from subscriber.sinks.spark.pipeline.plan import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
 
-__all__ = ["Source", "copied_source", "read_work"]
+__all__ = ["PendingChanges", "copied_changes", "read_work"]
 
 
 @dataclass(slots=True)
-class Source:
+class PendingChanges:
     """See the module.
 
     Attributes:
@@ -65,7 +65,7 @@ class Source:
             self.schemas = [found[one] for one in self.schemas]
 
 
-def copied_source(storage: Storage, directory: str, table: LakeTable) -> Source:
+def copied_changes(storage: Storage, directory: str, table: LakeTable) -> PendingChanges:
     """What a table begins with: its copy and its own batches, up to where it was handed over; nothing, if it was not copied.
 
     Raises:
@@ -77,8 +77,8 @@ def copied_source(storage: Storage, directory: str, table: LakeTable) -> Source:
             raise TargetError(
                 f"the copy in {storage.what(directory)} is gone", hint="restore it from a backup, or start over in a new directory"
             )
-        return Source(table.added)
-    source = Source(copied.lsn)
+        return PendingChanges(table.added)
+    source = PendingChanges(copied.lsn)
     source.describe(copied.schema)
     check_paths(storage, directory, copied.files)
     source.add(copied.files)
@@ -96,7 +96,7 @@ _FEW_FILES: Final = 4
 _GATHERED_BYTES: Final = 64 * 1024**2
 
 
-def read_work(storage: Storage, work: TableWork, source: Source, directory: str) -> tuple[TableWork, pa.Table]:
+def read_work(storage: Storage, work: TableWork, source: PendingChanges, directory: str) -> tuple[TableWork, pa.Table]:
     """Read the changes that a table is to have.
 
     Args:

@@ -22,7 +22,7 @@ from subscriber.sinks.spark.session.spark_session import DELTA_CONF, has_delta, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["apply_beside", "apply_lake"]
+__all__ = ["apply_in_process", "apply_lake"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def apply_lake(
         end_session(spark)
 
 
-def apply_beside(location: Location, stop: threading.Event, rest_seconds: float) -> None:
+def apply_in_process(location: Location, stop: threading.Event, rest_seconds: float) -> None:
     """Apply a lake in this process, as its URL says, until ``stop`` is set. Blocks: for a thread.
 
     A session of Spark that there is, or that this begins, goes on: it costs a quarter of a minute to begin one.

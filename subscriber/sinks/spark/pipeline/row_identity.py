@@ -22,13 +22,13 @@ from subscriber.sinks.spark.merge.parquet import read_base, read_changes
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 
-__all__ = ["Before", "Findable", "Found", "columns_before"]
+__all__ = ["RowIdentityCheck", "RowIdentityResult", "TableBefore", "columns_before"]
 
 _ANY_CHANGES = ("c", "i", "u", "d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class TableBefore:
     """A table as it is before changes come.
 
     Attributes:
@@ -47,7 +47,7 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RowIdentityResult:
     """What is in doubt after the changes, and why the row of one of them cannot be found, if so."""
 
     doubtful: frozenset[str]
@@ -100,7 +100,7 @@ class _Walk:
 
 
 @dataclass(slots=True)
-class Findable:
+class RowIdentityCheck:
     """See the module.
 
     Attributes:
@@ -111,7 +111,9 @@ class Findable:
     storage: Storage
     complete: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
-    def look(self, before: Before, schema: TableSchema, files: Sequence[tuple[str, TableSchema]], after: int, *, truncated: bool) -> Found:
+    def look(
+        self, before: TableBefore, schema: TableSchema, files: Sequence[tuple[str, TableSchema]], after: int, *, truncated: bool
+    ) -> RowIdentityResult:
         """See by what rows are known, and what they hold.
 
         Args:
@@ -129,16 +131,16 @@ class Findable:
         for _, described in files:
             walk.take(described, _ANY_CHANGES)
         if walk.lost is None and walk.doubtful == before.doubtful and not (truncated and before.doubtful):
-            return Found(before.doubtful, None)
+            return RowIdentityResult(before.doubtful, None)
         keys = {key for _, described in files if not described.full for key in described.keys}
         lacking = {key for key in sorted(before.late & keys) if self._is_lacking(before, schema, key)}
         walk = _Walk(schema.current, bool(before.files), before.columns, lacking, set(before.doubtful))
         for file, described in files:
             operations = read_changes(self.storage, [file], described, after, ["_op", "_lsn"])["_op"]
             walk.take(described, operations.to_pylist())
-        return Found(frozenset(walk.doubtful), walk.lost)
+        return RowIdentityResult(frozenset(walk.doubtful), walk.lost)
 
-    def _is_lacking(self, before: Before, schema: TableSchema, key: str) -> bool:
+    def _is_lacking(self, before: TableBefore, schema: TableSchema, key: str) -> bool:
         known = self.complete.get((before.directory, key), set())
         found: set[str] = set()
         for path in before.files:

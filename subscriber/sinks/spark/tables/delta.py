@@ -38,7 +38,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableExpiredLogCleanup": "false",
     # versions are read as of a cut, and cuts are remembered by the hundreds; a long log makes each commit slower
     "delta.logRetentionDuration": "interval 3 hours",
-    # of removed files in the log: longer than the grace time, after which sweep.py deletes them
+    # of removed files in the log: longer than the grace time, after which retention.py deletes them
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
 _ADDED_KEY: Final = "subscriber.added"

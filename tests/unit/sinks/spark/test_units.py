@@ -11,7 +11,7 @@ from subscriber.protocol.messages import Delete, Insert, Message, Relation, Upda
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.engines import Done, LocalEngine, Work
+from subscriber.sinks.spark.pipeline.engines import LocalEngine, TableResult, TableRound
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.stream import begun, make, row
@@ -26,9 +26,9 @@ class Recording(LocalEngine):
     """Remembers what the last round was given."""
 
     units: Sequence[Unit] = ()
-    works: Sequence[Work] = ()
+    works: Sequence[TableRound] = ()
 
-    def apply(self, works: Sequence[Work]) -> list[Done]:
+    def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
         self.works = works
         return super().apply(works)
 

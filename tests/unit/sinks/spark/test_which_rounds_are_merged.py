@@ -10,7 +10,7 @@ import pytest
 from subscriber.abc import TableName
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.keys import rank
-from subscriber.sinks.spark.pipeline.engines import Work
+from subscriber.sinks.spark.pipeline.engines import TableRound
 from subscriber.sinks.spark.pipeline.merge_engine import _is_merged
 from subscriber.sinks.spark.pipeline.plan import BaseFile, TableWork, plan_table
 from subscriber.sinks.spark.schema.evolution import Stretch
@@ -37,7 +37,7 @@ def merged(base: list[BaseFile], **changes: range) -> bool:
     task = TableWork(directory="t", schema=SCHEMA, base=tuple(base), stretches=stretches, after=0, target_rows=TARGET)
     # what is asked of them is nothing
     delta, source, declared = cast("Any", None), cast("Any", None), cast("Any", (None, None))
-    return _is_merged(Work(TableName("public", "t"), "app", delta, source, task, plan_table(task, table), None, declared))
+    return _is_merged(TableRound(TableName("public", "t"), "app", delta, source, task, plan_table(task, table), None, declared))
 
 
 def file(rows: int, low: int | None, high: int | None = None, name: str = "f") -> BaseFile:
