@@ -99,7 +99,7 @@ async def _log_it(log: logging.Logger, name: str, describe: Callable[[], Awaitab
             async with asyncio.timeout(_LOOK_SECONDS):
                 text = await describe()
         except (SubscriberError, TimeoutError) as error:
-            text = f"waiting; what for cannot be found out: {error.one_line() if isinstance(error, SubscriberError) else 'no answer'}"
+            text = f"still waiting; could not find out for what: {error.one_line() if isinstance(error, SubscriberError) else 'no answer'}"
         wait.tell(text, clock())
 
 

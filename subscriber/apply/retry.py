@@ -39,27 +39,27 @@ class Policy(Enum):
     SOON = "soon"
     """Try again with growing pauses, from a fraction of a second up to one: it passes by itself."""
     INTERVAL = "interval"
-    """Try again every wal_retrieve_retry_interval: somebody has to mend something, and we go on as soon as it is."""
+    """Try again every wal_retrieve_retry_interval: somebody has to fix something first."""
     NEVER = "never"
     """End: going on would do harm, or cannot help."""
 
 
 _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
-    (CopyOutdated, Policy.SOON, "the table is copied anew"),
+    (CopyOutdated, Policy.SOON, "the table is copied again"),
     (PublisherUnavailable, Policy.SOON, "the publisher is tried again until it answers"),
     (SlotInUse, Policy.SOON, "the slot is tried again until the other walsender has gone"),
     (TargetUnavailable, Policy.SOON, "the target is tried again until it answers"),
-    (ApplyError, Policy.INTERVAL, "mend the target's rows or constraint; the transaction is tried again until it fits"),
-    (RelationError, Policy.INTERVAL, "mend the target's table; the transaction is tried again until it fits"),
-    (SpoolError, Policy.INTERVAL, "make room or mend the permissions of the spool directory"),
+    (ApplyError, Policy.INTERVAL, "fix the target's rows or constraint; the transaction is tried again until it fits"),
+    (RelationError, Policy.INTERVAL, "fix the target's table; the transaction is tried again until it fits"),
+    (SpoolError, Policy.INTERVAL, "make room or correct the permissions of the spool directory"),
     (ProtocolError, Policy.NEVER, "report this with the bytes of the message"),
     (NeverPrepared, Policy.NEVER, "copy the tables again: changes of a prepared transaction are missing"),
     (DataLossError, Policy.NEVER, "decide between a new copy and another publisher"),
     (SubscriptionInUse, Policy.NEVER, "stop the other process first"),
     (SubscriptionChanged, Policy.NEVER, "start it again"),
-    (ConfigurationError, Policy.NEVER, "mend the options"),
-    (PublisherError, Policy.INTERVAL, "mend the publisher; it is tried again until it agrees"),
-    (TargetError, Policy.INTERVAL, "mend the target; it is tried again until it agrees"),
+    (ConfigurationError, Policy.NEVER, "correct the options"),
+    (PublisherError, Policy.INTERVAL, "fix the publisher; retried until it accepts"),
+    (TargetError, Policy.INTERVAL, "fix the target; retried until it accepts"),
     (SubscriberError, Policy.NEVER, "report this"),
 )
 
@@ -100,7 +100,7 @@ def disables(error: SubscriberError) -> bool:
 
 
 def is_coming_up(error: SubscriberError) -> bool:
-    """Whether a server said that it is not ready yet. It is waited for from the first attempt on: nothing has to be mended."""
+    """Whether a server said that it is not ready yet. It is waited for from the first attempt on: nothing has to be fixed."""
     return error.sqlstate == CANNOT_CONNECT_NOW
 
 

@@ -49,7 +49,7 @@ async def check_publisher(
     findings += await _slot(connection, slot_name)
     findings += await _headroom(connection, slot_name, sync_workers if copy_data else 0)
     findings += [
-        Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or mend the name')
+        Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or correct the name')
         for name in await missing_publications(connection, publications)
     ]
     if not tables:

@@ -134,7 +134,7 @@ def test_a_second_one_is_refused(other_replica: Replica) -> None:
         assert done.status == 1
         *_, waited, refused = done.errors.splitlines()
         assert " WARNING " in waited
-        assert f"the end of PID {refused.split(' for PID ')[1].split()[0]} is waited for" in waited
+        assert f"waiting for PID {refused.split(' for PID ')[1].split()[0]}, which holds its lock" in waited
         assert "is active" in refused
         assert "(hint: " in refused
         program.send(signal.SIGKILL)

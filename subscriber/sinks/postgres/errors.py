@@ -224,8 +224,10 @@ def translated() -> Iterator[None]:
     except Exception as error:
         if not is_lost(error):
             raise
-        # asyncpg's own texts, and the system's: about the connection, which may be cut in the middle of anything
         said = " ".join(str(error).split())
+        if type(error) is asyncpg.InterfaceError or not isinstance(error, asyncpg.InterfaceError | OSError):
+            # asyncpg's text speaks of its states ("cannot switch to state 12; another operation (2) is in progress")
+            said = "the session was closed while it was in use"
         raise TargetUnavailable(f"connection to the target failed: {said}", hint=connection_hint(said, _PASSES)) from error
 
 

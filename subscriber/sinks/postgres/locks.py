@@ -165,7 +165,7 @@ async def take(
         if clock.time() >= deadline:
             break
         if clock.time() >= waited.due:
-            waited.tell(f"the end of PID {await holders()} is waited for, which serves it", clock.time())
+            waited.tell(f"waiting for PID {await holders()}, which holds its lock", clock.time())
         if (of_the_dead or lost) and clock.time() >= began + _COMMIT_SECONDS:
             ended = bool(await fetch(_END_HOLDERS, key, key, of_the_dead, list(lost)))
             of_the_dead, lost = False, ()

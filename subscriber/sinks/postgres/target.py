@@ -118,7 +118,7 @@ class Target:
             text = " ".join(str(error).split())
             if _MISTAKEN.search(text):
                 raise ConfigurationError(
-                    f"the target's connection string cannot be used: {text}", hint="mend the parameter that it names"
+                    f"the target's connection string cannot be used: {text}", hint="correct the parameter that it names"
                 ) from None
             raise _refusal(text) from None
         except UnicodeError:
@@ -179,7 +179,7 @@ def _refusal(text: str) -> TargetError:
     if _TOO_MANY.search(text):
         return TargetUnavailable(message, hint="end other sessions, or raise max_connections")
     if _PERMANENT.search(text):
-        hint = "mend the target's connection string, or the server's pg_hba.conf"
+        hint = "correct the target's connection string, or the server's pg_hba.conf"
         return TargetError(f"target refuses the connection: {text}", hint=hint)
     return TargetUnavailable(message, hint=connection_hint(text, "check that the target runs, and host and port"))
 

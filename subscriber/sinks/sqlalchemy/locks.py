@@ -114,7 +114,7 @@ class Locks:
                     hint="stop the other process that serves this subscription, or its session in the target",
                 )
             if clock.time() >= waited.due:
-                waited.tell(f"the end of PID {await holder()} is waited for, which serves it", clock.time())
+                waited.tell(f"waiting for PID {await holder()}, which holds its lock", clock.time())
             await asyncio.sleep(_POLL)
 
     async def _end(self, key: str, number: int) -> None:

@@ -15,7 +15,7 @@ Kind = Literal["unavailable", "relation", "apply", "target"]
 
 UNTRANSLATABLE: Final = "22P05"
 APPLY_HINT: Final = "compare the column's type in the target with the publisher's"
-_CONSTRAINT_HINT: Final = "mend the target's rows, or change its constraint"
+_CONSTRAINT_HINT: Final = "fix the target's rows, or change its constraint"
 _UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is tried again"
 _IO_HINT: Final = "look at the disk: whether there is room, and whether it fails"
 _DISK_HINT: Final = "make room on the target's disk"

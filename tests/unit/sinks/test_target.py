@@ -79,5 +79,5 @@ async def test_a_server_that_is_away_or_full_is_tried_again(monkeypatch: pytest.
 async def test_what_somebody_has_to_mend(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     error = await refused(monkeypatch, text)
     assert type(error) is TargetError
-    assert error.hint == "mend the target's connection string, or the server's pg_hba.conf"
+    assert error.hint == "correct the target's connection string, or the server's pg_hba.conf"
     assert not is_coming_up(error)
