@@ -19,8 +19,8 @@ from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.spark import read
 from tests.delta.test_engines_on_one_lake import engine_of
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

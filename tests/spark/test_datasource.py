@@ -15,10 +15,10 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.spark import register
 from tests.unit.sinks.spark.model import NAMES, Publisher
+from tests.unit.sinks.spark.pipeline.test_applier import SMALL, all_rounds, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation
+from tests.unit.sinks.spark.reading.test_change_feed import landed_of
 from tests.unit.sinks.spark.stream import batch, begun, make, row
-from tests.unit.sinks.spark.test_applier import SMALL, all_rounds, storage
-from tests.unit.sinks.spark.test_changes import landed_of
-from tests.unit.sinks.spark.test_rounds import KEYED, land, relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,9 +18,9 @@ from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransac
 from subscriber.subscription.running import Running
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, relation, rows
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_rounds import KEYED, relation, rows
 
 OTHER = TableName("public", "u")
 OTHERS = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="u")

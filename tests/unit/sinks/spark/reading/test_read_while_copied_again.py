@@ -13,10 +13,10 @@ from subscriber.abc import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.reading.change_feed import Changes
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation
+from tests.unit.sinks.spark.reading.test_change_feed import Follower, Place, read
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_changes import Follower, Place, read
-from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, relation
 
 OTHER = TableName("public", "other")
 ELSEWHERE = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="other")

@@ -18,8 +18,8 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from tests.unit.sinks.spark.pipeline.test_applier import current, storage
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import current, storage
 
 
 class LongRound:

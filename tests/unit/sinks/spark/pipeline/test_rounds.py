@@ -26,8 +26,8 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
 
 Identity = Literal["d", "n", "f", "i"]
 

@@ -20,9 +20,9 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, _foreign, land, rows
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.test_applier import Killed, all_rounds, applier, storage
-from tests.unit.sinks.spark.test_rounds import KEYED, _foreign, land, rows
 
 PUBLISHED = PublishedTable(
     name=TABLE,

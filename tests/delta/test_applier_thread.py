@@ -11,8 +11,8 @@ import pytest
 
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.catalog.snapshots import read_cut
+from tests.unit.sinks.spark.pipeline.test_applier import current, storage
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import current, storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,9 +20,9 @@ from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
 from subscriber.sinks.spark.schema.types import arrow_type, parse_type, widened
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation, rows, start
 from tests.unit.sinks.spark.stream import begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, relation, rows, start
 
 UNKEYED = relation("n", ("note", 25, False))
 NUMBERED = relation("d", ("note", 25, False), ("id", 20, True))

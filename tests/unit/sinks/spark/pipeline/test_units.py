@@ -14,9 +14,9 @@ from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine, TableResult, TableRound
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import Identity, land, relation, rows
 from tests.unit.sinks.spark.stream import begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, storage
-from tests.unit.sinks.spark.test_rounds import Identity, land, relation, rows
 
 FILES = 10
 ROWS = 100

@@ -11,10 +11,10 @@ from subscriber.abc import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert
 from subscriber.sinks.spark.reading.change_feed import Changes
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, rows
+from tests.unit.sinks.spark.reading.test_change_feed import read
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_changes import read
-from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, rows
 
 
 @pytest.mark.parametrize("between", [True, False])

@@ -18,10 +18,10 @@ from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.sinks.spark.reading.change_feed import Changes
 from subscriber.sinks.spark.schema.table_schema import TableSchema, altered_name
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation, start
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_foreign_copy import copied
-from tests.unit.sinks.spark.test_rounds import KEYED, land, relation, start
+from tests.unit.sinks.spark.tables.test_foreign_commits import copied
 
 HISTORIES: list[list[tuple[str, ...]]] = [
     [("A", "a"), ("A",)],

@@ -14,8 +14,8 @@ from subscriber.protocol.messages import Column, Delete, Insert, Message, Relati
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, storage
 
 _EXTRAS = ("e0", "e1", "e2")
 Values = dict[str, str | None]

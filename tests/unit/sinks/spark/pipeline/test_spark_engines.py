@@ -17,8 +17,8 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.session.java import find_java, java_version
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage
 from tests.unit.sinks.spark.stream import batch, begun, make
-from tests.unit.sinks.spark.test_applier import all_rounds, storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

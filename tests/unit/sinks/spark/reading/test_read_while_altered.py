@@ -14,9 +14,9 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.reading import change_feed as changes_module
 from subscriber.sinks.spark.reading.change_feed import Changes
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import land, relation
 from tests.unit.sinks.spark.stream import TABLE, begun, make, row
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_rounds import land, relation
 
 
 def values(changes: Changes, schema: pa.Schema, start: int, end: int) -> list[Any]:

@@ -12,8 +12,8 @@ import pytest
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.reading.dataframes import cut_of, read_table
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, applier
 
 
 class NoSpark:

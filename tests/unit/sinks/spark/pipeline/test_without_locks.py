@@ -21,9 +21,9 @@ from subscriber.sinks.spark.pipeline import applier
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from tests.unit.sinks.spark.pipeline.test_applier import storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import storage
-from tests.unit.sinks.spark.test_rounds import KEYED
 
 
 def _applier(path: Path) -> Applier:

@@ -15,8 +15,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, applier
 
 _KEYED = Relation(5, "public", "t", "d", (Column("id", 23, -1, True), Column("big", 25, -1, False), Column("v", 23, -1, False)))
 _FULL = Relation(6, "public", "f", "f", (Column("a", 23, -1, True), Column("b", 25, -1, True)))

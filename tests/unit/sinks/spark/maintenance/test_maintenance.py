@@ -27,8 +27,8 @@ from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.model import NAMES, Publisher, read
+from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, storage
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import Killed, all_rounds, storage
 
 
 def sweeping(path: Path, grace_hours: int, **settings: int) -> Applier:

@@ -20,9 +20,9 @@ from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.maintenance import change_log as changelog_module
 from subscriber.sinks.spark.reading.change_feed import Changes
 from tests.unit.sinks.spark.model import NAMES, Publisher
+from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
+from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation
 from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, row, transaction
-from tests.unit.sinks.spark.test_applier import all_rounds, applier, storage
-from tests.unit.sinks.spark.test_rounds import KEYED, copy, land, relation
 
 Place = tuple[int, int, str]
 
