@@ -10,6 +10,7 @@ from typing import Final
 
 import subscriber
 from subscriber.cli.main import _parser
+from subscriber.cli.metrics import _Collector
 
 __all__ = ["PARTS"]
 
@@ -72,4 +73,14 @@ def errors() -> str:
     return "\n".join(lines(subscriber.SubscriberError, 0))
 
 
-PARTS: Final[dict[str, Callable[..., str]]] = {"shared_options": shared_options, "verb": verb, "errors": errors}
+def metrics() -> str:
+    """The families of metrics."""
+    lines = []
+    for family in _Collector(dict).collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = ", ".join(f"`{label}`" for label in vars(family)["_labelnames"] if label != "subscription")
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(["| metric | type | label | meaning |", "| --- | --- | --- | --- |", *lines])
+
+
+PARTS: Final[dict[str, Callable[..., str]]] = {"shared_options": shared_options, "verb": verb, "errors": errors, "metrics": metrics}

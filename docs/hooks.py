@@ -19,7 +19,6 @@ from docs.glossary import link_first_uses
 
 WORDS_OF_A_PAGE: Final = 1500
 GLOSSARY: Final = "glossary.md"
-UNDIVIDED: Final = {"architecture.md", "operations.md", "spark.md", "types.md"}
 
 _log = logging.getLogger("mkdocs.plugins.subscriber")
 _MARKER: Final = re.compile(r"^<!-- generated: (\w+) ?(.*?) -->$", re.MULTILINE)
@@ -43,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """As it was rendered."""
     words = len(re.sub(r"<[^>]*>", " ", html).split())
-    if words > WORDS_OF_A_PAGE and page.file.src_uri not in UNDIVIDED:
+    if words > WORDS_OF_A_PAGE:
         _log.warning("%s has %d words: more than %d", page.file.src_uri, words, WORDS_OF_A_PAGE)
     else:
         _log.info("%5d words: %s", words, page.file.src_uri)

@@ -1,15 +1,21 @@
 """Every code block of README and docs is run, with the servers of this test in the places of those that it names.
 
-Python blocks have a function each, SQL blocks run on the publisher. Of shell blocks each command is run by the function of its program.
-Where that cannot be done here, the function says why, and checks what it can. A block that none of them is for fails.
+The blocks of a tutorial are run one after another, as a reader does it. A text block behind a Python block is what that block prints.
+
+All other blocks are run by themselves. Python blocks have a function each, SQL blocks run on the publisher. Each command of a shell block
+is run by the function of its program. If that is not possible here, the function says why, and checks what it can. A block without a
+function fails. Commands in text blocks, systemd units and Kubernetes manifests are parsed.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,13 +26,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import yaml
 
 from subscriber.cli.main import _parser, main
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.compliance import SCENARIOS
 from tests.code_blocks import ROOT, Block, blocks
 from tests.database import WAIT_SECONDS, Database
-from tests.integration.program import environment, running, subscriber
+from tests.integration.program import environment, running
 from tests.integration.test_metrics import free_port
 from tests.sinks.targets import MemoryAdapter
 
@@ -36,14 +43,24 @@ FOLLOWED = "SELECT count(*) FROM pg_stat_replication WHERE application_name = '{
 
 @dataclass
 class Place:
-    """What the blocks name: table ``accounts`` with a row in publication ``app`` on ``db1``, and empty on ``db2``."""
+    """Where blocks run.
+
+    Attributes:
+        publisher: ``app`` on ``db1``.
+        target: ``copy`` on ``db2``.
+        directory: of files.
+        port: of metrics.
+        defined: a block has created or run a subscription.
+    """
 
     publisher: Database
     target: Database
     directory: Path
     port: int = field(default_factory=free_port)
+    defined: bool = False
 
-    def __post_init__(self) -> None:
+    def fill(self) -> None:
+        """Table ``accounts`` with a row in publication ``app``, and empty in the target."""
         for database in (self.publisher, self.target):
             database.execute("CREATE TABLE accounts (id int PRIMARY KEY, balance int)")
         self.publisher.execute("INSERT INTO accounts VALUES (1, 100); CREATE PUBLICATION app FOR TABLE accounts; CREATE PUBLICATION more")
@@ -53,6 +70,7 @@ class Place:
         for name, real in (
             ("host=db1 dbname=app user=replicator", self.publisher.conninfo()),
             ("host=db1 dbname=app", self.publisher.conninfo()),
+            ("postgresql://db1/app", self.publisher.dsn),
             ("postgresql://db2/copy", self.target.dsn),
             ("sqlite:///copy.db", f"sqlite:///{self.directory}/copy.db"),
             ("/var/lib/lake", f"{self.directory}/lake"),
@@ -65,7 +83,9 @@ class Place:
 
 @pytest.fixture
 def place(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Place:
-    return Place(publisher18_db, target_db, tmp_path)
+    made = Place(publisher18_db, target_db, tmp_path)
+    made.fill()
+    return made
 
 
 # --- programs of shell blocks
@@ -95,6 +115,19 @@ def run_subscriber(words: list[str], place: Place) -> None:
         assert main(["spark-apply", parsed.lake, "--engine=local", "--once"]) == 0
     elif "mariadb://" in parsed.target:
         return  # tests/integration/test_sqlalchemy_run.py starts a MariaDB
+    elif verb in {"alter", "drop", "status"} and not place.defined:
+        run_subscriber(
+            [
+                "subscriber",
+                "create",
+                "copy",
+                f"--connection={place.publisher.dsn}",
+                "--publication=app",
+                f"--target={parsed.target}",
+            ],
+            place,
+        )
+        run_subscriber(["subscriber", *words], place)
     elif verb == "run" and parsed.connection is None:
         with running("-v", *words) as launcher:
             launcher.says("is started")
@@ -102,16 +135,21 @@ def run_subscriber(words: list[str], place: Place) -> None:
             assert launcher.ended().status == 0
     else:
         more = ["--until-caught-up"] if verb == "run" and "--until-caught-up" not in words else []
-        done = subscriber(*words, *more)
-        assert done.status == 0, done.errors
+        # a monitoring plugin: CRITICAL, because no process runs the subscription here
+        assert main(["--quiet", *words, *more]) == (2 if "--check" in words else 0)
+        place.defined |= verb in {"create", "run"}
 
 
-def run_pipe(words: list[str], place: Place) -> None:
-    place.target.execute("DROP TABLE accounts")
-    command = place.filled(" ".join(word if word == "|" else f"'{word}'" for word in words))
+def run_psql(words: list[str], place: Place) -> None:
+    command = " ".join(word if word == "|" else shlex.quote(place.filled(word)) for word in words)
     env = {**environment(), "PATH": f"{find_binaries(18)}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+
+
+def run_pg_dump(words: list[str], place: Place) -> None:
+    place.target.execute("DROP TABLE IF EXISTS accounts")
+    run_psql(words, place)
     assert place.target.value("SELECT count(*) FROM accounts") == 0
     assert place.target.fetch("SELECT pubname FROM pg_publication") == []
 
@@ -158,7 +196,8 @@ def not_run(words: list[str], place: Place) -> None:
 
 PROGRAMS: dict[str, Callable[[list[str], Place], None]] = {
     "subscriber": run_subscriber,
-    "pg_dump": run_pipe,
+    "pg_dump": run_pg_dump,
+    "psql": run_psql,
     "make": run_make,
     "pip": run_pip,
     "docker": run_docker,
@@ -168,6 +207,7 @@ PROGRAMS: dict[str, Callable[[list[str], Place], None]] = {
     "switch-the-application": not_run,
     "hadolint": not_run,
     "git": not_run,
+    "python3": not_run,
     "python3.13": not_run,
 }
 
@@ -240,26 +280,9 @@ async def top_level(block: Block, names: dict[str, Any]) -> None:
     await eval(code, names)
 
 
-async def takes_transactions(block: Block, place: Place) -> None:
-    shown: asyncio.Queue[str] = asyncio.Queue()
-
-    def show(*values: object) -> None:
-        shown.put_nowait(" ".join(map(str, values)))
-
-    running = asyncio.create_task(top_level(block, {"publisher_dsn": place.publisher.dsn, "print": show}))
-    streaming = "SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()"
-    await asyncio.to_thread(place.publisher.wait, streaming, 1)
-    place.publisher.execute("INSERT INTO accounts VALUES (2, 0)")
-    async with asyncio.timeout(WAIT_SECONDS):
-        assert (await shown.get()).endswith(" insert accounts {'id': '2', 'balance': '0'}")
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
-def run_pytest(block: Block, place: Place) -> None:
+def run_pytest(text: str, place: Place) -> None:
     file = place.directory / "test_example.py"
-    file.write_text(block.text)
+    file.write_text(text)
     command = [
         sys.executable,
         "-m",
@@ -285,26 +308,33 @@ def comply(block: Block, place: Place) -> None:
 
 def read_a_lake(block: Block, place: Place) -> None:
     # a session of Spark: tests/spark; what it imports is there
-    tree = ast.parse(block.text)
-    exec(compile(ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], []), str(block), "exec"), {})
+    imports = [
+        node for node in ast.parse(block.text).body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("subscriber")
+    ]
+    assert imports
+    exec(compile(ast.Module([*imports], []), str(block), "exec"), {})
 
 
 PYTHON: dict[tuple[str, str], Callable[[Block, Place], Awaitable[None] | None]] = {
     ("README.md", "wait_for(lsn"): waits_for_an_lsn,
-    ("README.md", "transactions(publisher_dsn"): takes_transactions,
-    ("docs/api.md", "asyncio.run(main())"): keep_a_replica,
-    ("docs/api.md", "def added("): decide_columns,
-    ("docs/api.md", "def manage("): manage,
-    ("docs/api.md", "def audit("): audit,
-    ("docs/api.md", "def follow("): define,
-    ("docs/sinks.md", "def test_what_arrives("): run_pytest,
-    ("docs/sinks.md", "def test_compliance("): comply,
-    ("docs/spark.md", "import cut_of, read"): read_a_lake,
-    ("docs/spark.md", "import register"): read_a_lake,
+    ("docs/howto/library.md", "asyncio.run(main())"): keep_a_replica,
+    ("docs/howto/library.md", "def added("): decide_columns,
+    ("docs/howto/library.md", "def manage("): manage,
+    ("docs/howto/library.md", "def audit("): audit,
+    ("docs/howto/own-connection.md", "def follow("): define,
+    ("docs/howto/own-sink.md", "def test_compliance("): comply,
+    ("docs/howto/lake-read.md", "import cut_of, read"): read_a_lake,
+    ("docs/howto/lake-read.md", "import register"): read_a_lake,
 }
 
+TUTORIALS = sorted({block.page for block in blocks() if block.page.startswith("docs/tutorials/")})
 
-@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "python"], ids=str)
+
+def single_blocks(language: str) -> list[Block]:
+    return [block for block in blocks() if block.language == language and block.page not in TUTORIALS]
+
+
+@pytest.mark.parametrize("block", single_blocks("python"), ids=str)
 async def test_python(block: Block, place: Place) -> None:
     runners = [run for (page, part), run in PYTHON.items() if page == block.page and part in block.text]
     assert len(runners) == 1, f"{block} has no function in PYTHON: write one"
@@ -315,8 +345,12 @@ async def test_python(block: Block, place: Place) -> None:
         await asyncio.to_thread(runners[0], block, place)
 
 
-@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "sh"], ids=str)
+@pytest.mark.parametrize("block", single_blocks("sh"), ids=str)
 def test_shell(block: Block, place: Place) -> None:
+    run_shell(block, place)
+
+
+def run_shell(block: Block, place: Place) -> None:
     for words in block.commands():
         while re.fullmatch(r"[A-Z_]+=.*", words[0], re.DOTALL):
             words.pop(0)
@@ -325,13 +359,66 @@ def test_shell(block: Block, place: Place) -> None:
         PROGRAMS[program](words, place)
 
 
-@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "sql"], ids=str)
+@pytest.mark.parametrize("block", single_blocks("sql"), ids=str)
 def test_sql(block: Block, place: Place) -> None:
-    place.publisher.execute("DROP PUBLICATION app")
+    if "CREATE PUBLICATION app" in block.text:
+        place.publisher.execute("DROP PUBLICATION app")
     place.publisher.execute(block.text)
 
 
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(publisher18_db, target_db, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    steps = [block for block in blocks() if block.page == page]
+    code = [block for block in steps if block.language == "python"]
+    tests = code if any("import pytest" in block.text for block in code) else []
+    for block, following in zip(steps, [*steps[1:], None], strict=True):
+        match block.language:
+            case "sql":
+                place.publisher.execute(block.text)
+            case "sh":
+                run_shell(block, place)
+            case "python" if "SparkSession" in block.text:
+                read_a_lake(block, place)
+            case "python" if not tests:
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    exec(place.filled(block.text), {})
+                if following is not None and following.language == "text":
+                    assert printed.getvalue() == following.text, str(following)
+    if tests:
+        run_pytest("\n\n".join(block.text for block in tests), place)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "text"], ids=str)
+def test_commands_in_text(block: Block) -> None:
+    for words in block.commands() if "\nsubscriber " in f"\n{block.text}" else ():
+        if words[0] == "subscriber":
+            _parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "ini"], ids=str)
+def test_unit_of_systemd(block: Block) -> None:
+    (command,) = re.findall(r"^ExecStart=(.*)$", block.text.replace("\\\n", " "), re.MULTILINE)
+    _parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "yaml"], ids=str)
+def test_manifest_of_kubernetes(block: Block) -> None:
+    pod = yaml.safe_load(block.text)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    _parser().parse_args(container["args"])
+    program, file, *arguments = container["readinessProbe"]["exec"]["command"]
+    assert (program, file) == ("python", "/opt/subscriber/healthcheck.py")
+    assert set(arguments) <= set(container["args"])
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    assert f"COPY docker/healthcheck.py {file}\n" in dockerfile
+    assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
+    assert f"TMPDIR={container['volumeMounts'][0]['mountPath']}\n" in dockerfile
+
+
 def test_every_block_is_of_a_kind_that_is_run() -> None:
-    assert {block.language for block in blocks()} <= {"python", "sh", "sql", "text"}
+    assert {block.language for block in blocks()} <= {"python", "sh", "sql", "text", "ini", "yaml", "mermaid"}
     parts = {(block.page, part) for block in blocks() for page, part in PYTHON if page == block.page and part in block.text}
     assert parts == set(PYTHON), "a function in PYTHON has no block any more"

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import subscriber
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
+PAGES = Path(__file__).parents[2] / "docs" / "reference" / "python"
 
 
-def documented() -> list[str]:
-    """Every name in backticks below ``## Names``, up to the next heading."""
-    section = DOCUMENT.read_text().split("\n## Names\n", 1)[1].split("\n#", 1)[0]
-    return re.findall(r"`([A-Za-z_]\w*)`", section)
+def test_all_that_is_exported_has_one_place_in_the_reference() -> None:
+    documented = [name for page in PAGES.glob("*.md") for name in re.findall(r"^::: subscriber\.(\w+)$", page.read_text(), re.MULTILINE)]
+    assert sorted([*documented, "__version__"]) == sorted(subscriber.__all__)
 
 
-def test_all_that_is_exported_is_documented_once() -> None:
-    assert sorted(documented()) == sorted(subscriber.__all__)
+def test_the_index_names_each_page_with_what_is_on_it() -> None:
+    rows = re.findall(r"^\| \[.*?\]\((\w+\.md)\) \| (.*) \|$", (PAGES / "index.md").read_text(), re.MULTILINE)
+    for page, names in rows:
+        assert set(re.findall(r"`(\w+)`", names)) == set(
+            re.findall(r"^::: subscriber\.(\w+)$", (PAGES / page).read_text(), re.MULTILINE)
+        ), page
+    assert len(rows) >= 6
 
 
 def test_all_that_is_exported_is_there_and_describes_itself() -> None:
