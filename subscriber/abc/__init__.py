@@ -1,7 +1,7 @@
 """The seams between the rooms: small Protocols whose texts are the contract (``seams.py``), and what passes through (``values.py``).
 
 ``ReplicationStream`` is what ``walreceiver`` gives and ``apply`` reads; ``Sink`` and ``TableSink`` are what ``apply`` drives and
-``sinks`` build; ``Spool`` is where large transactions wait. ``docs/architecture.md`` draws how they meet.
+``sinks`` build; ``Spool`` is where large transactions wait. ``docs/explanation/architecture.md`` draws how they meet.
 """
 
 from subscriber.abc.details import Retry, WorkerDetails, WorkerState

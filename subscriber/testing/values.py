@@ -1,8 +1,8 @@
 """PostgreSQL's text of a value that another kind of database gave back: how two databases of different kinds are compared.
 
 The publisher writes every value as text (DateStyle ISO, time zone UTC, extra_float_digits 3). A target keeps it as that text, or in a
-type of its own that holds it exactly (docs/types.md); what its driver gives for such a type is written here as PostgreSQL would write it.
-This module knows nothing of how values got there: a value that was bent on its way differs.
+type of its own that holds it exactly (docs/reference/types-sql.md). This module writes what the driver returns for such a type as
+PostgreSQL would write it. It does not know how values got there, so a value that changed on its way differs.
 
 What the text alone does not settle is settled for both sides: a float is compared by its bits, and so is a real, of which PostgreSQL
 writes the shortest text that gives these bits, and a target its double. Nothing else is treated as equal that is not.

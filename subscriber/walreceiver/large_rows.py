@@ -40,7 +40,7 @@ async def find_large_rows(session: Session, tables: Sequence[PublishedTable], bu
             message = (
                 f"table {table.name} has rows of {largest // _MEGABYTE} MB and more, logical_decoding_work_mem is {budget // _MEGABYTE} MB"
             )
-            hint = "allow the process several times the largest row as memory: docs/operations.md has the figures"
+            hint = "allow the process several times the largest row as memory: docs/reference/limits.md has the figures"
             findings.append(Finding("warning", message, hint, table.name))
     return findings
 

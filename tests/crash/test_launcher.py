@@ -44,7 +44,7 @@ class Scene:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # 16: slots can be created there while transactions with savepoints are rolled back (operations.md, known faults)
+        # 16: slots can be created there while transactions with savepoints are rolled back (docs/reference/publishers.md)
         self.publishing = EmbeddedServer.create(16)
         self.receiving = EmbeddedServer.create(18)
         for server in (self.publishing, self.receiving):

@@ -38,5 +38,5 @@ async def test_a_jar_that_does_not_match(publisher18_db: Database, tmp_path: Pat
     (line,) = [line for line in done.errors.splitlines() if line.startswith("subscriber: ")]
     assert done.status == 1
     assert line.startswith(f"subscriber: {words}"), line
-    assert line.endswith("(hint: set spark.jars.packages as docs/spark.md says, or use engine rewrite)")
+    assert line.endswith("(hint: set spark.jars.packages as docs/explanation/lake.md says, or use engine rewrite)")
     assert not (lake / "applied.json").exists()

@@ -1,6 +1,6 @@
-"""What the lake has for each type, after the table of ``docs/spark.md``, and whether a value that was read back is the publisher's.
+"""What the lake has for each type, as in ``docs/reference/lake.md``, and whether a value that was read back is the publisher's.
 
-Written anew beside the program's own table, so that each finds the other's mistakes.
+Written again, independently of the program's own table, so that each finds the other's mistakes.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def compare(database: Database, target: OtherTarget, columns: Sequence[str], ref
                 continue
             as_text = normalizer(names[name])
             if isinstance(found[number][name], float) and target.kind == "mariadb" and row[name] == "-0":
-                # MariaDB has one zero only (docs/types.md)
+                # MariaDB has one zero only (docs/reference/types-sql.md)
                 assert found[number][name] == 0
                 continue
             assert (name, number, as_text(found[number][name])) == (name, number, as_text(row[name]))

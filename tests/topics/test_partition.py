@@ -75,7 +75,7 @@ async def test_published_as_the_root(site: Site, target: str) -> None:
         # a partition that comes later is of the root from its first row on; one that goes takes no rows of the target with it
         site.publisher.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
         if site.publisher.version >= 15:
-            # 13 and 14 go on to leave out a table that was written to before it was attached (docs/operations.md)
+            # 13 and 14 go on to leave out a table that was written to before it was attached (docs/reference/publishers.md)
             site.publisher.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
         site.publisher.execute(
             "ALTER TABLE t ATTACH PARTITION t_isles FOR VALUES IN ('isles'); INSERT INTO t VALUES (3001, 'isles', 'after')"

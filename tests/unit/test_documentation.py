@@ -66,6 +66,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_references_from_the_code_lead_somewhere() -> None:
+    for file in [*ROOT.glob("subscriber/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docker/*.yaml")]:
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text()):
+            assert (ROOT / page).exists(), f"{file}: {page}"
+
+
 def test_parts_that_pages_take_from_the_code_are_made() -> None:
     for page in ROOT.glob("docs/**/*.md"):
         assert "<!-- generated" not in fill(page.read_text()), page

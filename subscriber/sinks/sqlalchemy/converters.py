@@ -3,7 +3,7 @@
 A column of the target belongs to a *family*, by its reflected type. For each family there is a list of PostgreSQL types whose values can
 be kept in it exactly; a type outside the list is refused before anything is written (:class:`Unfit`), a single value that does not fit
 (infinity into DATE) when it comes (:class:`~subscriber.types.ValueRefused`). A text column takes every type, as PostgreSQL's own text:
-that is the remedy that all refusals name. docs/types.md is the table for people.
+that is the remedy that all refusals name. docs/reference/types-sql.md is the table for people.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which column type a published column gets in a table that we create. docs/types.md is the table for people.
+"""Which column type a published column gets in a table that we create. docs/reference/types-sql.md is the table for people.
 
 SQLite: what is an integer or bytes is kept as such, floats in a column without a declared type (one of REAL affinity forgets the sign of
 zero), and all else as PostgreSQL's text. MySQL and MariaDB: their own types, where those hold every ordinary value; text where they would

@@ -13,7 +13,7 @@ Measured, each three times in turns, medians given:
 Each contender has a process and a Spark session of its own (``local[2]``), is warmed up, is given the same changes, and rests while others
 are measured.
 In the end all must hold the same rows. Changes are of recent keys, as those of orders or events are; with random keys all that rewrite
-files rewrite them all (docs/spark.md).
+files rewrite them all (docs/explanation/lake.md).
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _on_spark(engine: str, spark: SparkSession, location: Location, storage: Sto
     if not has_delta(spark):
         raise ConfigurationError(
             "engine merge needs a Spark session with Delta's extension, and this one has it not",
-            hint="set spark.jars.packages and the two settings beside it in docs/spark.md, or use engine rewrite",
+            hint="set spark.jars.packages and the two settings beside it in docs/explanation/lake.md, or use engine rewrite",
         )
     require_delta_jar(spark)
     return MergeEngine(spark, location, storage)

@@ -1,4 +1,4 @@
-"""Which Arrow type a PostgreSQL column has in the lake. ``docs/spark.md`` has the same table in prose.
+"""Which Arrow type a PostgreSQL column has in the lake. ``docs/reference/lake.md`` has the same table in prose.
 
 ==============================================  ==========================  =====================================================
 PostgreSQL                                      Arrow (Delta, Spark)        what it cannot hold, kept as text beside it (``_special``)

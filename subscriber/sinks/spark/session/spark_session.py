@@ -138,7 +138,7 @@ def _private_directory() -> Path:
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _JAR: Final = re.compile(r"delta-spark_(?:(\d+\.\d+)_)?2\.\d+-(\d+)\.(\d+)\.\d+")
-_HINT: Final = "set spark.jars.packages as docs/spark.md says, or use engine rewrite"
+_HINT: Final = "set spark.jars.packages as docs/explanation/lake.md says, or use engine rewrite"
 _BEFORE_NAMES: Final = {("3", "2"): "3.5", ("3", "3"): "3.5", ("4", "0"): "4.0"}
 """Which Spark a Delta was for while its jar's name did not say."""
 
