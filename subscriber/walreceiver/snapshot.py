@@ -165,7 +165,7 @@ class ExportedSnapshot:
             slot_name: of the new slot.
             application_name: of the sessions.
             two_phase: see :meth:`WalReceiverConnection.create_slot`.
-            failover: likewise.
+            failover: likewise; left out where the publisher is too old for it.
             temporary: likewise.
             system_identifier: of the publisher that has to be met; None: any.
 
@@ -176,6 +176,7 @@ class ExportedSnapshot:
         try:
             if system_identifier is not None:
                 await connection.require_system(system_identifier)
+            failover = failover and connection.capabilities.failover_slots
             slot = await connection.create_slot(slot_name, snapshot="export", two_phase=two_phase, failover=failover, temporary=temporary)
             if slot.snapshot_name is None:
                 raise PublisherError(f'the publisher exported no snapshot for replication slot "{slot_name}"')

@@ -78,7 +78,7 @@ async def test_the_highest_protocol_is_spoken(
     with contextlib.closing(Database(ServerAddress(server.dsn(), publisher_version), "postgres")) as publisher:
         set_up(publisher, target_db)
         settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
-        wanted = {"streaming": "parallel", "two_phase": True, "binary": True, "origin": "none", "settings": settings}
+        wanted = {"streaming": "parallel", "two_phase": True, "binary": True, "origin": "none", "failover": True, "settings": settings}
         async with replica(publisher, target_db, **wanted) as first:
             await all_ready(first)
             # where it cannot be had it stays pending, until the publisher is upgraded
