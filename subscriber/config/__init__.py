@@ -15,6 +15,7 @@ from subscriber.config.parameters import (
     Streaming,
     SubscriptionOptions,
     SynchronousCommit,
+    check_slot_name,
     parse_changes,
 )
 from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
@@ -35,6 +36,7 @@ __all__ = [
     "Streaming",
     "SubscriptionOptions",
     "SynchronousCommit",
+    "check_slot_name",
     "declared",
     "parse_assignments",
     "parse_bytes",

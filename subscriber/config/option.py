@@ -32,9 +32,9 @@ class Option:
         flag: the command line has a flag of this name that sets it to true.
         ours: PostgreSQL has no option of this name and meaning.
         since: the first major version of a publisher that knows it; 0: all.
-        alterable: when it may be altered.
+        alter: when it may be altered.
         alter_since: the first major version of a publisher whose slot can be altered accordingly; 0: the slot has nothing to do with it.
-        column: of ``pg_subscription`` in the target's catalog; None: it is not kept there, or is part of the subscription's state.
+        column: of ``pg_subscription`` in the target's catalog; empty: it is not kept there, or is part of the subscription's state.
         codes: values of the column by values of the option, where they differ.
         catalog_version: version of the target's catalog that added the column. A new column takes the next version of the catalog.
     """
@@ -48,9 +48,9 @@ class Option:
     flag: bool = False
     ours: bool = False
     since: int = 0
-    alterable: Alterable = "never"
+    alter: Alterable = "never"
     alter_since: int = 0
-    column: str | None = None
+    column: str = ""
     codes: Mapping[str, str] | None = None
     catalog_version: int = 2
 
@@ -127,7 +127,7 @@ def reference(options: type) -> list[ReferenceRow]:
             default=each.shown_default,
             unit=each.type.unit or "",
             publisher=f"{each.since} or later" if each.since else "",
-            alterable=_ALTERABLE_TEXTS[each.alterable],
+            alterable=_ALTERABLE_TEXTS[each.alter],
             help=each.help,
         )
         for each in declared(options).values()

@@ -30,42 +30,53 @@ OriginFilter = Literal["none", "any"]
 NO_SLOT: Final = "none"
 """The value of ``slot_name`` that stands for NONE; no slot can be named so."""
 
+_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 _UNRECOGNIZED: Final = "unrecognized subscription parameter:"
+
+
+def check_slot_name(name: str) -> None:
+    """Refuse what cannot be the name of a replication slot.
+
+    Raises:
+        ConfigurationError: with PostgreSQL's message and hint.
+    """
+    if not _SLOT_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f'replication slot name "{name}" contains an invalid character or is empty or too long',
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+        )
 
 
 def _parse_slot_name(_: str, text: str) -> str:
     if text.lower() == NO_SLOT:
         return NO_SLOT
-    if not re.fullmatch(r"[a-z0-9_]{1,63}", text, re.ASCII):
-        raise ConfigurationError(
-            f'replication slot name "{text}" contains an invalid character or is empty or too long',
-            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
-        )
+    check_slot_name(text)
     return text
 
 
-_SLOT_NAME: Final = OptionType(name="slot name, none", parse=_parse_slot_name)
+def _switch(*more: str, message: str, hint: str) -> OptionType:
+    """The type of what was a boolean once, and has more values now."""
+
+    def parse(name: str, text: str) -> str:
+        word = text.strip().lower()
+        if word in more:
+            return word
+        try:
+            return "on" if parse_bool(name, text) else "off"
+        except ConfigurationError:
+            raise ConfigurationError(message.format(name=name, text=text), hint=hint) from None
+
+    return choice("off", *more, "on", parse=parse)
 
 
-def _parse_streaming(name: str, text: str) -> str:
-    if text.strip().lower() == "parallel":
-        return "parallel"
-    try:
-        return "on" if parse_bool(name, text) else "off"
-    except ConfigurationError:
-        raise ConfigurationError(f'{name} requires a Boolean value or "parallel"', hint="one of off, on, parallel") from None
-
-
-def _parse_synchronous_commit(name: str, text: str) -> str:
-    word = text.strip().lower()
-    if word in {"local", "remote_write", "remote_apply"}:
-        return word
-    try:
-        return "on" if parse_bool(name, text) else "off"
-    except ConfigurationError:
-        raise ConfigurationError(
-            f'invalid value for parameter "{name}": "{text}"', hint="Available values: local, remote_write, remote_apply, on, off."
-        ) from None
+_STREAMING: Final = _switch("parallel", message='{name} requires a Boolean value or "parallel"', hint="one of off, on, parallel")
+_SYNCHRONOUS_COMMIT: Final = _switch(
+    "local",
+    "remote_write",
+    "remote_apply",
+    message='invalid value for parameter "{name}": "{text}"',
+    hint="Available values: local, remote_write, remote_apply, on, off.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,49 +92,41 @@ class SubscriptionOptions:
     create_slot: bool = option(True, BOOLEAN, "create the replication slot on the publisher")
     enabled: bool = option(True, BOOLEAN, "replicate as soon as the subscription is created")
     slot_name: str | None = option(
-        None, _SLOT_NAME, "replication slot; none: no slot", default_text="the subscription's name", alterable="always"
+        None,
+        OptionType(name="slot name, none", parse=_parse_slot_name),
+        "replication slot; none: no slot",
+        default_text="the subscription's name",
+        alter="always",
     )
     """None: the subscription's own name. :data:`NO_SLOT`: none at all."""
-    binary: bool = option(False, BOOLEAN, "receive values in binary format", since=14, alterable="always", column="subbinary")
+    binary: bool = option(False, BOOLEAN, "receive values in binary format", since=14, alter="always", column="subbinary")
     copy_data: bool = option(True, BOOLEAN, "copy the rows that the published tables have when replication starts")
     streaming: Streaming = option(
         "parallel",
-        choice("off", "on", "parallel", parse=_parse_streaming),
+        _STREAMING,
         "receive large transactions before they are committed; parallel (publisher 16 or later): also apply them before",
         since=14,
-        alterable="always",
+        alter="always",
         column="substream",
         codes={"off": "f", "on": "t", "parallel": "p"},
     )
     synchronous_commit: SynchronousCommit = option(
-        "off",
-        choice("off", "local", "remote_write", "remote_apply", "on", parse=_parse_synchronous_commit),
-        "synchronous_commit of the sessions that apply changes; on: each batch waits for the target's disk",
-        alterable="always",
-        column="subsynccommit",
+        "off", _SYNCHRONOUS_COMMIT, "of the sessions that apply; on: each batch waits for the disk", alter="always", column="subsynccommit"
     )
-    two_phase: bool = option(
-        False, BOOLEAN, "prepare prepared transactions in the target too", since=15, alterable="disabled", alter_since=18
-    )
-    disable_on_error: bool = option(
-        False, BOOLEAN, "disable the subscription after an error, instead of retrying", alterable="always", column="subdisableonerr"
-    )
+    two_phase: bool = option(False, BOOLEAN, "prepare transactions in the target too", since=15, alter="disabled", alter_since=18)
+    disable_on_error: bool = option(False, BOOLEAN, "stop after an error, instead of retrying", alter="always", column="subdisableonerr")
     password_required: bool = option(
-        False,
-        BOOLEAN,
-        "fail if the publisher asks for no password",
-        alterable="always",
-        column="subpasswordrequired",
+        False, BOOLEAN, "fail if the publisher asks for no password", alter="always", column="subpasswordrequired"
     )
     """Unlike PostgreSQL's the default is false: this program has the rights of the user who starts it, not a superuser's."""
     run_as_owner: bool = option(
-        False, BOOLEAN, "apply as the subscription's owner, not as each table's owner", alterable="always", column="subrunasowner"
+        False, BOOLEAN, "apply as the subscription's owner, not each table's", alter="always", column="subrunasowner"
     )
     origin: OriginFilter = option(
-        "any", choice("none", "any"), "none: only changes that have no origin", since=16, alterable="always", column="suborigin"
+        "any", choice("none", "any"), "none: only changes that have no origin", since=16, alter="always", column="suborigin"
     )
     failover: bool = option(
-        False, BOOLEAN, "synchronize the slot to standbys", since=17, alterable="disabled", alter_since=17, column="subfailover"
+        False, BOOLEAN, "synchronize the slot to standbys", since=17, alter="disabled", alter_since=17, column="subfailover"
     )
 
     @classmethod
@@ -154,10 +157,10 @@ class SubscriptionOptions:
 PARAMETERS: Final = declared(SubscriptionOptions)
 """All of them, by name."""
 
-STORED: Final = {name: each for name, each in PARAMETERS.items() if each.column is not None}
+STORED: Final = {name: each for name, each in PARAMETERS.items() if each.column}
 """Those that have a column in the target's catalog."""
 
-ALTERABLE: Final = {name: each for name, each in PARAMETERS.items() if each.alterable != "never"}
+ALTERABLE: Final = {name: each for name, each in PARAMETERS.items() if each.alter != "never"}
 """What ``ALTER SUBSCRIPTION … SET (…)`` takes."""
 
 

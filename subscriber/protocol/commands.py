@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from subscriber.config import PARAMETERS
+from subscriber.config import PARAMETERS, check_slot_name
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, StreamOptions
 from subscriber.protocol.lsn import Lsn
@@ -26,7 +26,6 @@ __all__ = [
 
 SnapshotAction = Literal["nothing", "export", "use"]
 
-_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 _PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?", re.ASCII)
 _LEGACY_SNAPSHOT: Final[dict[SnapshotAction, str]] = {"nothing": "NOEXPORT_SNAPSHOT", "export": "EXPORT_SNAPSHOT", "use": "USE_SNAPSHOT"}
 
@@ -138,9 +137,5 @@ def start_replication(slot: str, lsn: Lsn, options: StreamOptions) -> str:
 
 
 def _slot(name: str) -> str:
-    if not _SLOT_NAME.fullmatch(name):
-        raise ConfigurationError(
-            f'replication slot name "{name}" contains an invalid character or is empty or too long',
-            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
-        )
+    check_slot_name(name)
     return quote_identifier(name)

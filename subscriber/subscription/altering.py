@@ -20,7 +20,6 @@ from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.creating import check_publication_list
-from subscriber.subscription.problems import check_slot_name
 from subscriber.subscription.setup import Setup
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -239,24 +238,19 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if "slot_name" in changes:
             if "two_phase" in changes:
                 raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="one after the other")
-            changes["slot_name"] = self._slot_name(changes["slot_name"])
+            if changes["slot_name"] == NO_SLOT:
+                if found.enabled:
+                    raise ConfigurationError("cannot set slot_name = NONE for enabled subscription", hint="disable it first")
+                changes["slot_name"] = None
         changed = [name for name in ALTERABLE if name in changes and changes[name] != getattr(found.options, name)]
         for name in changed:
-            if ALTERABLE[name].alterable == "disabled":
+            if ALTERABLE[name].alter == "disabled":
                 self._require_disabled(name)
         if "two_phase" in changes:
             changes["two_phase"] = await self._two_phase(wanted=changes["two_phase"]) if "two_phase" in changed else found.two_phase
         if "failover" in changed:
             await self._alter_slot("failover", wanted=changes["failover"])
         await self._update(changes)
-
-    def _slot_name(self, value: str) -> str | None:
-        if value != NO_SLOT:
-            check_slot_name(value)
-            return value
-        if self.definition.enabled:
-            raise ConfigurationError("cannot set slot_name = NONE for enabled subscription", hint="disable it first")
-        return None
 
     def _require_disabled(self, option: str) -> None:
         if self.definition.slot_name is None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -16,7 +17,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config import STORED, Option, Settings, SubscriptionOptions
+from subscriber.config.reading import choice
 from subscriber.errors import (
     ConfigurationError,
     RelationError,
@@ -55,6 +57,26 @@ async def test_catalog_of_the_first_version_is_taken_forward(target_db: Database
     database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
     assert target_db.fetch(f"SELECT subdbid = {database}, subenabled FROM subscriber.pg_subscription") == [(True, True)]
     assert target_db.fetch("SELECT subid::int, apply_error_count::int FROM subscriber.pg_stat_subscription_stats") == [(77, 0)]
+
+
+async def test_catalog_takes_a_new_parameter(any_target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    await state_of(any_target_db)
+    new = Option(
+        default="green",
+        type=choice("red", "green"),
+        help="",
+        column="subhue",
+        codes={"red": "r", "green": "g"},
+        catalog_version=VERSION + 1,
+    )
+    monkeypatch.setattr(catalog, "VERSION", VERSION + 1)
+    monkeypatch.setattr(catalog, "catalog_step", partial(catalog.catalog_step, options=[*STORED.values(), new]))
+    await state_of(any_target_db)
+    assert any_target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION + 1,)]
+    assert any_target_db.fetch("SELECT subhue::text FROM subscriber.pg_subscription") == [("g",)]
+    assert any_target_db.value("SELECT has_column_privilege('public', 'subscriber.pg_subscription', 'subhue', 'SELECT')")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        any_target_db.execute("UPDATE subscriber.pg_subscription SET subhue = 'x'")
 
 
 async def test_what_is_stored_comes_back(any_target_db: Database) -> None:

@@ -7,18 +7,22 @@ import os
 import stat
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 import pytest
 
 from subscriber import ConfigurationError, Lsn, SubscriptionInUse, SubscriptionOptions, TableName, TableState, TargetError
 from subscriber.abc import TwoPhaseState, WorkerActivity
 from subscriber.catalog import Definition
-from subscriber.sinks.sqlalchemy import subscriptions
+from subscriber.config import BOOLEAN, STORED, Option
+from subscriber.config.reading import choice
+from subscriber.sinks.sqlalchemy import engine, entries, subscriptions
 from subscriber.sinks.sqlalchemy.engine import Database
 from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
 from subscriber.sinks.sqlalchemy.observing import observe
 from subscriber.sinks.sqlalchemy.reporter import Reporter
 from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog
+from subscriber.sinks.sqlalchemy.tables import VERSION, catalog_tables
 from tests.integration.sqlalchemy_targets import OtherTarget
 
 OPTIONS = SubscriptionOptions(binary=True, streaming="on", disable_on_error=True, origin="none", failover=True, two_phase=True)
@@ -225,6 +229,23 @@ async def test_a_new_file_is_its_owners_alone(sqlite_file: OtherTarget) -> None:
     assert sqlite_file.path is not None
     for path in sqlite_file.path.parent.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+async def test_catalog_takes_a_new_parameter(other_target: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = await SqlAlchemyCatalog.open(other_target.url, "test")
+    async with catalog.create(defined("before")):
+        pass
+    await catalog.close()
+    hue = Option(default="green", type=choice("red", "green"), help="", column="subhue", catalog_version=VERSION + 1)
+    bright = Option(default=True, type=BOOLEAN, help="", column="subbright", catalog_version=VERSION + 1)
+    monkeypatch.setattr(entries, "VERSION", VERSION + 1)
+    monkeypatch.setattr(engine, "catalog_tables", partial(catalog_tables, options=[*STORED.values(), hue, bright]))
+    catalog = await SqlAlchemyCatalog.open(other_target.url, "test")
+    async with catalog.create(defined("behind")):
+        assert [found.name for found in await catalog.subscriptions()] == ["before", "behind"]
+        assert other_target.fetch(f"SELECT subhue, subbright FROM {other_target.ours('pg_subscription')}") == [("green", True)] * 2
+        assert other_target.fetch(f"SELECT version FROM {other_target.ours('version')}") == [(VERSION + 1,)]
+    await catalog.close()
 
 
 async def test_a_catalog_of_a_later_version_is_refused(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:

@@ -24,7 +24,7 @@ class More(SubscriptionOptions):
     """With two new parameters, each declared once."""
 
     hue: Literal["red", "green"] = option(
-        "green", choice("red", "green"), "colour of the changes", since=19, alterable="always", column="subhue", catalog_version=4
+        "green", choice("red", "green"), "colour of the changes", since=19, alter="always", column="subhue", catalog_version=4
     )
     patience: int = option(7, WHOLE, "how often to ask", column="subpatience", catalog_version=4)
 

@@ -202,7 +202,7 @@ def option_cast(option: Option) -> str:
     return 'text::"char"' if option.codes else _SQL_TYPES[type(option.default)]
 
 
-_SHOWN: Final = ", ".join([*(str(each.column) for each in STORED.values()), "subowner"])
+_SHOWN: Final = ", ".join([*(each.column for each in STORED.values()), "subowner"])
 _VALUES: Final = ", ".join(
     [
         *(f"${number}::{option_cast(each)}" for number, each in enumerate(STORED.values(), 2)),

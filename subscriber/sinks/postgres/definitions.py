@@ -23,7 +23,7 @@ s.subtwophasestate::text AS subtwophasestate, s.subskiplsn::text AS subskiplsn, 
 
 # column -> values that it can have, that of a row which cannot be understood first
 _WORDS: Final[Mapping[str, Collection[str]]] = {
-    **{str(each.column): each.stored_words for each in STORED.values() if each.type.words},
+    **{each.column: each.stored_words for each in STORED.values() if each.type.words},
     "subtwophasestate": ("d", "p", "e"),
 }
 # columns that are never NULL -> what stands for it in a row which cannot be understood
@@ -31,7 +31,7 @@ _GIVEN: Final[Mapping[str, object]] = {
     "subenabled": False,
     "subpublications": (),
     "subskiplsn": "0/0",
-    **{str(each.column): each.default for each in STORED.values() if not each.type.words},
+    **{each.column: each.default for each in STORED.values() if not each.type.words},
     "submade": True,
     "subgeneration": 0,
 }
@@ -43,7 +43,7 @@ def definition(row: Mapping[str, Any], *, claimed: bool) -> Definition:
     two_phase = TwoPhaseState(values["subtwophasestate"])
     options = SubscriptionOptions(
         two_phase=two_phase is not TwoPhaseState.DISABLED,
-        **{name: each.loaded(values[str(each.column)]) for name, each in STORED.items()},
+        **{name: each.loaded(values[each.column]) for name, each in STORED.items()},
     )
     return Definition(
         oid=values["oid"],

@@ -32,7 +32,7 @@ COLUMNS: Final[Mapping[str, Collection[str]]] = {
         "subskiplsn",
         "subdbid",
         "subowner",
-        *(str(option.column) for option in STORED.values()),
+        *(option.column for option in STORED.values()),
         "subconninfo",
         "submade",
         "subgeneration",

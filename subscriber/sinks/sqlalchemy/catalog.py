@@ -26,13 +26,13 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "skip_lsn": "subskiplsn",
     "made": "submade",
     "pending_refresh": "subrefresh",
-    **{name: str(each.column) for name, each in STORED.items()},
+    **{name: each.column for name, each in STORED.items()},
 }
 _NAME_BYTES: Final = 63
 
 # column -> values that it can have, that of a row which cannot be understood first
 _WORDS: Final[Mapping[str, Sequence[str]]] = {
-    **{str(each.column): each.stored_words for each in STORED.values() if each.type.words},
+    **{each.column: each.stored_words for each in STORED.values() if each.type.words},
     "subtwophasestate": ("d", "p", "e"),
 }
 
@@ -81,7 +81,7 @@ def definition(tables: CatalogTables, given: Mapping[str, Any], position: Lsn | 
     """
     row, known_position, error = _understood(tables, given, position)
     two_phase = TwoPhaseState(row["subtwophasestate"])
-    values = {name: each.loaded(row[str(each.column)]) for name, each in STORED.items()}
+    values = {name: each.loaded(row[each.column]) for name, each in STORED.items()}
     return Definition(
         oid=row["oid"],
         name=row["subname"],

@@ -217,7 +217,7 @@ def _option_column(option: Option) -> Column[Any]:
     # for rows that are there when the column is added
     given = (true() if default else false()) if isinstance(default, bool) else literal(default)
     info = {CATALOG_VERSION: option.catalog_version}
-    return Column(str(option.column), types[type(option.default)], nullable=False, default=default, server_default=given, info=info)
+    return Column(option.column, types[type(option.default)], nullable=False, default=default, server_default=given, info=info)
 
 
 def _worker_columns() -> tuple[Column[Any], ...]:
