@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+import asyncpg
 import psycopg
 import pytest
 
@@ -201,6 +202,23 @@ async def test_backend_killed_in_the_middle_of_a_copy(target_db: Database) -> No
             await sink.copy(["id", "v"], CopyFormat.TEXT, endless())
         assert await sink.begin() == TableEntry(TableState.INIT)
         assert target_db.value("SELECT count(*) FROM t") == 0
+
+
+async def test_session_of_a_copy_that_cannot_be_closed(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are committed by then. The bug was that the driver's error ended the run."""
+
+    async def fails(*_: object, **__: object) -> None:
+        raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    async with syncing(target_db) as (_, sink):
+        await sink.begin()
+        await sink.start_copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncpg.Connection, "close", fails)
+            await sink.copy(["id"], CopyFormat.TEXT, text((1,)))
+        await sink.finish_copy(AT)
+        assert target_db.fetch("SELECT id FROM t") == [(1,)]
 
 
 async def test_control_session_killed(target_db: Database) -> None:

@@ -81,5 +81,5 @@ class CatalogReader:
 
     async def close(self) -> None:
         """Disconnect, politely if the server still answers."""
-        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError):
+        with contextlib.suppress(TargetError), translated():
             await self.connection.close(timeout=5)

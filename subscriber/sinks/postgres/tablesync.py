@@ -259,8 +259,7 @@ class PostgresTableSink:
                     await copying.copy(copy_format, data)
                     await connection.execute(set_role(None).sql.decode())
                     await connection.execute(_NOTE_PART, self._oid, self.relation_id)
-            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                await connection.close(timeout=5)
+            await CatalogReader(connection).close()
         finally:
             # does nothing to a closed one; what was not committed is rolled back
             connection.terminate()
