@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from subscriber.abc import Retry, TableEntry, TableName, TwoPhaseState, WorkerActivity, WorkerDetails
 from subscriber.config import SubscriptionOptions
-from subscriber.errors import TargetError
+from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 
-__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "OwnedCatalog", "TableObservation"]
+__all__ = ["ApplierObservation", "Catalog", "Definition", "Observation", "OwnedCatalog", "TableObservation", "claimed_elsewhere"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,13 @@ class Definition:
         """
         if self.problem is not None:
             raise TargetError(f'subscription "{self.name}" cannot be used: {self.problem}', hint=self.remedy)
+
+
+def claimed_elsewhere(name: str) -> SubscriptionInUse:
+    """The error of a run that its command line defines, while a verb has claimed the subscription. The launcher looks at the claim itself."""
+    return SubscriptionInUse(
+        f'subscription "{name}" is being altered or dropped by another process', hint="start it again when that process has ended"
+    )
 
 
 class Catalog(Protocol):

@@ -27,6 +27,7 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
+from subscriber.catalog import claimed_elsewhere
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -36,7 +37,7 @@ from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscriptio
 from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.groups import PostgresTableGroup
-from subscriber.sinks.postgres.locks import table_key, take, writer_key
+from subscriber.sinks.postgres.locks import HOLDERS, table_key, take, verb_key, writer_key
 from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
 from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
 from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
@@ -173,6 +174,9 @@ class PostgresSink:
             await ensure_catalog(reader.connection)
             oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
             ended = await take(session.fetch, writer_key(oid), f'subscription "{name}"', lost=self._target.lost())
+            # a verb takes its own lock before it asks for the writer's
+            if not self._defined and await session.fetch(HOLDERS, verb_key(oid), verb_key(oid)):
+                raise claimed_elsewhere(name)
             await reader.read_owner(oid)
             fence, also_ended = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))

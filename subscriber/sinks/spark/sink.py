@@ -27,6 +27,7 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
+from subscriber.catalog import claimed_elsewhere
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
@@ -40,10 +41,10 @@ from subscriber.sinks.spark.catalog.checks import check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.catalog.status import read_landed_counters, write_status
-from subscriber.sinks.spark.catalog.subscriptions import OID, require_name
+from subscriber.sinks.spark.catalog.subscriptions import OID, locks, require_name
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.files.lock import FileLock
+from subscriber.sinks.spark.files.lock import FileLock, is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
@@ -155,6 +156,9 @@ class SparkSink:
         await run_in_thread(lambda: storage.make_directory(""))
         self._lock.take()
         try:
+            # a verb takes its own lock before it asks for the writer's
+            if not self._defined and is_held(locks(storage)[1]):
+                raise claimed_elsewhere(name)
             # what was read before the lock was ours may have changed since; and tables that are being copied go on storing their states
             async with self._catalog:
                 lake = self._require_ours(await run_in_thread(lambda: self._found_or_made(storage, name)), name)

@@ -29,6 +29,7 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
+from subscriber.catalog import claimed_elsewhere
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
@@ -39,7 +40,7 @@ from subscriber.sinks.sqlalchemy.checks import check_target, querying, subscript
 from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.entries import ensure_catalog, ensure_subscription
 from subscriber.sinks.sqlalchemy.fencing import Fence
-from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
+from subscriber.sinks.sqlalchemy.locks import Locks, verb_key, writer_key
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.reporter import Reporter
@@ -195,6 +196,9 @@ class SqlAlchemySink:
         try:
             await locks.take(writer_key(oid), f'subscription "{name}"', lost=self._lost)
             self._lost = session.number
+            # a verb takes its own lock before it asks for the writer's
+            if not self._defined and await locks.held(verb_key(oid)):
+                raise claimed_elsewhere(name)
             if self._fence is None or self._fence.oid != oid:
                 self._fence = Fence(self._database.dialect_name, self._database.tables, oid)
             async with session.transaction() as connection:
