@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +30,17 @@ Place = Path | str
 
 def storage(place: Place) -> Storage:
     return Storage.open(Location(path=str(place)) if isinstance(place, Path) else Location.parse(f"spark+{place}"))
+
+
+def fill(place: Path) -> Path:
+    """Leave no room; gives the file that takes it."""
+    ballast = place / "ballast"
+    with ballast.open("wb") as file:
+        try:
+            while True:
+                os.write(file.fileno(), b"x" * 4096)
+        except OSError:
+            return ballast
 
 
 def apply_all(path: Place, settings: ApplierSettings | None = None) -> Cut:

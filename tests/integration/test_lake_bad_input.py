@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from subscriber import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import read_cut
 from tests.database import WAIT_SECONDS, Database
-from tests.integration.lakes import applied, assert_same, lake_rows, storage
+from tests.integration.lakes import applied, assert_same, fill, lake_rows, storage
 from tests.integration.program import Ended, confirmed, environment, running, slots, subscriber
 
 T = TableName("public", "t")
@@ -260,35 +258,13 @@ async def test_a_table_that_somebody_else_changed(publisher: Database, tmp_path:
 # --- a full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of three megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def _fill(place: Path) -> Path:
-    ballast = place / "ballast"
-    with ballast.open("wb") as file:
-        try:
-            while True:
-                os.write(file.fileno(), b"x" * 4096)
-        except OSError:
-            return ballast
-
-
 async def test_a_full_disk_acknowledges_nothing_and_publishes_nothing(publisher: Database, small_disk: Path) -> None:
     lake = small_disk / "lake"
     name = f"lake_{publisher.name}"
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0
     before = await applied(lake)
     acknowledged = confirmed(publisher, name)
-    ballast = _fill(small_disk)
+    ballast = fill(small_disk)
     publisher.execute(f"INSERT INTO t SELECT i, '{SECRET}' || md5(i::text) FROM generate_series(2, 2000) AS i")
     told(await asyncio.to_thread(run, publisher, lake), r"cannot write .*: no space left \(ENOSPC\)", "make room, or run the applier")
     assert Lsn.parse(confirmed(publisher, name)) < publisher.current_lsn()
@@ -296,7 +272,7 @@ async def test_a_full_disk_acknowledges_nothing_and_publishes_nothing(publisher:
     ballast.unlink()
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0
     # landed, and no room to apply it
-    ballast = _fill(small_disk)
+    ballast = fill(small_disk)
     told(await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), "no space left|No space left|ENOSPC")
     cut = read_cut(storage(lake))
     assert cut is not None

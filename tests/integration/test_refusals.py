@@ -5,16 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.database import WAIT_SECONDS
-from tests.integration.program import Program, running
+from subscriber.protocol.lsn import Lsn
+from tests.database import WAIT_SECONDS, Database
+from tests.integration.lakes import applied, assert_same, fill
+from tests.integration.program import Program, confirmed, running
 from tests.integration.sqlalchemy_targets import ALL, Replica, write_locked
+from tests.integration.test_lake_bad_input import T, arguments, run
 
 ALL_COLUMNS = "SELECT id, v, c FROM t ORDER BY id"
 REFUSALS = 25
 MANY_REFUSALS = 400
+TIMES = pytest.mark.parametrize(
+    "refusals", [REFUSALS, pytest.param(MANY_REFUSALS, marks=[pytest.mark.endurance, pytest.mark.timeout(900)])]
+)
 
 
 def quickly(pair: Replica) -> list[str]:
@@ -48,9 +55,35 @@ def goes_on_after(pair: Replica, refusals: int) -> None:
 
 
 @pytest.mark.parametrize("other_target", ["native", "postgresql", "sqlite", "mariadb"], indirect=True)
-@pytest.mark.parametrize("refusals", [REFUSALS, pytest.param(MANY_REFUSALS, marks=[pytest.mark.endurance, pytest.mark.timeout(900)])])
+@TIMES
 def test_refusals_one_after_another(other_replica: Replica, refusals: int) -> None:
     goes_on_after(other_replica, refusals)
+
+
+@TIMES
+async def test_refusals_of_a_lake(publisher18_db: Database, small_disk: Path, refusals: int) -> None:
+    """Its disk is full: nothing can be landed."""
+    publisher, lake = publisher18_db, small_disk / "lake"
+    publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'copied')")
+
+    def landed(lsn: Lsn) -> None:
+        slot = f"slot_name = 'lake_{publisher.name}'"
+        publisher.wait(f"SELECT confirmed_flush_lsn >= '{lsn}' FROM pg_replication_slots WHERE {slot}", True)
+
+    assert run(publisher, lake).status == 0
+    with running(*arguments(publisher, lake), "-c", "wal_retrieve_retry_interval=5ms") as program:
+        landed(publisher.current_lsn())
+        ballast = fill(small_disk)
+        publisher.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 10) FROM generate_series(2, 500) AS i")
+        lsn = publisher.current_lsn()
+        refused(program, refusals)
+        assert Lsn.parse(confirmed(publisher, f"lake_{publisher.name}")) < lsn
+        ballast.unlink()
+        landed(lsn)
+        assert "Traceback" not in program.errors
+        program.process.terminate()
+        assert program.ended().status == 0
+    assert_same(lake, await applied(lake), publisher, [T])
 
 
 @contextlib.contextmanager
