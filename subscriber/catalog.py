@@ -72,7 +72,7 @@ class Definition:
 
 
 def claimed_elsewhere(name: str) -> SubscriptionInUse:
-    """The error of a run that its command line defines, while a verb has claimed the subscription. The launcher looks at the claim itself."""
+    """The error of a run that its command line defines, while a verb has claimed it. The launcher looks at the claim."""
     return SubscriptionInUse(
         f'subscription "{name}" is being altered or dropped by another process', hint="start it again when that process has ended"
     )
