@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import subscriber
 from subscriber.cli.main import _parser
 from subscriber.cli.metrics import _Collector
+from subscriber.config import Settings, SubscriptionOptions, declared, reference
 
 __all__ = ["PARTS"]
 
@@ -35,12 +37,9 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         yield text, (action.help or "") % {"default": action.default, "prog": parser.prog}
 
 
-def _shared() -> dict[str, str]:
-    found: dict[str, list[str]] = {}
-    for parser in _verbs().values():
-        for written, text in _arguments(parser):
-            found.setdefault(written, []).append(text)
-    return {written: texts[0] for written, texts in found.items() if len(texts) >= _SHARED_BY and len(set(texts)) == 1}
+def _shared() -> list[tuple[str, str]]:
+    found = Counter(argument for parser in _verbs().values() for argument in _arguments(parser) if argument[0].startswith("-"))
+    return [argument for argument, verbs in found.items() if verbs >= _SHARED_BY]
 
 
 def _table(rows: list[tuple[str, str]], first: str, second: str) -> str:
@@ -50,14 +49,15 @@ def _table(rows: list[tuple[str, str]], first: str, second: str) -> str:
 
 def shared_options() -> str:
     """The options of several verbs."""
-    return _table(list(_shared().items()), "option", "meaning")
+    return _table(_shared(), "argument", "meaning")
 
 
 def verb(name: str) -> str:
     """Usage, description and own options of a verb."""
     parser = _verbs()[name]
     usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
-    own = [(written, text) for written, text in _arguments(parser) if written not in _shared()]
+    shared = _shared()
+    own = [argument for argument in _arguments(parser) if argument not in shared]
     return f"## {name}\n\n```text\n{usage}\n```\n\n{parser.description}\n\n{_table(own, 'argument', 'meaning') if own else ''}\n"
 
 
@@ -83,4 +83,42 @@ def metrics() -> str:
     return "\n".join(["| metric | type | label | meaning |", "| --- | --- | --- | --- |", *lines])
 
 
-PARTS: Final[dict[str, Callable[..., str]]] = {"shared_options": shared_options, "verb": verb, "errors": errors, "metrics": metrics}
+def parameters() -> str:
+    """The parameters of CREATE SUBSCRIPTION."""
+    known = declared(SubscriptionOptions)
+    lines = []
+    for row in reference(SubscriptionOptions):
+        since = known[row.name].alter_since
+        altered = f"{row.alterable}, publisher {since} or later" if since else row.alterable
+        lines.append(f"| `{row.name}` | {row.type} | {row.default} | {row.publisher} | {altered} | {row.help} |")
+    head = ["| option | values | default | publisher | can be altered | meaning |", "| --- | --- | --- | --- | --- | --- |"]
+    return "\n".join([*head, *lines])
+
+
+def settings() -> str:
+    """The settings."""
+    known = declared(Settings)
+    lines = []
+    for row in reference(Settings):
+        own = "own" if known[row.name].ours else ""
+        lines.append(f"| `{row.name}` | {row.type} | {row.default} | {row.unit} | {own} | {row.help} |")
+    return "\n".join(["| setting | values | default | unit | | meaning |", "| --- | --- | --- | --- | --- | --- |", *lines])
+
+
+def members(name: str, half: str) -> str:
+    """References to the docstrings of the first or second half of the members of a public class."""
+    found = [member for member in vars(getattr(subscriber, name)) if not member.startswith("_")]
+    middle = len(found) // 2
+    chosen = found[:middle] if half == "1" else found[middle:]
+    return "\n\n".join(f"::: subscriber.{name}.{member}" for member in chosen)
+
+
+PARTS: Final[dict[str, Callable[..., str]]] = {
+    "shared_options": shared_options,
+    "verb": verb,
+    "errors": errors,
+    "members": members,
+    "metrics": metrics,
+    "parameters": parameters,
+    "settings": settings,
+}

@@ -3,21 +3,21 @@
 ::
 
     SubscriberError
-    ├── ConfigurationError        mend the call: an option, a parameter, a connection string, a file
+    ├── ConfigurationError        correct the call: an option, a parameter, a connection string, a file
     ├── ProtocolError             the bytes are not pgoutput's: report it (offset and tag are named)
-    ├── PublisherError            mend the publisher: privilege, wal_level, publication, slot
+    ├── PublisherError            correct the publisher: privilege, wal_level, publication, slot
     │   ├── PublisherUnavailable  wait: connection refused, lost or timed out; retried
-    │   │   └── CopyOutdated      wait: the table changed while it was copied; copied anew
+    │   │   └── CopyOutdated      wait: the table changed while it was copied; it is copied again
     │   └── SlotInUse             wait: another walsender holds the slot; retried
-    ├── DataLossError             decide: changes are gone, going on would lose them silently
+    ├── DataLossError             decide: changes are gone, and to continue would lose them silently
     │   └── NeverPrepared         decide: COMMIT PREPARED of a transaction that was never prepared in the target
-    ├── TargetError               mend the target: privilege, missing setting, broken catalog
+    ├── TargetError               correct the target: privilege, missing setting, broken catalog
     │   ├── TargetUnavailable     wait: connection refused, lost or timed out; retried
     │   ├── SubscriptionInUse     stop the other process that serves this subscription
-    │   ├── SubscriptionChanged   start anew: it was altered or dropped meanwhile
-    │   ├── RelationError         mend the target's table: missing, other columns, no replica identity
-    │   └── ApplyError            mend the rows: the target refused a change; nothing of its transaction stays
-    └── SpoolError                mend the spool directory: unreadable, full or damaged
+    │   ├── SubscriptionChanged   start again: it was altered or dropped meanwhile
+    │   ├── RelationError         correct the target's table: missing, other columns, no replica identity
+    │   └── ApplyError            correct the rows: the target rejected a change; nothing of its transaction stays
+    └── SpoolError                correct the spool directory: unreadable, full or damaged
 
 No message ever holds a row's value or a password: text that a server made is taken over only where it cannot
 hold one. Control characters in messages, hints and notes are escaped. Where an error came from is added with
@@ -70,7 +70,7 @@ def connection_hint(text: str, otherwise: str) -> str:
 
 
 class SubscriberError(Exception):
-    """Root of every error this package raises on purpose.
+    """The root of all errors that this package raises on purpose.
 
     Attributes:
         hint: what to do about it, one sentence, or None.
@@ -133,7 +133,7 @@ class ProtocolError(SubscriberError):
 
 
 class PublisherError(SubscriberError):
-    """The publisher refused something that waiting does not mend."""
+    """The publisher rejected a request, and a retry alone does not help."""
 
 
 class PublisherUnavailable(PublisherError):
@@ -141,15 +141,15 @@ class PublisherUnavailable(PublisherError):
 
 
 class CopyOutdated(PublisherUnavailable):
-    """What was copied of a table is not what is published any more: it is copied anew."""
+    """The table changed while it was copied. It is copied again."""
 
 
 class SlotInUse(PublisherError):
-    """Another walsender holds the replication slot just now."""
+    """Another WAL sender uses the replication slot."""
 
 
 class DataLossError(SubscriberError):
-    """The publisher can no longer give the changes that come after our durable position."""
+    """The publisher can no longer send the changes that follow the position in the target."""
 
 
 class NeverPrepared(DataLossError):
@@ -157,7 +157,7 @@ class NeverPrepared(DataLossError):
 
 
 class TargetError(SubscriberError):
-    """The target refused something that waiting does not mend."""
+    """The target rejected a request, and a retry alone does not help."""
 
 
 class TargetUnavailable(TargetError):
@@ -169,16 +169,16 @@ class SubscriptionInUse(TargetError):
 
 
 class SubscriptionChanged(TargetError):
-    """The subscription was altered, refreshed or dropped while it was not connected: what this run knows of it holds no longer."""
+    """The subscription was altered, refreshed or dropped while this run was not connected, so its definition is no longer valid."""
 
 
 class RelationError(TargetError):
-    """A published table cannot be mapped to the target's: missing, other columns, no replica identity."""
+    """A published table does not fit the target's table: it is missing, has other columns, or has no replica identity."""
 
 
 class ApplyError(TargetError):
-    """The target refused a change (a constraint, a value). Its transaction was rolled back whole."""
+    """The target rejected a change: a constraint, a value. Its whole transaction was rolled back."""
 
 
 class SpoolError(SubscriberError):
-    """The spool of large transactions cannot be written or read back."""
+    """The spool of large transactions cannot be written or read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from docs.glossary import link_first_uses, terms
-from docs.hooks import fill
+from docs.hooks import WORDS_OF_A_PAGE, fill
+from subscriber import errors
 from subscriber.protocol.decoder import Decoder
 from subscriber.protocol.frames import PrimaryKeepalive, XLogData, decode_status_update, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Commit, StreamCommit
+from subscriber.subscription import status_json
 from subscriber.transaction.changes import InsertChange
 from tests.code_blocks import PAGES
 from tests.unit.protocol.test_golden import read
@@ -81,6 +84,27 @@ def test_first_use_of_a_term_becomes_a_link() -> None:
     text = "# A sink\n\nSee `sink` and [a sink](x.md).\nSinks and a sink have a landing zone.\n"
     linked = "# A sink\n\nSee `sink` and [a sink](x.md).\n[Sinks](g.md#sink) and a sink have a [landing zone](g.md#landing-zone).\n"
     assert link_first_uses(text, "## Sink\n\n## Landing zone\n", "g.md") == linked
+
+
+def test_no_page_is_long() -> None:
+    """`make docs` counts the words of the rendered pages, docstrings included."""
+    for page in PAGES:
+        assert len(page.read_text().split()) <= WORDS_OF_A_PAGE, page
+
+
+def test_the_reference_has_all_errors_and_their_remedies() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    what_happens, remedies = page.split("## Classes")
+    for name in errors.__all__:
+        if name not in {"SubscriberError", "NeverPrepared"}:
+            assert f"`{name}`" in what_happens
+            assert f"`{name}`" in remedies
+
+
+def test_the_reference_has_all_members_of_a_status() -> None:
+    page = (ROOT / "docs/reference/status.md").read_text()
+    for name in re.findall(r'^ +"(\w+)":', inspect.getsource(status_json), re.MULTILINE):
+        assert f"`{name}`" in page, name
 
 
 def test_the_glossary_is_short() -> None:
