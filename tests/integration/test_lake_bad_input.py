@@ -247,7 +247,7 @@ async def test_a_table_that_somebody_else_changed(publisher: Database, tmp_path:
     publisher.execute("INSERT INTO t VALUES (2, 'b')")
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0
     done = await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once")
-    told(done, re.escape(f"Delta table {table.table_uri.removeprefix('file://').rstrip('/')} was changed by somebody else"))
+    told(done, re.escape(f"Delta table {table.table_uri.removeprefix('file://').rstrip('/')} was changed by another writer"))
     assert read_cut(storage(lake)) == before
     # that is undone, as the remedy says; then it goes on
     table.update_incremental()

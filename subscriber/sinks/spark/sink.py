@@ -1,7 +1,7 @@
-"""The lake as a sink: what is acknowledged lies in its landing zone, durably; whoever applies it may be slow, or away.
+"""The lake as a sink. What is acknowledged is durable in its landing zone; the applier may be slow, or not running.
 
-With ``confirm=applied`` the position that counts, for acknowledging and for starting again, is the applier's: what was landed behind
-it comes again after a restart, and is dropped.
+With ``confirm=applied`` the applier's position is the one that is acknowledged, and that a restart begins at: transactions that were landed
+after it are sent again then, and dropped.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SparkSink:
             # a verb takes its own lock before it asks for the writer's
             if not self._defined and is_held(locks(storage)[1]):
                 raise claimed_elsewhere(name)
-            # what was read before the lock was ours may have changed since; and tables that are being copied go on storing their states
+            # what was read before taking the lock may have changed since; and tables that are being copied continue to store their states
             async with self._catalog:
                 lake = self._require_ours(await run_in_thread(lambda: self._found_or_made(storage, name)), name)
                 self._lake = lake

@@ -31,7 +31,7 @@ def check_place(storage: Storage) -> list[Finding]:
 
 
 def check_tables(tables: Sequence[PublishedTable]) -> list[Finding]:
-    """What the lake does with these tables that somebody may not expect."""
+    """Warn about tables that the lake stores in a way that users may not expect."""
     found: list[Finding] = []
     for table in tables:
         if table.changes and not table.key_columns:

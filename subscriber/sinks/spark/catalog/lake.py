@@ -47,7 +47,7 @@ class LakeTable:
         added: the subscription's position when it was added: a table that is not copied begins there.
         position: its own, while it is synchronized.
         until: of one that was removed: what was landed for it before still is its.
-        begun: of one that was removed, and added to be copied anew: the generation of the last copy that was begun, and did not finish.
+        begun: of a table that was removed, and added to be copied again: the generation of the last copy that was begun and did not finish.
     """
 
     id: int
@@ -61,7 +61,7 @@ class LakeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
-    """Content of ``catalog.json``. ``removed``: tables that are no longer of the subscription, or will be copied anew."""
+    """Content of ``catalog.json``. ``removed``: tables that left the subscription, or will be copied again."""
 
     slot_name: str | None = None
     publications: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ ERROR: Final = "error.json"
 APPLIER: Final = "applier.json"
 """The applier's own."""
 RESET: Final = "reset.json"
-"""What the counters were when they were last set to zero: they only ever grow, for who writes them writes them often."""
+"""The counters as of the last reset. They themselves only grow, because the workers write them often."""
 
 COUNTERS: Final = ("apply_error_count", "sync_error_count")
 """Of pg_stat_subscription_stats, those that landing can have."""

@@ -55,7 +55,7 @@ _NAME_BYTES: Final = 63
 
 _VERB_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 20.0
-"""How long a verb waits for whoever runs the subscription: a worker may need some seconds for the batch at hand."""
+"""How long a verb waits for the process that runs the subscription: a worker may need some seconds for its current batch."""
 _LOOK_SECONDS: Final = 0.25
 _POLL_SECONDS: Final = 0.05
 
@@ -195,18 +195,18 @@ class LakeCatalog:
 
         Raises:
             TargetError: it does not exist.
-            SubscriptionInUse: another verb is at work on it, or whoever runs it does not stop.
+            SubscriptionInUse: another verb holds it, or the process that runs it does not stop.
         """
         await self._found(name)
         await _taken(self._verb, _VERB_SECONDS)
         try:
-            # before the look at the writer's lock: whoever takes that later sees it
+            # before looking at the writer's lock: a process that takes that lock later sees this one
             await self._next_generation(1)
             try:
                 async with self._writing(name, _STOP_SECONDS):
                     pass
             except SubscriptionInUse:
-                # nothing was done: whoever runs it may go on
+                # nothing was done: the process that runs it may continue
                 await self._next_generation(-1)
                 raise
             lake = await self._found(name)
@@ -336,7 +336,7 @@ class LakeCatalog:
         self._launcher.take()
 
     async def wait(self, timeout: float) -> None:
-        """Return a moment later: nobody would tell of a change."""
+        """Return after a short pause: there are no notifications of a change."""
         await asyncio.sleep(min(timeout, _LOOK_SECONDS))
 
     async def close(self) -> None:

@@ -41,14 +41,14 @@ _LOOK_SECONDS: Final = 0.1
 _FIRST_RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 10.0
-"""How long an end waits for parts. What takes longer ends with the process, and is read anew by the next applier."""
+"""How long an end waits for parts. What takes longer ends with the process, and the next applier reads it again."""
 
 
 class CopyRunner(Protocol):
     """Where parts are read."""
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
-        """Have these parts stored, ``order.workers`` at once; None if all are. May end early once ``stop`` is set.
+        """Store these parts, ``order.workers`` at once; None: all are stored. May end early once ``stop`` is set.
 
         Raises:
             SubscriberError: it cannot be tried at all just now.
@@ -156,7 +156,7 @@ class Copier:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while running := [thread for thread in self._copying.values() if thread.is_alive()]:
             if time.monotonic() >= deadline:
-                _log.warning("parts of %d tables are amid being copied after %.0f s: left behind", len(running), _PATIENCE_SECONDS)
+                _log.warning("parts of %d tables are still being copied after %.0f s: left behind", len(running), _PATIENCE_SECONDS)
                 return
             # not once: it is of no effect on one who is between two statements, or two jobs
             self._runner.cancel()
@@ -172,7 +172,7 @@ class Copier:
             raise self._lost
 
     def orders(self) -> list[CopyOrder]:
-        """What is ordered, and not given up.
+        """The open orders.
 
         Raises:
             TargetError: an order is damaged.
@@ -203,7 +203,7 @@ class Copier:
                     thread.start()
 
     def copy(self, order: CopyOrder) -> None:
-        """Have an order's parts stored, until all are, or it is of no use any more."""
+        """Store the parts of an order, until all are stored or the order is of no use."""
         pause = _FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
@@ -265,7 +265,7 @@ class SparkCopyRunner:
             raise job_failed(self._spark, error) from error
 
     def cancel(self) -> None:
-        """Its own jobs alone: the session may be somebody else's."""
+        """Cancel only its own jobs: the session may be shared."""
         with contextlib.suppress(*job_errors()):
             self._spark.sparkContext.cancelJobGroup(self.jobs)
 

@@ -58,7 +58,7 @@ class DonePart:
 
 @dataclass(frozen=True, slots=True)
 class CopyFailure:
-    """Why a copy does not go on. ``gone``: the snapshot is lost, or of no use, and trying again is of none."""
+    """Why a copy failed. ``gone``: the snapshot is lost or of no use, and a retry is of no use."""
 
     text: str
     gone: bool
@@ -174,7 +174,7 @@ class CopyOrder:
     # --- what is not
 
     def report(self, storage: Storage, failure: CopyFailure | None) -> None:
-        """Tell the subscriber why it does not go on; None: it does.
+        """Tell the subscriber why the copy failed; None: it continues.
 
         Raises:
             TargetError: it cannot be written, or the copy was given up.
@@ -212,4 +212,4 @@ def remove_base_files(storage: Storage, base: str, table_id: int, generations: r
 
 
 def _damaged(storage: Storage, name: str) -> TargetError:
-    return TargetError(f"{storage.what(name)} is damaged", hint="stop the subscriber and start it again: the table is copied anew")
+    return TargetError(f"{storage.what(name)} is damaged", hint="stop the subscriber and start it again: the table is copied again")

@@ -89,7 +89,7 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
         except NotText:
             raise ApplyError(
                 f'table "{schema.table}", column "{column.name}": bytes that are not UTF-8',
-                hint="the publisher's database has encoding SQL_ASCII: mend the rows there; the lake holds UTF-8 only",
+                hint="the publisher's database has encoding SQL_ASCII: fix the rows there; the lake holds UTF-8 only",
             ) from None
         arrays.append(cast)
         for row, text in refused.items():

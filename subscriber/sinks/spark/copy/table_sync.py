@@ -61,7 +61,7 @@ _ROWS: Final = 50_000
 _LOOK_SECONDS: Final = 0.1
 """How often it is looked which parts are done."""
 _PATIENCE_SECONDS: Final = 30.0
-"""After so long without a part somebody should be told."""
+"""After so long without a part, a warning is logged."""
 _BYTES: Final = 16 * 1024**2
 """Bytes of COPY data of a row group, if rows are long."""
 
@@ -296,7 +296,7 @@ class ExecutorTableSink(SparkTableSink):
                 patience = loop.time() + _PATIENCE_SECONDS
             failure = await run_in_thread(lambda: order.failure(storage))
             if failure is not None and failure.gone:
-                raise CopyOutdated(failure.text, hint="the table is copied anew")
+                raise CopyOutdated(failure.text, hint="the table is copied again")
             if failure is not None and failure.text != told:
                 told = failure.text
                 _log.warning('table "%s" is not copied: %s; it is tried again', self._table, told)

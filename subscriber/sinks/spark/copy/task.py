@@ -37,7 +37,7 @@ _CHECK_CLIENT: Final = """SELECT pg_catalog.set_config(name, '1s', false)
 
 
 class OrderOutdated(PublisherUnavailable):
-    """The session that exported the snapshot has ended, or the table was altered: it has to be copied anew."""
+    """The session that exported the snapshot has ended, or the table was altered: it must be copied again."""
 
 
 class Sessions:

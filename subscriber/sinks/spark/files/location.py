@@ -83,7 +83,7 @@ class Location:
 
     @classmethod
     def of(cls, target: str) -> Location:
-        """Where a lake is for who reads or applies it: by the target's URL, or by its directory, whose name is taken as it is.
+        """The location of a lake for readers and the applier: by the target's URL, or by its directory, whose name is not decoded.
 
         Raises:
             ConfigurationError: as :meth:`parse`; or the directory is a relative one.

@@ -19,7 +19,7 @@ __all__ = ["FileLock", "is_held"]
 
 _LOOKERS: Final = 5
 _LOOKER_SECONDS: Final = 0.004
-"""Whoever looks whether a lock is held, holds it for an instant."""
+"""A process that checks whether a lock is held, holds it for an instant."""
 
 
 class FileLock:
@@ -27,7 +27,7 @@ class FileLock:
 
     Args:
         path: of the file; None: nothing is locked.
-        refusal: what to say if somebody else has it.
+        refusal: the error's text if another process has it.
         hint: the remedy.
     """
 

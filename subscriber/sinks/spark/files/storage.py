@@ -1,8 +1,8 @@
-"""Files of a lake: made whole and durable, or not at all.
+"""Files of a lake: written completely and durably, or not at all.
 
 On a local file system a file is written under another name, fsynced, renamed, and counts once its directory is fsynced too
-(:meth:`Storage.sync`). In an object store a file is there, whole, when it is closed; nothing is renamed. In both, whoever reads follows a
-manifest, which is written last: what no manifest names is as if it were not there.
+(:meth:`Storage.sync`). In an object store a file is there, whole, when it is closed; nothing is renamed. In both, readers follow a
+manifest, which is written last: files that no manifest names do not count.
 
 Names are relative to the lake, with slashes.
 """
@@ -128,7 +128,7 @@ class Storage:
             name: of the file.
             content: all of it.
             durable: see above.
-            private: on a local file system nobody but its owner may read it.
+            private: on a local file system only its owner may read it.
 
         Raises:
             TargetError: it cannot be written; the former one, if any, is still there.

@@ -103,7 +103,7 @@ class Manifest:
 
 @dataclass(slots=True)
 class ManifestsRead:
-    """What was read of one directory, for who reads it again and again: a manifest never changes, and most have the same schemas.
+    """A cache of one directory's manifests, for repeated reads: a manifest never changes, and most have the same schemas.
 
     Attributes:
         manifests: by their ends; those that were there when it was last read.
@@ -268,10 +268,10 @@ def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = 
                     hint="restore the missing files from a backup, or start over in a new directory",
                 )
             raise TargetError(
-                f"landing zone {place}: the batch that ends at {manifest.end} overlaps the one before", hint="somebody else wrote there"
+                f"landing zone {place}: the batch that ends at {manifest.end} overlaps the one before", hint="another program wrote there"
             )
         if not manifest.previous <= manifest.begin <= manifest.end:
             raise TargetError(
-                f"landing zone {place}: the batch that ends at {manifest.end} contradicts itself", hint="somebody else wrote there"
+                f"landing zone {place}: the batch that ends at {manifest.end} contradicts itself", hint="another program wrote there"
             )
         previous = manifest.end

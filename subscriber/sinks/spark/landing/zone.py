@@ -235,7 +235,7 @@ class LandingZone:
         storage, directory = self._storage, self.directory
         storage.make_directory(directory)
         manifests = read_manifests(storage, directory)
-        # a name of before the crash may be in memory alone: from here on it is believed, and acknowledged
+        # a name from before the crash may be in memory only: from here on it counts, and is acknowledged
         storage.sync([directory, *map(str, PurePosixPath(directory).parents)])
         # the applier removes what it has applied; only what it has still to read must be there, and of that it is the judge
         if manifests:

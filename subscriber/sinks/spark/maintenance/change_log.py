@@ -66,7 +66,7 @@ class ChangeLog:
         Args:
             cut: that is published.
             enough: how many.
-            is_applied: whether a table has its copy: one of the same name in the cut may be what it was before it was copied anew.
+            is_applied: whether a table has its copy: in the cut, the same name may be the table from before it was copied again.
 
         Raises:
             TargetError: the log cannot be written; nothing is removed.
@@ -109,7 +109,7 @@ class ChangeLog:
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
-        # what was landed before the table was copied anew may be in the log as the former one's
+        # what was landed before the table was copied again may be in the log as the former one's
         after = self._logged(log, table) if there else INVALID_LSN
         landed = [
             (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id

@@ -72,7 +72,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], gr
 
 
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
-    """Copies that were begun anew since: of an earlier generation. What is not known yet may be a table that was just added."""
+    """Remove copies of an earlier generation, which were started again. An unknown one may be of a table that was just added."""
     kept = {copy_directory(table) for table in known}
     newest: dict[str, int] = {}
     for table in known:

@@ -146,7 +146,7 @@ def _pieces(rows: pa.Table, unit: Unit) -> list[tuple[int, int]]:
 
 
 def _clean_cut(rows: pa.Table, schema: TableSchema, cut: int, room: int) -> int:
-    """Not amid rows with the same first key, if their end is near: files whose ranges overlap are merged together for ever."""
+    """A cut that does not divide rows with the same first key, if their end is near: else files with overlapping ranges stay together."""
     if not schema.keys:
         return cut
     column = rows[schema.keys[0]]

@@ -44,7 +44,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """What came of a unit: new files, and how many changes found no row."""
+    """The result of a unit: new files, and how many changes found no row."""
 
     files: list[DataFile]
     missing: MissingRows

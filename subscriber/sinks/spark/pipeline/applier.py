@@ -75,7 +75,7 @@ class ApplierSettings:
         target_rows: of a file.
         round_bytes: landed bytes after which a round takes no more manifests.
         log_files: landed files after which the change log takes them, and they go.
-        sweep_seconds: how often files that nobody needs any more are looked for.
+        sweep_seconds: how often files that are no longer needed are looked for.
         grace_hours: how long files that readers may still have open stay; at most 48.
         cuts: how many published cuts are remembered for readers of the past.
     """
@@ -123,7 +123,7 @@ class Applier:
         self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
 
     def open(self) -> None:
-        """Be the one applier of the lake.
+        """Take the lock of the lake's only applier.
 
         Raises:
             SubscriptionInUse: there is one.
@@ -150,7 +150,7 @@ class Applier:
         return cut
 
     def failed(self, error: SubscriberError) -> None:
-        """Tell who looks into the lake that an attempt failed."""
+        """Report a failed attempt in ``applier.json``."""
         self._status.failed(error.one_line(), self.missing)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Applier:
         self._lock.give_back()
 
     def run_round(self) -> Cut | None:
-        """Apply what waits.
+        """Apply what waits: one micro-batch.
 
         Returns:
             The cut that was published; None: there was nothing to do.
@@ -190,7 +190,7 @@ class Applier:
         if waiting:
             self._apply(waiting)
             self._storage.remove_directory(ROUND_DIRECTORY)
-            # MERGE INTO may have gone on from what somebody committed meanwhile
+            # MERGE INTO may have continued from a commit that another writer made meanwhile
             self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
@@ -215,7 +215,7 @@ class Applier:
         return lake
 
     def tidy(self, *, now: bool = False) -> None:
-        """Bring the change log up to the published cut if enough has gathered, and remove the landed files that nobody needs.
+        """Append to the change log up to the published cut if enough files wait, and remove the landed files that are no longer needed.
 
         Args:
             now: whatever has gathered.
@@ -233,7 +233,7 @@ class Applier:
             # the cut that is published has the newest versions: whatever they have is no file of these
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
-                _log.info("removed %d files that nobody needs any more", count)
+                _log.info("removed %d files that are no longer needed", count)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
 
     def _require_ours(self, lake: Lake, tables: Mapping[TableName, LakeTable], cut: Cut | None) -> None:
@@ -300,7 +300,7 @@ class Applier:
         delta = self._delta(name, table)
         application = _application(lake, table)
         applied = delta.applied(application)
-        # a copy replaces what the table had; one that is not copied goes on with it
+        # a copy replaces what the table had; a table that is not copied keeps it
         replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
         source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])

@@ -18,7 +18,7 @@ _NAME: Final = "applier.json"
 
 
 class ApplierStatus:
-    """See the module. What is counted goes on where an earlier applier of the lake ended, and the last error stays told.
+    """See the module. Counters continue from an earlier applier of the lake, and the last error stays.
 
     Args:
         storage: the lake's.

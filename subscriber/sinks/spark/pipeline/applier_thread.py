@@ -15,9 +15,9 @@ __all__ = ["ApplierThread"]
 _log = logging.getLogger(__name__)
 
 _REST_SECONDS: Final = 10.0
-"""How long what waits is still applied at a clean end."""
+"""How long waiting changes are still applied at a clean end."""
 _PATIENCE_SECONDS: Final = 60.0
-"""How long a clean end waits for a round. One that takes longer ends with the process, and is begun anew by the next applier."""
+"""How long a clean end waits for a round. One that takes longer ends with the process, and the next applier starts it again."""
 
 Apply = Callable[[Location, threading.Event, float], None]
 
@@ -36,11 +36,11 @@ class ApplierThread:
         self._failure: SubscriberError | None = None
 
     def start(self) -> None:
-        """Let it run, if the location asks for it and it does not run yet.
+        """Start it, if the location asks for it and it does not run yet.
 
         Raises:
-            SubscriberError: it ended by an error that trying again does not mend, and that it tells only once.
-            TargetUnavailable: it is at the round yet amid which it was stopped.
+            SubscriberError: it ended by an error that a retry does not fix. It is raised only once.
+            TargetUnavailable: it is still in the round in which it was stopped.
         """
         if self._thread is not None and self._stop.is_set():
             if self._thread.is_alive():
@@ -56,7 +56,7 @@ class ApplierThread:
         self._thread.start()
 
     def _run(self) -> None:
-        # what is no error of ours is told by the interpreter, with its traceback; by this, too: nobody is to land for one that is gone
+        # an unknown error is reported by the interpreter, with its traceback; and here, so that landing stops when the applier has ended
         failure: SubscriberError | None = TargetError(
             "the applier beside the subscriber ended by an error that it does not know", hint="report what was logged before this"
         )
@@ -70,19 +70,19 @@ class ApplierThread:
             self._failure = failure
 
     def stop(self) -> None:
-        """Let it bring its round to an end, and apply what waits if that is not much. Blocks, not for ever: for a thread."""
+        """Let it finish its round, and apply what waits if that is not much. Blocks for a limited time: call it in a thread."""
         if self._thread is None:
             return
         self._stop.set()
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive():
-            _log.warning("the applier is amid a round after %.0f s: it is left behind", _PATIENCE_SECONDS)
+            _log.warning("the applier is still in a round after %.0f s: it is left behind", _PATIENCE_SECONDS)
         else:
             self._thread = None
 
 
 def _program() -> Apply:
-    """What it runs needs more than landing does, so it is imported when it runs.
+    """The applier needs more packages than landing, so it is imported when it runs.
 
     Raises:
         ConfigurationError: something of it is not installed.

@@ -37,19 +37,19 @@ def apply_forever(
         stop: set by another thread; a round that is under way is brought to its end.
         published: told of each cut.
         once: end as soon as nothing waits, and at the first error.
-        rest_seconds: after ``stop``, go on for so long at most until nothing waits.
+        rest_seconds: after ``stop``, continue for at most this long until nothing waits.
         check: called before each round; what it raises counts as an error of the round.
 
     Raises:
         SubscriptionInUse: the lake has an applier.
-        SubscriberError: what cannot be mended by trying again.
+        SubscriberError: an error that a retry does not fix.
     """
     applier.open()
     try:
         pause = _FIRST_RETRY_SECONDS
         end: float | None = None
         while True:
-            # a round looks before what is landed amid it: only one that began after the stop knows that nothing waits
+            # a round does not see what is landed while it runs: only one that began after the stop shows that nothing waits
             if stopping := stop.is_set():
                 now = time.monotonic()
                 end = now + rest_seconds if end is None else end

@@ -63,7 +63,7 @@ class TableRound:
         """Let the units' files be the table's.
 
         Raises:
-            TargetError: somebody else changed it meanwhile.
+            TargetError: another writer changed it meanwhile.
         """
         self.delta.commit(files, self.plan.removed, self.application, self.source.reached, overwrite=self.overwrite)
 
@@ -77,7 +77,7 @@ class TableResult:
 
 
 class Engine(Protocol):
-    """Brings the tables of a round to where they shall be, each in one commit that says so."""
+    """Applies a round to its tables, each in one commit that states the position."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class Engine(Protocol):
         ...
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
-        """Do it, and say what was done to each.
+        """Do the work, and return the result of each table.
 
         Raises:
             TargetError: one of them failed; tables that were committed before it stay so, and are known by what their commits say.
@@ -103,7 +103,7 @@ class UnitEngine(ABC):
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        """What came of each unit, in their order; they run beside each other.
+        """Run units concurrently, and return their results in order.
 
         Raises:
             TargetError: one of them failed; what others wrote is not named by anything.
@@ -189,7 +189,7 @@ class RewriteEngine(UnitEngine):
 
 
 def run_unit(location: Location, unit: Unit) -> tuple[UnitResult | None, str | None]:
-    """What an executor does: what came of it, or why it failed."""
+    """Run a unit on an executor: its result, or the error."""
     try:
         return merge_unit(Storage.open(location), unit), None
     except SubscriberError as error:

@@ -132,7 +132,7 @@ class MergeEngine:
         except job_errors() as error:
             if "DELTA_CONCURRENT" in str(error) or "ConcurrentModification" in str(error):
                 raise TargetError(
-                    f"Delta table {work.delta.uri} was changed by somebody else",
+                    f"Delta table {work.delta.uri} was changed by another writer",
                     hint="only the applier may write it, and only one applier: stop the other one",
                 ) from error
             raise job_failed(self._spark, error) from error
@@ -282,6 +282,6 @@ def _range(schema: TableSchema, *tables: pa.Table) -> tuple[Any, Any] | None:
     found = pc.min_max(column).as_py()
     if pa.types.is_date(type_):
         return found["min"], found["max"]
-    # rounded, as Spark compiles the statement anew for other numbers, which takes longer than what a few more keys do
+    # rounded, because Spark compiles the statement again for other numbers, which takes longer than a few more keys
     least, step = -(1 << (type_.bit_width - 1)), 1 << max((found["max"] - found["min"]).bit_length(), _ROUNDED)
     return max(found["min"] // step * step, least), min((found["max"] // step + 1) * step - 1, -least - 1)

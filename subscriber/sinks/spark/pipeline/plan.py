@@ -56,7 +56,7 @@ class TableWork:
     """What is to be done to one table; see :class:`subscriber.sinks.spark.merge.unit.Unit` for the other names.
 
     Attributes:
-        rewrite: whether all its files are made anew.
+        rewrite: whether all its files are rewritten.
         retyped: columns that are of another type in these files.
     """
 
@@ -74,7 +74,7 @@ class TableWork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What comes of it.
+    """The result of planning.
 
     Attributes:
         units: the work, in parts.

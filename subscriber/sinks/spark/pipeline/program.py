@@ -59,7 +59,7 @@ def apply_lake(
 def apply_in_process(location: Location, stop: threading.Event, rest_seconds: float) -> None:
     """Apply a lake in this process, as its URL says, until ``stop`` is set. Blocks: for a thread.
 
-    A session of Spark that there is, or that this begins, goes on: it costs a quarter of a minute to begin one.
+    The Spark session stays open, whether it existed before or is started here: starting one takes a quarter of a minute.
 
     Args:
         location: its ``apply`` says how.
@@ -68,7 +68,7 @@ def apply_in_process(location: Location, stop: threading.Event, rest_seconds: fl
 
     Raises:
         SubscriptionInUse: the lake has an applier.
-        SubscriberError: what cannot be mended by trying again.
+        SubscriberError: an error that a retry does not fix.
     """
     storage = Storage.open(location)
     settings = ApplierSettings(target_rows=location.target_rows)

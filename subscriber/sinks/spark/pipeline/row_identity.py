@@ -155,7 +155,7 @@ class RowIdentityCheck:
 
 
 def columns_before(described: TableSchema | None, present: pa.Schema) -> dict[str, LakeColumn]:
-    """A table's columns by their fields: as they were described, or what the table itself says of them where nobody knows that."""
+    """A table's columns by their fields: as they were described; where that is unknown, as the table itself has them."""
     if described is not None:
         return {column.field: column for column in described.columns}
     return {column.name: LakeColumn(column.name, column.name, column.type, key=False) for column in present if column.name != SPECIAL}

@@ -204,7 +204,7 @@ class Changes:
         self, manifests: list[Manifest], known: _Known, start: int, end: int, schema: pa.Schema
     ) -> Iterator[tuple[Manifest, list[pa.RecordBatch]]]:
         for manifest in manifests:
-            # the end of a batch may be amid a landed one: of that the rows are asked
+            # the range may end within a landed batch: then the rows are filtered
             if manifest.end <= max(start, int(known.reached)) or manifest.begin >= end:
                 continue
             files = [file for file in manifest.files if file.table_id == known.table.id]

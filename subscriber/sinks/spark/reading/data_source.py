@@ -9,7 +9,7 @@ option
 ``path``          the lake               the subscription's target, or its directory as it is
 ``table``         ``schema.table``
 ``startingLsn``   ``earliest``           an LSN: what ends behind it; ``earliest``: with the initial copy; ``latest``:
-                                         what comes from now on (streams only)
+                                         changes from now on (streams only)
 ``endingLsn``     what there is          of a batch: up to there
 ================  =====================  =============================================================================
 """
@@ -135,7 +135,7 @@ class _StreamReader(DataSourceStreamReader):
         return self._changes.read(partition.piece, self._schema)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Nobody waits for it: what a reader has read stays where it is."""
+        """Nothing to do: the changes that a reader has read stay where they are."""
 
 
 def _arrow(schema: StructType) -> pa.Schema:

@@ -74,7 +74,7 @@ def absent_columns(schema: TableSchema, described: Sequence[TableSchema]) -> tup
 
 
 def stretches(schema: TableSchema, valued: Collection[str], files: Sequence[tuple[str, TableSchema]]) -> tuple[Stretch, ...]:
-    """Divide changes where what was before cannot be folded with what comes then.
+    """Divide changes into stretches that can be folded together.
 
     Args:
         schema: the table's columns from now on.

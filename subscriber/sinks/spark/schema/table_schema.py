@@ -62,7 +62,7 @@ class LakeColumn:
         field: the lake's: another one only where Delta would not have PostgreSQL's, or had it for another column.
         type: Arrow's.
         key: of the replica identity.
-        declared: PostgreSQL's type, its oid and modifier; None: not known, as in manifests of before it was kept.
+        declared: PostgreSQL's type, its oid and modifier; None: not known, as in manifests from before it was stored.
     """
 
     name: str

@@ -50,7 +50,7 @@ def keeps_values(before: LakeColumn, now: LakeColumn, lake: pa.DataType) -> bool
         lake: its type in the lake from now on, which holds both.
     """
     if before.declared is None or now.declared is None:
-        # of a lake of before declarations were kept
+        # of a lake that was made before declarations were stored
         apart = before.type != now.type and not pa.types.is_string(before.type) and not pa.types.is_string(now.type)
         return not (apart and pa.types.is_string(lake))
     return before.declared == now.declared or _keeps(*before.declared, *now.declared, lake)

@@ -52,7 +52,7 @@ def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Arr
 
 
 def cast_text(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
-    """As :func:`to_arrow`, of texts that are Arrow's already; nobody has looked whether they are UTF-8."""
+    """As :func:`to_arrow`, of texts that are Arrow's already, and may not be UTF-8."""
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
@@ -90,7 +90,7 @@ def _cast(text: pa.Array, arrow: pa.DataType, first: int, specials: Specials) ->
 
 
 def _moment(text: str) -> int | None:
-    """Microseconds since 1970: zones of before standard time have offsets with seconds, which Arrow's cast does not know."""
+    """Microseconds since 1970. Time zones before standard time have offsets with seconds, which Arrow's cast does not know."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

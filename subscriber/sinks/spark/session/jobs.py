@@ -36,7 +36,7 @@ def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
     """The error to raise in place of one of :func:`job_errors`."""
     what = first_words(error)
     if not _is_alive(spark):
-        return SparkLost(f"Spark has ended: {what}", hint="start the applier again (a supervisor does): it goes on where it was")
+        return SparkLost(f"Spark has ended: {what}", hint="start the applier again (a supervisor does): it resumes where it was")
     missing = _MISSING.search(str(error))
     if missing is not None:
         return TargetUnavailable(

@@ -34,7 +34,7 @@ __all__ = ["FileRanges", "LakeDelta", "with_added"]
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": str(_CHECKPOINT_VERSIONS),
-    # whoever writes a checkpoint would remove what it stands for, before the checkpoint is on disk
+    # a writer of a checkpoint would remove what it stands for, before the checkpoint is on disk
     "delta.enableExpiredLogCleanup": "false",
     # versions are read as of a cut, and cuts are remembered by the hundreds; a long log makes each commit slower
     "delta.logRetentionDuration": "interval 3 hours",
@@ -47,7 +47,7 @@ _ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
-"""Of a table that is opened: those that nobody may have made durable."""
+"""Of a table that is opened: those that may not be durable yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class LakeDelta:
             same_rows: the added files have the rows of the removed ones: readers that follow the table need not look.
 
         Raises:
-            TargetError: somebody else changed it meanwhile.
+            TargetError: another writer changed it meanwhile.
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
@@ -279,7 +279,7 @@ class LakeDelta:
             self.load()
 
     def make_durable(self) -> None:
-        """See that the commits that it was loaded with outlive a loss of power, with their files, whoever made them.
+        """Make the commits that it was loaded with durable, with their files, whatever process made them.
 
         Raises:
             TargetError: the file system refuses.
@@ -322,7 +322,7 @@ class LakeDelta:
         except CommitFailedError as error:
             self._table = None  # what is known of it may be wrong
             raise TargetError(
-                f"Delta table {self.uri} was changed by somebody else",
+                f"Delta table {self.uri} was changed by another writer",
                 hint="only the applier may write it, and only one applier: stop the other one",
             ) from error
         except (DeltaError, OSError) as error:

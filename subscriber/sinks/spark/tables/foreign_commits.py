@@ -28,7 +28,7 @@ __all__ = [
     "require_published_version",
 ]
 
-COPY_AGAIN: Final = "take it out of the publication and in again, which copies it anew"
+COPY_AGAIN: Final = "take it out of the publication and in again, which copies it again"
 """A remedy."""
 
 
@@ -97,7 +97,7 @@ def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, p
         if set(delta.files_at(run[-1])) == set(delta.files_at(run[0] - 1)):
             continue
         behind = next((version for version in ours if version > run[0]), None)
-        told = f"Delta table {delta.uri} was changed by somebody else, in version {run[0]}"
+        told = f"Delta table {delta.uri} was changed by another writer, in version {run[0]}"
         if behind is None:
             raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_AGAIN}")
         # restored to before it, the table would lack what a commit of ours brought, and say that it has it
@@ -105,7 +105,7 @@ def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, p
 
 
 def copied_version(storage: Storage, delta: LakeDelta, application: str) -> int:
-    """In which version the files of a copy by executors became the table's; where that is of long ago, the last one of long ago."""
+    """The version in which the files of a copy by executors became the table's; or the last version that the log no longer has."""
     for version in range(delta.version, -1, -1):
         actions = _actions(storage, delta, version)
         if actions is None or any(action.get("txn", {}).get("appId") == copy_application(application) for action in actions):
@@ -133,7 +133,7 @@ def require_no_foreign_log_commits(storage: Storage, log: LakeDelta, prefix: str
             foreign.append(version)
     if foreign and (not foreign[-1] or set(log.files_at(foreign[0])) != set(log.files_at(foreign[-1] - 1))):
         hint = f"RESTORE TABLE … TO VERSION AS OF {foreign[-1] - 1}" if foreign[-1] else "remove its directory"
-        raise TargetError(f"change log {log.uri} was changed by somebody else, in version {foreign[-1]}", hint=hint)
+        raise TargetError(f"change log {log.uri} was changed by another writer, in version {foreign[-1]}", hint=hint)
 
 
 def _actions(storage: Storage, delta: LakeDelta, version: int) -> list[dict[str, Any]] | None:

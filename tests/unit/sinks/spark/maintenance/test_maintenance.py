@@ -311,7 +311,7 @@ async def test_a_change_log_that_somebody_else_changed_is_told_and_takes_nothing
     for attempt in range(3):
         # a new process knows nothing of the log but what lies there
         work = sweeping(tmp_path, 24) if attempt == 1 else work
-        with pytest.raises(TargetError, match=rf"change log .*log/public/t was changed by somebody else, in version {version + 1}") as told:
+        with pytest.raises(TargetError, match=rf"log .*log/public/t was changed by another writer, in version {version + 1}") as told:
             work.tidy(now=True)
         assert told.value.hint == f"RESTORE TABLE … TO VERSION AS OF {version}"
         assert set((tmp_path / "landing").iterdir()) == left
@@ -345,7 +345,7 @@ async def test_a_change_log_changed_between_two_commits_of_ours_is_told(tmp_path
         all_rounds(work)
         if not versions:
             work.tidy(now=True)
-    with pytest.raises(TargetError, match=f"somebody else, in version {versions[0] + 1}"):
+    with pytest.raises(TargetError, match=f"another writer, in version {versions[0] + 1}"):
         work.tidy(now=True)
     DeltaTable(str(tmp_path / "log/public/t")).restore(versions[0])
     work.tidy(now=True)

@@ -254,7 +254,7 @@ async def test_a_table_changed_by_somebody_else_is_told_and_not_published(tmp_pa
             return super().run(units)
 
     work = Applier(storage(tmp_path), Meddled(storage(tmp_path)), SMALL)
-    with pytest.raises(TargetError, match=r"public/t was changed by somebody else"):
+    with pytest.raises(TargetError, match=r"public/t was changed by another writer"):
         work.run_round()
     cut = read_cut(storage(tmp_path))
     assert cut is not None

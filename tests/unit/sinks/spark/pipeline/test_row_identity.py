@@ -44,7 +44,7 @@ async def test_a_new_key_that_rows_from_before_lack_is_told(tmp_path: Path, chan
     await sink.close()
     with pytest.raises(TargetError, match=CAME_LATER.format("id")) as told:
         all_rounds(work)
-    assert "copies it anew" in (told.value.hint or "")
+    assert "copies it again" in (told.value.hint or "")
     assert read_cut(storage(tmp_path)) == cut
 
 
@@ -167,7 +167,7 @@ async def test_values_that_a_new_type_may_have_changed_are_told(
     await sink.close()
     with pytest.raises(TargetError, match=RETYPED) as told:
         all_rounds(applier(tmp_path))
-    assert "copies it anew" in (told.value.hint or "")
+    assert "copies it again" in (told.value.hint or "")
 
 
 @pytest.mark.parametrize(("before", "after", "old", "new"), KEPT)

@@ -83,7 +83,7 @@ async def test_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again
             work.run_round()
     version = DeltaTable(str(tmp_path / "tables/public/t")).version()
     work = applier(tmp_path)
-    with pytest.raises(TargetError, match=f"was changed by somebody else, in version {version}$") as told:
+    with pytest.raises(TargetError, match=f"was changed by another writer, in version {version}$") as told:
         work.run_round()
     assert f"TO VERSION AS OF {version - 1};" in (told.value.hint or "")
     DeltaTable(str(tmp_path / "tables/public/t")).restore(version - 1)
@@ -107,7 +107,7 @@ async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: p
         real(self, works)
 
     monkeypatch.setattr(Applier, "_apply", between)
-    with pytest.raises(TargetError, match=r"somebody else, in version 2, and by the applier behind that, in version 3"):
+    with pytest.raises(TargetError, match=r"another writer, in version 2, and by the applier behind that, in version 3"):
         work.run_round()
 
 
