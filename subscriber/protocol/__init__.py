@@ -1,1 +1,1 @@
-"""Bytes to messages and back, without IO, clock, randomness or driver."""
+"""Decode and encode the protocol's bytes, without IO, clock, randomness or driver."""

@@ -1,8 +1,8 @@
-"""What a publisher of a given version can do, and what is asked of it. Nothing else in the project compares server versions.
+"""The abilities of a publisher, by server version, and the options to request. Nothing else in the project compares server versions.
 
 Sources: PostgreSQL manual, Logical Streaming Replication Parameters, CREATE SUBSCRIPTION, and the release notes of 13 to 18.
-The options of START_REPLICATION, their order and what is left out for an old publisher follow the native subscription; only
-``messages`` is never sent by that.
+The options of START_REPLICATION, their order, and which of them an old publisher does not get follow the native subscription. The
+native subscription never sends ``messages``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _18: Final = 180000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a publisher can do; each flag with the first version that has it."""
+    """The abilities of a publisher. Each flag names the first version that has it."""
 
     server_version: int
     """As the server reports it in ``server_version_num``, for example 180004."""
@@ -44,7 +44,7 @@ class Capabilities:
     tid_range_scan: bool
     """14: a ctid range is read without reading the rest of the table."""
     two_phase: bool
-    """15: prepared transactions, asked for over the replication protocol."""
+    """15: prepared transactions, requested over the replication protocol."""
     slot_options_syntax: bool
     """15: CREATE_REPLICATION_SLOT takes its options in parentheses."""
     row_filters: bool
@@ -54,11 +54,11 @@ class Capabilities:
     schema_publications: bool
     """15: FOR TABLES IN SCHEMA, ``pg_publication_namespace``."""
     parallel_streaming: bool
-    """16: streamed transactions may be applied before they end; STREAM ABORT tells its LSN and time."""
+    """16: streamed transactions may be applied before they end; STREAM ABORT carries its LSN and time."""
     origin: bool
-    """16: changes that came from elsewhere can be left out."""
+    """16: changes that have an origin can be left out."""
     binary_copy: bool
-    """16: native copies tables in binary format from here on."""
+    """16: the native subscription can copy tables in binary format."""
     conflicting: bool
     """16: ``pg_replication_slots.conflicting``."""
     failover_slots: bool
@@ -68,23 +68,23 @@ class Capabilities:
     invalidation_reason: bool
     """17: ``pg_replication_slots.invalidation_reason``."""
     empty_prepares: bool
-    """18: PREPARE is sent of a prepared transaction that changed nothing too; before, only its COMMIT PREPARED or ROLLBACK PREPARED."""
+    """18: PREPARE is also sent for a prepared transaction without changes; earlier versions send only COMMIT or ROLLBACK PREPARED."""
     generated_columns: bool
     """18: a publication may publish stored generated columns."""
 
     def at_least(self, major: int) -> bool:
-        """Whether the publisher has this major version or a later one."""
+        """Tell whether the publisher has this major version or a later one."""
         return self.server_version >= major * 10000
 
 
 def capabilities(server_version: int) -> Capabilities:
-    """Tell what a publisher can do. One newer than 18 is taken for an 18.
+    """Return the abilities of a publisher. A version newer than 18 is treated as 18.
 
     Args:
         server_version: ``server_version_num``.
 
     Raises:
-        PublisherError: it is older than 13.
+        PublisherError: the publisher is older than 13.
     """
     if server_version < _13:
         raise PublisherError(
@@ -125,13 +125,13 @@ def _version_text(server_version: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """The options of one START_REPLICATION, as far as the publisher can serve them.
+    """The options of one START_REPLICATION, limited to those that the publisher knows.
 
     Attributes:
         protocol_version: ``proto_version``.
-        streaming: how transactions in progress are sent; ``off`` is expressed by sending nothing.
-        two_phase: prepared transactions are sent when they are prepared. Sent once, it holds for the slot.
-        origin: which changes are wanted, or None where the publisher does not know the option.
+        streaming: how transactions in progress are sent. For ``off`` the option is not sent.
+        two_phase: prepared transactions are sent when they are prepared. Once set, it stays set for the slot.
+        origin: which changes are sent, or None where the publisher does not know the option.
         publications: names, unquoted.
         binary: columns in binary format where the type has one.
         messages: logical decoding messages are sent.
@@ -146,7 +146,7 @@ class StreamOptions:
     messages: bool
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names and values for pgoutput, in the native order; values not yet quoted as literals."""
+        """Names and values for pgoutput, in the native order. The values are not yet quoted as literals."""
         pairs = [("proto_version", str(self.protocol_version))]
         if self.streaming != "off":
             pairs.append(("streaming", self.streaming))
@@ -165,17 +165,17 @@ class StreamOptions:
 def negotiate(
     caps: Capabilities, options: SubscriptionOptions, *, publications: Sequence[str], two_phase: bool, messages: bool = False
 ) -> StreamOptions:
-    """Choose the options of START_REPLICATION. What the publisher is too old for is left out, as the native subscription does.
+    """Choose the options of START_REPLICATION. Options that the publisher does not know are left out, as natively.
 
     Args:
-        caps: the publisher's.
-        options: of the subscription; its ``two_phase`` is not looked at, because whether it is time for it is known elsewhere.
+        caps: the publisher's abilities.
+        options: those of the subscription. Its ``two_phase`` is ignored: the caller knows whether two-phase can be enabled yet.
         publications: names, at least one.
-        two_phase: whether this stream shall have two-phase on: never that of a table synchronization.
-        messages: whether logical decoding messages are wanted.
+        two_phase: whether this stream enables two-phase. A table synchronization never does.
+        messages: whether to request logical decoding messages.
 
     Raises:
-        ConfigurationError: no publication, or a name that cannot be one.
+        ConfigurationError: there is no publication, or a name is not valid.
     """
     if not publications:
         raise ConfigurationError("no publication to subscribe to", hint="name at least one publication")

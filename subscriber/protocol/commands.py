@@ -1,6 +1,6 @@
-"""The replication grammar as text, by what the publisher understands.
+"""The commands of the replication protocol as text, in the syntax that the publisher's version knows.
 
-Source: PostgreSQL manual, Streaming Replication Protocol. Slot names are always quoted: a legal one may be a key word of the grammar.
+Source: PostgreSQL manual, Streaming Replication Protocol. Slot names are always quoted, because a valid name may be a key word.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LEGACY_SNAPSHOT: Final[dict[SnapshotAction, str]] = {"nothing": "NOEXPORT_SNAPS
 
 
 def identify_system() -> str:
-    """One row: systemid, timeline, xlogpos, dbname."""
+    """Returns one row: systemid, timeline, xlogpos, dbname."""
     return "IDENTIFY_SYSTEM"
 
 
 def show(name: str) -> str:
-    """One row with the value of a run-time parameter.
+    """Show a run-time parameter. Returns one row with its value.
 
     Raises:
-        ConfigurationError: that is no parameter's name.
+        ConfigurationError: the name is not a valid parameter name.
     """
     if not _PARAMETER_NAME.fullmatch(name):
         raise ConfigurationError(f'"{name}" is not the name of a run-time parameter')
@@ -47,10 +47,10 @@ def show(name: str) -> str:
 
 
 def timeline_history(timeline: int) -> str:
-    """One row: filename, content. The server refuses it for timeline 1, which has no history.
+    """Returns one row: filename, content. The server rejects it for timeline 1, which has no history.
 
     Raises:
-        ConfigurationError: no timeline has this number.
+        ConfigurationError: the number is out of range.
     """
     if not 1 <= timeline <= 0xFFFF_FFFF:
         raise ConfigurationError(f"{timeline} is not a timeline")
@@ -66,18 +66,19 @@ def create_replication_slot(
     failover: bool = False,
     temporary: bool = False,
 ) -> str:
-    """Create a logical slot with pgoutput. One row: slot_name, consistent_point, snapshot_name, output_plugin.
+    """Create a logical slot with pgoutput. Returns one row: slot_name, consistent_point, snapshot_name, output_plugin.
 
     Args:
-        caps: the publisher's.
-        name: of the slot.
-        snapshot: ``use`` gives the snapshot to the current transaction (REPEATABLE READ and without a query yet), ``export`` to others.
+        caps: the publisher's abilities.
+        name: the slot's name.
+        snapshot: ``use`` makes the current transaction use the snapshot (it must be REPEATABLE READ and have run no query yet),
+            ``export`` exports it for other sessions.
         two_phase: decode prepared transactions from the start.
         failover: synchronize the slot to standbys.
         temporary: dropped at the end of the session, or after an error in it.
 
     Raises:
-        ConfigurationError: the name cannot be a slot's.
+        ConfigurationError: the slot name is not valid.
         PublisherError: the publisher is too old for ``two_phase`` or ``failover``.
     """
     if two_phase and not caps.two_phase:
@@ -97,10 +98,10 @@ def create_replication_slot(
 
 
 def drop_replication_slot(name: str, *, wait: bool = False) -> str:
-    """Drop a slot; with ``wait``, once whoever uses it is gone.
+    """Drop a slot. With ``wait``, wait until it is not in use.
 
     Raises:
-        ConfigurationError: the name cannot be a slot's.
+        ConfigurationError: the slot name is not valid.
     """
     return f"DROP_REPLICATION_SLOT {_slot(name)}{' WAIT' if wait else ''}"
 
@@ -109,8 +110,8 @@ def alter_replication_slot(caps: Capabilities, name: str, *, failover: bool | No
     """Change a slot that is not in use. None leaves a property as it is.
 
     Raises:
-        ConfigurationError: the name cannot be a slot's, or nothing is to be changed.
-        PublisherError: the publisher is too old for it.
+        ConfigurationError: the slot name is not valid, or there is nothing to change.
+        PublisherError: the publisher is too old for the change.
     """
     wanted = {option: value for option, value in (("failover", failover), ("two_phase", two_phase)) if value is not None}
     if not wanted:
@@ -127,10 +128,10 @@ def alter_replication_slot(caps: Capabilities, name: str, *, failover: bool | No
 
 
 def start_replication(slot: str, lsn: Lsn, options: StreamOptions) -> str:
-    """Start streaming from ``lsn``, or from the slot's confirmed_flush_lsn where that is later: the server does not tell which.
+    """Start streaming from ``lsn``, or from the slot's confirmed_flush_lsn if that is later. The server does not report which.
 
     Raises:
-        ConfigurationError: the name cannot be a slot's.
+        ConfigurationError: the slot name is not valid.
     """
     pairs = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.pairs())
     return f"START_REPLICATION SLOT {_slot(slot)} LOGICAL {lsn} ({pairs})"

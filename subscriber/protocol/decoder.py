@@ -1,15 +1,15 @@
-"""pgoutput's bytes to messages. Total: any bytes give a message or a ProtocolError, in time and memory linear in their length.
+"""Decode pgoutput's bytes to messages. Any bytes give a message or a ProtocolError, in time and memory linear in their length.
 
-Source: PostgreSQL manual, Logical Replication Message Formats; protocol versions 1 to 4. What the manual does not say:
+Source: PostgreSQL manual, Logical Replication Message Formats; protocol versions 1 to 4. The manual leaves out:
 
 - Inside a streamed block (Stream Start to Stream Stop) Relation, Type, Insert, Update, Delete, Truncate and Message carry a
-  (sub)transaction id right behind the tag; no byte of the message tells. That is the reader's state: ``in_stream``,
-  kept by :class:`Decoder`.
-- Stream Abort has its LSN and time if and only if ``streaming 'parallel'`` was asked for; its length tells.
-- An empty namespace stands for pg_catalog.
+  (sub)transaction id right after the tag. No byte of the message says so: the reader must know its state (``in_stream``), which
+  :class:`Decoder` tracks.
+- Stream Abort has an LSN and a time if and only if ``streaming 'parallel'`` was requested. Its length shows which form it is.
+- An empty namespace means pg_catalog.
 
-Strict where the format leaves bits unused: an unknown flag is refused, so that encoding what was decoded gives the same bytes.
-Only the flags that the manual calls "currently unused", and those of Truncate, are kept as they came.
+The decoder rejects unknown flags, so that encoding a decoded message gives the same bytes. It keeps the flags that the manual calls
+"currently unused", and those of Truncate, as received.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from subscriber.protocol.tuples import read_tuple
 
 __all__ = ["Decoder", "decode"]
 
-# "x" is the tag, read before
+# "x" is the tag, which was read already
 _BEGIN: Final = Struct(">xQqI")
 _COMMIT: Final = Struct(">xBQQq")
 _ORIGIN: Final = Struct(">xQ")
@@ -80,10 +80,10 @@ def decode(payload: bytes, *, in_stream: bool = False) -> Message:
 
     Args:
         payload: the payload of one XLogData frame, or one row of ``pg_logical_slot_get_binary_changes``.
-        in_stream: whether it stands between Stream Start and Stream Stop.
+        in_stream: whether the message is between Stream Start and Stream Stop.
 
     Raises:
-        ProtocolError: with the tag and the offset at which the bytes stop being a message.
+        ProtocolError: the bytes are not a message; it has the tag and the offset.
     """
     if not payload:
         raise ProtocolError("empty message", offset=0)
@@ -94,10 +94,10 @@ def decode(payload: bytes, *, in_stream: bool = False) -> Message:
 
 
 class Decoder:
-    """Decodes one connection's messages in order and knows by itself which of them are inside a streamed block.
+    """Decodes the messages of one connection in order, and tracks which of them are inside a streamed block.
 
     Attributes:
-        in_stream: whether the next message is expected inside one.
+        in_stream: whether the next message is inside a streamed block.
     """
 
     __slots__ = ("in_stream",)
@@ -109,7 +109,7 @@ class Decoder:
         """Decode the next message.
 
         Raises:
-            ProtocolError: as :func:`decode`; or a Stream Start inside a block, or a Stream Stop outside. The state stays as before.
+            ProtocolError: as :func:`decode`; or a Stream Start inside a block, or a Stream Stop outside. The state does not change.
         """
         message = decode(payload, in_stream=self.in_stream)
         if type(message) is StreamStart:
@@ -124,7 +124,7 @@ class Decoder:
 
 
 def _lsn(value: int) -> Lsn:
-    # past Lsn's own range check: it was read from 64 unsigned bits
+    # skips Lsn's own range check: the value was read from 64 unsigned bits
     return int.__new__(Lsn, value)
 
 
@@ -166,7 +166,7 @@ def _namespace(payload: bytes, offset: int) -> tuple[str, int]:
 
 
 def _prefix(payload: bytes, in_stream: bool) -> tuple[int | None, int]:
-    """Read the (sub)transaction id if there is one; return it and where the message goes on."""
+    """Read the (sub)transaction id if there is one; return it and the offset of the rest of the message."""
     if not in_stream:
         return None, 1
     return _at(payload, 1, _UINT32)[0], 5
@@ -231,7 +231,7 @@ def _type(payload: bytes, in_stream: bool) -> Type:
 
 
 def _row_header(payload: bytes, in_stream: bool) -> tuple[int | None, int, int, int]:
-    """Read what Insert, Update and Delete begin with: xid, relation id, and the kind and offset of the first tuple."""
+    """Read the first fields of Insert, Update and Delete: xid, relation id, and the kind and offset of the first tuple."""
     start = 5 if in_stream else 1
     if len(payload) < start + 5:
         raise ends_early(payload)

@@ -1,7 +1,7 @@
-"""Messages to pgoutput's bytes: the exact inverse of the decoder, for publishers that are not PostgreSQL, and for tests.
+"""Encode messages to pgoutput's bytes: the exact inverse of the decoder, for tests and for publishers other than PostgreSQL.
 
-Source: PostgreSQL manual, Logical Replication Message Formats. Whatever the decoder makes of some bytes gives the same bytes again;
-the only bytes it accepts beyond these are a namespace spelled ``pg_catalog``, which PostgreSQL sends as the empty string.
+Source: PostgreSQL manual, Logical Replication Message Formats. Decoding bytes and encoding the result gives the same bytes. The only
+exception is a namespace spelled ``pg_catalog``, which the decoder accepts and PostgreSQL sends as the empty string.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def encode(message: Message, *, in_stream: bool | None = None) -> bytes:
     """Encode one message.
 
     Args:
-        message: a Relation, Type, Insert, Update, Delete, Truncate or LogicalMessage with an ``xid`` gets that behind the tag.
-        in_stream: None, or whether the message is meant to stand inside a streamed block; then ``xid`` must agree.
+        message: the ``xid`` of a Relation, Type, Insert, Update, Delete, Truncate or LogicalMessage is written after the tag.
+        in_stream: whether the message is for a streamed block; ``xid`` must agree with it. None: do not check.
 
     Raises:
-        ValueError: a field does not fit the wire (a number out of range, a null inside a name, two old tuples), or ``xid`` does not
+        ValueError: a field cannot be encoded (a number out of range, a null character in a name, two old tuples), or ``xid`` does not
             agree with ``in_stream``.
     """
     if in_stream is not None and isinstance(message, _Prefixable) and (message.xid is not None) != in_stream:
-        raise ValueError(f"{type(message).__name__} needs an xid inside a streamed block, and has none outside")
+        raise ValueError(f"{type(message).__name__} needs an xid inside a streamed block, and must have none outside")
     try:
         return _encode(message)
     except StructError as error:

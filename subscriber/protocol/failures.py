@@ -1,4 +1,4 @@
-"""How the decoders of this room say what is wrong: always a ProtocolError that names the message's tag and an offset."""
+"""Errors of the decoders in this package: always a ProtocolError that names the message's tag and an offset."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def tag_name(tag: int) -> str:
 
 
 def malformed(payload: bytes, offset: int, what: str) -> ProtocolError:
-    """Make the error for bytes that break the format at ``offset``. Never put a value into ``what``."""
+    """Make the error for bytes that break the format at ``offset``. ``what`` must never contain a value."""
     return ProtocolError(what, offset=offset, tag=tag_name(payload[0]) if payload else None)
 
 
 def ends_early(payload: bytes) -> ProtocolError:
-    """Make the error for a payload that is shorter than its own fields say."""
+    """Make the error for a payload that is shorter than its fields require."""
     return malformed(payload, len(payload), "message ends before its last field")
 
 
 def trailing_bytes(payload: bytes, offset: int) -> ProtocolError:
-    """Make the error for bytes behind the last field, which ends at ``offset``."""
+    """Make the error for bytes after the last field, which ends at ``offset``."""
     return malformed(payload, offset, f"{len(payload) - offset} trailing bytes")

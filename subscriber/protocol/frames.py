@@ -1,9 +1,9 @@
-"""What CopyData holds while a walsender streams: XLogData and keepalive one way, the standby status update the other way.
+"""The content of CopyData while a walsender streams: XLogData and keepalives from it, standby status updates to it.
 
 Source: PostgreSQL manual, Streaming Replication Protocol. Times are microseconds since the PostgreSQL epoch.
 
-The LSNs of XLogData are 0 where the walsender sends something that is not the last of its record (Relation, Type, the Begin
-before an Origin): they are no position to go by, and not monotone.
+The walsender sets the LSNs of XLogData to 0 for messages that are not the last of their WAL record (Relation, Type, the Begin before
+an Origin). So these LSNs are not positions to resume from, and they do not grow monotonically.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 _XLOG_DATA: Final = Struct(">cQQq")
 PAYLOAD: Final = _XLOG_DATA.size
-"""Where the message begins in an XLogData."""
+"""Offset of the message in an XLogData."""
 _KEEPALIVE: Final = Struct(">cQqB")
 _STATUS: Final = Struct(">cQQQqB")
 _LARGE: Final = 1024 * 1024
@@ -44,12 +44,13 @@ _R: Final = ord("r")
 
 
 class XLogData:
-    """``w``: one message of the output plugin. Plain slots: there is one a row.
+    """``w``: one message of the output plugin. It has plain slots because there is one per row.
 
     Attributes:
-        start_lsn: where the WAL record starts, or 0.
+        start_lsn: start of the WAL record, or 0.
         end_lsn: for a logical walsender the same as ``start_lsn``.
-        send_time: the server's clock.
+        send_time: by the server's clock.
+        payload: the message.
         payload: the message itself.
     """
 
@@ -74,13 +75,13 @@ class XLogData:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        # never the payload: it holds row values
+        # without the payload, which holds row values
         return f"XLogData(start_lsn='{self.start_lsn}', end_lsn='{self.end_lsn}', send_time={self.send_time})"
 
 
 @dataclass(frozen=True, slots=True)
 class PrimaryKeepalive:
-    """``k``. ``end_lsn``: up to where the walsender has decoded (not the end of the server's WAL)."""
+    """``k``. ``end_lsn`` is how far the walsender has decoded (not the end of the server's WAL)."""
 
     end_lsn: Lsn
     send_time: int
@@ -89,7 +90,7 @@ class PrimaryKeepalive:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """``r``: received, durable and visible up to where; ``flush`` is what lets the server recycle WAL."""
+    """``r``: the positions received, flushed and applied. ``flush`` lets the server recycle WAL."""
 
     write: Lsn
     flush: Lsn
@@ -99,10 +100,10 @@ class StandbyStatusUpdate:
 
 
 def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
-    """Decode what a walsender put into one CopyData.
+    """Decode one CopyData from a walsender.
 
     Raises:
-        ProtocolError: it is neither of the two.
+        ProtocolError: it is neither XLogData nor a keepalive.
     """
     if not data:
         raise ProtocolError("empty CopyData", offset=0)
@@ -111,7 +112,7 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
         if len(data) < PAYLOAD:
             raise ends_early(data)
         start_lsn, end_lsn, send_time = _XLOG_FIELDS(data)
-        # past Lsn's own range check, which 64 unsigned bits cannot fail: this is once a row
+        # skips Lsn's own range check, which 64 unsigned bits cannot fail: this runs once per row
         return XLogData(int.__new__(Lsn, start_lsn), int.__new__(Lsn, end_lsn), send_time, data[PAYLOAD:])
     if tag == _K:
         _check_length(data, _KEEPALIVE)
@@ -121,20 +122,20 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
 
 
 def header(data: bytes) -> XLogData | PrimaryKeepalive:
-    """As :func:`decode_frame`, without the payload of an XLogData: a large one is not copied."""
+    """Decode as :func:`decode_frame`, but without the payload of an XLogData, so that a large one is not copied."""
     return decode_frame(data[:PAYLOAD] if data[:1] == b"w" else data)
 
 
 def message_tag(data: bytes) -> int:
-    """The tag of the message in an XLogData; 0 if it is none, or is empty."""
+    """Return the tag of the message in an XLogData; 0 for another frame or an empty message."""
     return data[PAYLOAD] if len(data) > PAYLOAD and data[0] == _W else 0
 
 
 def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[bytes]:
-    """The payloads of frames from number ``start`` on, up to the first that is no XLogData, or has no message of one of these tags.
+    """Return the payloads of the frames from ``start``, up to the first frame that is not an XLogData with one of these tags.
 
-    A transaction's rows follow each other by the thousands; of their headers only the last one's tells something new. Of a large frame
-    only the header stays in ``frames``.
+    A transaction may have thousands of consecutive rows, and only the header of the last one is needed. Of a large frame only the header
+    stays in ``frames``.
     """
     found: list[bytes] = []
     add = found.append
@@ -150,7 +151,7 @@ def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[byt
 
 
 def decode_status_update(data: bytes) -> StandbyStatusUpdate:
-    """Decode what a subscriber put into one CopyData: the publisher's side.
+    """Decode one CopyData from a subscriber. This is the publisher's side.
 
     Raises:
         ProtocolError: it is not a standby status update.
@@ -165,7 +166,7 @@ def decode_status_update(data: bytes) -> StandbyStatusUpdate:
 
 
 def encode_frame(frame: XLogData | PrimaryKeepalive | StandbyStatusUpdate) -> bytes:
-    """Encode the content of one CopyData.
+    """Encode one CopyData.
 
     Raises:
         ValueError: a number is out of range.

@@ -21,7 +21,7 @@ _MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 class Lsn(int):
     """A position in the write-ahead log: an unsigned 64-bit integer shown as ``XXXXXXXX/XXXXXXXX``.
 
-    Being an int it compares and subtracts as one; a difference of two is a number of bytes.
+    It is an int, so it compares and subtracts as one. The difference of two LSNs is a number of bytes.
     """
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class Lsn(int):
         """
         match = _TEXT.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f'invalid input syntax for type pg_lsn: "{text}" (expected for example 16/B374D848)')
+            raise ValueError(f'invalid input syntax for type pg_lsn: "{text}" (example: 16/B374D848)')
         return cls(int(match[1], 16) << 32 | int(match[2], 16))
 
     def __str__(self) -> str:
@@ -72,9 +72,9 @@ _LAST: Final = (datetime(9999, 12, 31, tzinfo=UTC) - POSTGRES_EPOCH) // _MICROSE
 
 
 def kept_in_years(microseconds: int) -> int:
-    """The same time if it is in the years 1 to 9999, else the nearest that is: what any target can store.
+    """Return the time, clamped to the years 1 to 9999, which any target can store.
 
-    No clock is outside them. A publisher that says otherwise must not stop its changes.
+    No real clock is outside these years. A publisher with a wrong clock must not stop its changes.
     """
     return min(max(microseconds, _FIRST), _LAST)
 

@@ -1,9 +1,9 @@
-"""The messages of pgoutput, protocol 1 to 4, one class each under PostgreSQL's own name.
+"""The messages of pgoutput, protocol 1 to 4. Each has one class under PostgreSQL's own name.
 
-Source: PostgreSQL manual, Logical Replication Message Formats. Times are integers, microseconds since the
-PostgreSQL epoch (:func:`subscriber.protocol.lsn.datetime_from_postgres` turns them into datetimes): a server may send
-moments that a datetime cannot hold. ``xid`` is None outside a streamed block and the (sub)transaction's id inside one.
-Names are text; bytes that are not UTF-8 are kept with ``surrogateescape``.
+Source: PostgreSQL manual, Logical Replication Message Formats. Times are integers, microseconds since the PostgreSQL epoch, because a
+server may send times that a datetime cannot hold (:func:`subscriber.protocol.lsn.datetime_from_postgres` converts them). ``xid`` is
+None outside a streamed block and the (sub)transaction's id inside one. Names are text; bytes that are not UTF-8 are kept with
+``surrogateescape``.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ ReplicaIdentity = Literal["d", "n", "f", "i"]
 
 
 class TupleData:
-    """One row as it came: a kind byte and raw bytes a column, in the order of the Relation's columns.
+    """One row as received: a kind byte and raw bytes for each column, in the order of the Relation's columns.
 
     Attributes:
-        kinds: one byte a column: ``n`` null, ``u`` unchanged TOAST (not sent), ``t`` text, ``b`` binary.
-        values: one entry a column: the raw bytes, or None for ``n`` and ``u``.
+        kinds: one byte per column: ``n`` null, ``u`` unchanged TOAST (not sent), ``t`` text, ``b`` binary.
+        values: one entry per column: the raw bytes, or None for ``n`` and ``u``.
 
-    A plain class with slots: it is built once a row.
+    A plain class with slots, because one is built per row.
     """
 
     __slots__ = ("kinds", "values")
@@ -105,7 +105,7 @@ class TupleData:
         return hash((self.kinds, tuple(self.values)))
 
     def __repr__(self) -> str:
-        # never the values: a repr ends up in logs and tracebacks
+        # without the values: a repr ends up in logs and tracebacks
         return f"TupleData(kinds={self.kinds!r})"
 
 
@@ -120,7 +120,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """``C``. ``end_lsn`` is what is acknowledged and where a restart goes on."""
+    """``C``. ``end_lsn`` is the position to acknowledge, from which a restart resumes."""
 
     flags: int
     commit_lsn: Lsn
@@ -138,7 +138,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a Relation. ``key`` tells that it is part of the replica identity."""
+    """One column of a Relation. ``key`` says whether it is part of the replica identity."""
 
     name: str
     type_oid: int
@@ -148,7 +148,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """``R``: how the rows of ``relation_id`` look from here on. ``namespace`` is never empty (`` '' `` is pg_catalog on the wire)."""
+    """``R``: describes the rows of ``relation_id`` from here on. ``namespace`` is never empty (pg_catalog is empty on the wire)."""
 
     relation_id: int
     namespace: str
@@ -169,7 +169,7 @@ class Type:
 
 
 class Insert:
-    """``I``. Plain slots: one a row."""
+    """``I``. It has plain slots because there is one per row."""
 
     __slots__ = ("new", "relation_id", "xid")
     __match_args__ = ("relation_id", "new")
@@ -192,9 +192,9 @@ class Insert:
 
 
 class Update:
-    """``U``. ``key`` is the old replica identity (``K``), ``old`` the whole old row (``O``); at most one of them is there.
+    """``U``. ``key`` is the old replica identity (``K``), ``old`` is the whole old row (``O``). At most one of them is set.
 
-    In ``key`` the columns outside the replica identity are placeholders of kind ``n``, not NULLs.
+    In ``key``, columns outside the replica identity are placeholders of kind ``n``, not NULLs.
     """
 
     __slots__ = ("key", "new", "old", "relation_id", "xid")
@@ -223,7 +223,7 @@ class Update:
 
 
 class Delete:
-    """``D``. Exactly one of ``key`` (``K``) and ``old`` (``O``) is there."""
+    """``D``. Exactly one of ``key`` (``K``) and ``old`` (``O``) is set."""
 
     __slots__ = ("key", "old", "relation_id", "xid")
     __match_args__ = ("relation_id", "key", "old")
@@ -267,7 +267,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """``M``: written by ``pg_logical_emit_message``. A non-transactional one comes outside any transaction."""
+    """``M``: written by ``pg_logical_emit_message``. A non-transactional message is sent outside any transaction."""
 
     transactional: bool
     lsn: Lsn
@@ -304,7 +304,7 @@ class StreamCommit:
 class StreamAbort:
     """``A``: the streamed transaction (``subxid == xid``) or one subtransaction of it aborted.
 
-    ``abort_lsn`` and ``abort_time`` are sent if and only if ``streaming 'parallel'`` was asked for.
+    ``abort_lsn`` and ``abort_time`` are sent if and only if ``streaming 'parallel'`` was requested.
     """
 
     xid: int
@@ -350,7 +350,7 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """``r``. It may come without any Prepare before it: the prepare may be older than the slot's two-phase start."""
+    """``r``. There may be no Prepare before it: the transaction may have been prepared before two-phase was enabled for the slot."""
 
     flags: int
     prepare_end_lsn: Lsn

@@ -1,8 +1,8 @@
-"""Quoting for the replication grammar.
+"""Quoting for the commands of the replication protocol.
 
-The walsender's scanner (``repl_scanner.l``) knows ``"identifiers"`` and ``'strings'`` in which the quote is doubled, and nothing
-else: no backslash escapes, and no ``E''`` strings, which is what libpq's PQescapeLiteral would make of a backslash. Plain SQL reads
-both the same way as long as ``standard_conforming_strings`` is on.
+The walsender's scanner (``repl_scanner.l``) knows only ``"identifiers"`` and ``'strings'``, with the quote doubled. It knows neither
+backslash escapes nor ``E''`` strings, which libpq's PQescapeLiteral would write for a backslash. SQL reads both forms the same way as
+long as ``standard_conforming_strings`` is on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def quote_identifier(name: str) -> str:
     """Quote a name.
 
     Raises:
-        ConfigurationError: it is empty or holds a null character.
+        ConfigurationError: the name is empty or holds a null character.
     """
     if not name:
         raise ConfigurationError("zero-length delimited identifier", hint="a name needs at least one character")
@@ -27,7 +27,7 @@ def quote_literal(text: str) -> str:
     """Quote a string.
 
     Raises:
-        ConfigurationError: it holds a null character.
+        ConfigurationError: the string holds a null character.
     """
     return "'" + _without_null(text).replace("'", "''") + "'"
 

@@ -1,8 +1,8 @@
-r"""Names of the sessions beside the one that follows the slot (``application_name``).
+r"""``application_name`` of a subscription's sessions, other than the one that streams from the slot.
 
-A server keeps the first 63 bytes of such a name, and shows bytes that are not printable ASCII in another form (``?``, from PostgreSQL 16 on
-``\xHH``). A subscription's name may have 63 bytes itself, so a word behind it would be cut off, and its session be taken for the one that
-follows the slot, which bears the subscription's name alone; and names that differ only at their ends could not be told apart.
+The session that streams from the slot bears the subscription's name alone. A server keeps the first 63 bytes of ``application_name``, and
+replaces bytes that are not printable ASCII (by ``?``, from PostgreSQL 16 on by ``\xHH``). A subscription's name may have 63 bytes itself.
+A suffix would then be cut off, and the session would look like the one that streams. Names that differ only at their ends would look equal.
 
 Source: PostgreSQL manual, 19.8.3 (application_name).
 """
@@ -20,11 +20,11 @@ _KEPT: Final = re.compile(r"[ -~]*", re.ASCII)
 
 
 def session_name(name: str, role: str) -> str:
-    """What a session that does ``role`` for a subscription (or slot) of this name is called: one that no server changes.
+    """Return a name for a session that has ``role`` for a subscription (or slot). No server changes it.
 
     Returns:
-        Both, with a blank between them; if that is not kept as it is, the beginning of the name and eight digits that stand for
-        all of it. The role is always at the end.
+        The name and the role, with a blank between them. If the server would not keep that, the start of the name and a hash of eight
+        digits stand for the name. The role is always at the end.
     """
     whole = f"{name} {role}"
     if len(whole) <= _BYTES and _KEPT.fullmatch(whole):

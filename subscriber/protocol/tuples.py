@@ -1,4 +1,4 @@
-"""TupleData, and the few bytes of a payload that can be looked at without decoding it: the hot path.
+"""TupleData, and the fields of a payload that can be read without decoding it: the hot path.
 
 Source: PostgreSQL manual, Logical Replication Message Formats, TupleData::
 
@@ -8,9 +8,9 @@ Source: PostgreSQL manual, Logical Replication Message Formats, TupleData::
     Int32   length of the value          ('t' and 'b' only)
     Byten   the value                    ('t' and 'b' only)
 
-Everything here runs once a row. That is why :func:`read_tuple` reads first and asks afterwards: lengths are read as unsigned, so that a
-negative one is only a very long one; a value that ends past the payload makes the next read fail, or is seen once behind the loop.
-No read is repeated to check it, and nothing is allocated from a claimed count or length.
+Everything here runs once per row. Therefore :func:`read_tuple` reads first and checks afterwards. It reads lengths as unsigned, so that a
+negative length is only a very large one. If a value ends past the payload, the next read fails or the check after the loop finds it.
+No read is repeated to check it, and a claimed count or length never causes an allocation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_VALUE: Final = (ValueError, ArithmeticError, LookupError, StructError)
 
 
 def read_tuple(payload: bytes, offset: int) -> tuple[TupleData, int]:
-    """Read the TupleData that starts at ``offset``; return it and the offset behind it.
+    """Read the TupleData that starts at ``offset``; return it and the offset after it.
 
     Raises:
         ProtocolError: the bytes there are not a TupleData.
@@ -76,20 +76,20 @@ def read_alike(
     kind: int,
     binds: Sequence[Callable[[bytes], object]],
 ) -> list[tuple[object, ...]]:
-    """Read raw messages that differ in nothing but their values, up to the first that is anything else.
+    """Read raw messages that differ only in their values, up to the first message that differs in something else.
 
     Args:
         records: messages.
-        places: which of them, one behind the other.
-        tag: each has.
-        offset: behind tag and xid.
-        header: what stands there: relation, the byte that announces the tuple, the tuple's number of columns.
-        kind: of every value but NULL, TEXT or BINARY.
-        binds: make something of a value, one a column.
+        places: which of them to read, consecutive.
+        tag: the tag that each must have.
+        offset: the offset after tag and xid.
+        header: the bytes that each must have there: relation, tuple marker, the tuple's number of columns.
+        kind: the kind of every value that is not NULL: TEXT or BINARY.
+        binds: convert a value, one function per column.
 
     Returns:
-        What was made of the values, None for NULL; as many rows as there are such messages. The message that ends them is for somebody else
-        to read, who says what is wrong with it, if anything is: a value may be of the other kind or not sent, or refused by its ``bind``.
+        The converted rows, with None for NULL. Reading ends at the first message that is not of this form: it has a value of the other
+        kind or an unchanged one, or its ``bind`` refused a value. The caller reads that message and reports its error, if it has one.
     """
     length_at = _UINT32
     rows: list[tuple[object, ...]] = []
@@ -115,7 +115,7 @@ def read_alike(
                     return rows
             if position != len(record):
                 break
-            # a tuple of plain values is nothing to the garbage collector, which has much to do here
+            # the garbage collector does not track a tuple of plain values: this saves much time
             add_row(tuple(row))
     except _NO_VALUE:
         pass
@@ -123,13 +123,13 @@ def read_alike(
 
 
 def peek_xid(payload: bytes) -> int:
-    """Return the Int32 behind the tag.
+    """Return the Int32 after the tag.
 
-    That is the (sub)transaction's id in Relation, Type, Insert, Update, Delete, Truncate and Message inside a streamed block, and the top
-    transaction's in Stream Start, Stream Commit and Stream Abort. In any other message it is something else: the caller knows the tag.
+    It is the (sub)transaction's id in Relation, Type, Insert, Update, Delete, Truncate and Message inside a streamed block. It is the top
+    transaction's id in Stream Start, Stream Commit and Stream Abort. In other messages it is another field: the caller knows the tag.
 
     Raises:
-        ProtocolError: the payload is shorter than that.
+        ProtocolError: the payload is too short.
     """
     if len(payload) < 5:
         raise ends_early(payload)
@@ -141,10 +141,10 @@ def relation_id(payload: bytes, prefixed: bool) -> int:
 
     Args:
         payload: the whole message.
-        prefixed: whether a (sub)transaction id stands before it, as inside a streamed block.
+        prefixed: whether a (sub)transaction id precedes it, as inside a streamed block.
 
     Raises:
-        ProtocolError: the payload is shorter than that.
+        ProtocolError: the payload is too short.
     """
     start = 5 if prefixed else 1
     if len(payload) < start + 4:

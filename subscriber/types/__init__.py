@@ -1,7 +1,7 @@
-"""Types of PostgreSQL: what is known of them, and how their values are read, from texts and from the binary format. Pure, no driver.
+"""The types of PostgreSQL and how to read their values from the text and the binary format. Pure, no driver.
 
-``registry.py`` turns the oid of a column into a :class:`PgType`; ``codec.py`` reads its values; ``copying.py`` splits COPY data into
-fields. One codec serves the stream and the copy, and every target maps its values on.
+``registry.py`` resolves the oid of a column to a :class:`PgType`, ``codec.py`` reads its values, and ``copying.py`` splits COPY data into
+fields. The stream and the copy use the same codecs, and every target converts the values that these return.
 """
 
 from subscriber.types.codec import Codec, Value, codec

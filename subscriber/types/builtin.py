@@ -1,4 +1,4 @@
-"""The types that every PostgreSQL has, up to 18, under the same oids. Source: ``pg_type.dat``, ``pg_range.dat``."""
+"""The built-in types of PostgreSQL up to 18. Their oids are the same on every server. Source: ``pg_type.dat``, ``pg_range.dat``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CATALOG", "builtin_facts"]
 
 CATALOG: Final = "pg_catalog"
 
-# name, oid, oid of the array of it (0: there is none)
+# name, oid, oid of its array type (0: none)
 _BASE: Final = (
     ("bool", 16, 1000),
     ("bytea", 17, 1001),
@@ -85,7 +85,7 @@ _BASE: Final = (
     ("xid8", 5069, 271),
 )
 
-# name, oid, oid of the array of it, oid of the subtype; then name, oid and array of its multirange
+# name, oid, oid of its array type, oid of the subtype; then name, oid and array type of its multirange
 _RANGES: Final = (
     ("int4range", 3904, 3905, 23, "int4multirange", 4451, 6150),
     ("numrange", 3906, 3907, 1700, "nummultirange", 4532, 6151),
@@ -97,7 +97,7 @@ _RANGES: Final = (
 
 
 def _fact(name: str, oid: int, kind: TypeKind, element: int = 0) -> TypeFact:
-    # box alone is separated by semicolons: its own text has commas
+    # only box uses semicolons as delimiter: its own text has commas
     return TypeFact(oid, CATALOG, name, kind, element, delimiter=";" if name in {"box", "_box"} else ",")
 
 
@@ -108,7 +108,7 @@ def _with_array(name: str, oid: int, array: int, kind: TypeKind, element: int = 
 
 
 def builtin_facts() -> Iterator[TypeFact]:
-    """All built-in types that columns may have, except the row types of the system's own tables."""
+    """All built-in types that columns may have, except the row types of system tables."""
     for name, oid, array in _BASE:
         yield from _with_array(name, oid, array, TypeKind.BASE)
     for name, oid, array, subtype, multirange, multirange_oid, multirange_array in _RANGES:

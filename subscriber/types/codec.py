@@ -1,22 +1,22 @@
-"""How the values of a type are read.
+"""Read the values of a type.
 
-Two readings, each from both formats of the wire, and each giving the same from either:
+There are two results, and both formats of the protocol give the same result:
 
-* ``text``: PostgreSQL's own text, as its output function writes it under datestyle ISO, intervalstyle postgres, extra_float_digits 3,
-  time zone UTC. Every type has one, and nothing is lost by it.
-* ``value``: a Python object, where there is one that holds the value without loss; else that text.
+* ``text``: PostgreSQL's own text, as the output function writes it with datestyle ISO, intervalstyle postgres, extra_float_digits 3 and
+  time zone UTC. Every type has it, and it loses nothing.
+* ``value``: a Python object that holds the value without loss, or that text where there is none.
 
 =============================================  ======================================================================================
 type                                           Python
 =============================================  ======================================================================================
 bool                                           bool
 int2, int4, int8, oid, xid, cid, xid8          int
-float4, float8                                 float (float4: the double that it exactly is)
+float4, float8                                 float (float4: the exact double)
 numeric                                        Decimal, with its scale; NaN and infinities included
 bytea                                          bytes
 uuid                                           UUID
-date, time, timetz, timestamp, timestamptz     of datetime (timestamptz in UTC); text for infinity, BC, years past 9999, 24:00
-arrays                                         list of such, nested; text where an index does not start at 1
+date, time, timetz, timestamp, timestamptz     from datetime (timestamptz in UTC); text for infinity, BC, years past 9999, 24:00
+arrays                                         list of these, nested; text if an index does not start at 1
 all others                                     text
 =============================================  ======================================================================================
 """
@@ -48,18 +48,18 @@ _Read = Callable[[bytes], Value]
 _VECTORS: Final = MappingProxyType({"int2vector": "int2", "oidvector": "oid"})
 
 READ_ERRORS: Final = (ValueError, ArithmeticError, LookupError, StructError)
-"""What the functions of a codec raise for bytes that are no value of the type (a UnicodeDecodeError is a ValueError)."""
+"""Errors that the functions of a codec raise for bytes that are not a value of the type (a UnicodeDecodeError is a ValueError)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codec:
-    """The functions that read a type's values. They are called once a value, and raise :data:`READ_ERRORS`.
+    """The functions that read a type's values. They are called once per value, and raise :data:`READ_ERRORS`.
 
     Attributes:
         source: the type of the values.
         text_from_text, text_from_binary: PostgreSQL's own text.
         value_from_text, value_from_binary: the Python object.
-        python: class of those objects; a value that it cannot hold is a ``str``.
+        python: class of those objects. A value that the class cannot hold is a ``str``.
     """
 
     source: PgType
@@ -70,15 +70,15 @@ class Codec:
     python: type = str
 
     def text(self, data: bytes, *, binary: bool) -> str:
-        """PostgreSQL's own text of a value.
+        """Return PostgreSQL's own text of a value.
 
         Raises:
-            ValueRefused: the bytes are no value of the type, or of an unknown type in the binary format.
+            ValueRefused: the bytes are not a value of the type, or are in the binary format of an unknown type.
         """
         return self._read(self.text_from_binary if binary else self.text_from_text, data)
 
     def value(self, data: bytes, *, binary: bool) -> Value:
-        """The Python object of a value.
+        """Return the Python object of a value.
 
         Raises:
             ValueRefused: as :meth:`text`.
@@ -91,11 +91,11 @@ class Codec:
         except ValueRefused:
             raise
         except READ_ERRORS as error:
-            raise ValueRefused(f"a value that is none of type {self.source}") from error
+            raise ValueRefused(f"invalid value for type {self.source}") from error
 
 
 def codec(type_: PgType) -> Codec:
-    """How values of this type are read."""
+    """Return the codec of a type."""
     match type_.kind:
         case TypeKind.ARRAY if type_.element is not None:
             return _array(type_, codec(type_.element))
@@ -111,9 +111,9 @@ def codec(type_: PgType) -> Codec:
 
 
 def binary_problem(type_: PgType) -> str | None:
-    """Why the binary format of a type, or of something that it is made of, cannot be read; None if it can."""
+    """Return why the binary format of a type, or of one of its parts, cannot be read; None if it can."""
     if type_.builtin in WITHOUT_BINARY:
-        # the publisher sends text whatever is asked for; inside of another type it cannot send at all
+        # the publisher always sends text for such a column, and cannot send the type inside another one
         return None
     parts = [attribute.type for attribute in type_.attributes]
     if type_.element is not None:
@@ -125,7 +125,7 @@ def binary_problem(type_: PgType) -> str | None:
     if type_.kind is not TypeKind.BASE:
         return None
     if type_.builtin is None:
-        return f"the binary format of type {type_} is not known here"
+        return f"the binary format of type {type_} is unknown"
     reason = scalars.NO_BINARY.get(type_.builtin)
     return None if reason is None else f"type {type_} cannot be read in the binary format: {reason}"
 
@@ -141,8 +141,8 @@ def _textual(type_: PgType, text_from_binary: _Text, text_from_text: _Text = byt
 def _base(type_: PgType) -> Codec:
     name = type_.builtin
     if name is None:
-        # of an extension, or unknown: nobody here knows its binary format
-        return _textual(type_, scalars.refuse_binary(str(type_), "its binary format is not known here"))
+        # of an extension, or unknown
+        return _textual(type_, scalars.refuse_binary(str(type_), "its binary format is unknown"))
     if name in scalars.NO_BINARY:
         return _textual(type_, scalars.refuse_binary(name, scalars.NO_BINARY[name]))
     if name in _VECTORS:
@@ -185,7 +185,7 @@ def _composite(type_: PgType) -> Codec:
 
     def reader_of(index: int, oid: int) -> _Text:
         if index >= len(readers) or oid != type_.attributes[index].type.oid:
-            raise ValueError("incorrect binary data format: an attribute that the composite type has not")
+            raise ValueError("incorrect binary data format: an attribute that the composite type does not have")
         return readers[index]
 
     return _textual(type_, lambda data: containers.record_text(data, reader_of))

@@ -1,6 +1,6 @@
-"""Arrays, ranges, multiranges and composite values: the binary format to PostgreSQL's own text, and texts of arrays to lists.
+"""Arrays, ranges, multiranges and composite values: convert the binary format to PostgreSQL's own text, and array texts to lists.
 
-What is inside is read by functions of the caller's. Sources: ``array_send``, ``array_out``, ``range_send``, ``range_out``,
+The caller passes the functions that read the parts. Sources: ``array_send``, ``array_out``, ``range_send``, ``range_out``,
 ``multirange_send``, ``record_send``, ``record_out``.
 """
 
@@ -27,7 +27,7 @@ Read = Callable[[bytes], str]
 
 
 def _field(data: bytes, position: int) -> tuple[bytes | None, int]:
-    """The value whose length stands at ``position``, None for NULL, and where the next one begins."""
+    """Return the value whose length is at ``position`` (None for NULL), and the position of the next one."""
     (length,) = _INT32.unpack_from(data, position)
     start = position + 4
     if length == -1:
@@ -44,7 +44,7 @@ def _require_end(data: bytes, position: int) -> None:
 
 
 def array_text(data: bytes, read: Read, delimiter: str) -> str:
-    """Of an array, whose elements ``read`` reads."""
+    """Text of an array. ``read`` reads its elements."""
     sizes, bounds, texts = _array(data, read)
     if not sizes:
         return "{}"
@@ -56,7 +56,7 @@ def array_text(data: bytes, read: Read, delimiter: str) -> str:
 
 
 def vector_text(data: bytes, read: Read) -> str:
-    """Of an int2vector or oidvector: an array in the binary format, numbers with spaces in text."""
+    """Text of an int2vector or oidvector: an array in the binary format, numbers with spaces in text."""
     return " ".join(text or "" for text in _array(data, read)[2])
 
 
@@ -100,7 +100,7 @@ def _nested(elements: Sequence[str], sizes: Sequence[int], delimiter: str) -> st
 
 
 def range_text(data: bytes, read: Read) -> str:
-    """Of a range, whose bounds ``read`` reads."""
+    """Text of a range. ``read`` reads its bounds."""
     flags = data[0]
     position = 1
     if flags & 0x01:
@@ -117,7 +117,7 @@ def range_text(data: bytes, read: Read) -> str:
 
 
 def multirange_text(data: bytes, read_range: Read) -> str:
-    """Of a multirange, whose ranges ``read_range`` reads."""
+    """Text of a multirange. ``read_range`` reads its ranges."""
     (count,) = _INT32.unpack_from(data)
     position = 4
     ranges = []
@@ -131,7 +131,7 @@ def multirange_text(data: bytes, read_range: Read) -> str:
 
 
 def record_text(data: bytes, reader_of: Callable[[int, int], Read]) -> str:
-    """Of a composite value; ``reader_of(index, oid)`` gives what reads an attribute."""
+    """Text of a composite value. ``reader_of(index, oid)`` returns the function that reads an attribute."""
     (count,) = _INT32.unpack_from(data)
     position = 4
     fields = []
@@ -145,7 +145,7 @@ def record_text(data: bytes, reader_of: Callable[[int, int], Read]) -> str:
 
 
 def _quoted(text: str, special: str) -> str:
-    """As ranges and records write what is inside: quotes and backslashes are doubled."""
+    """Quote a part of a range or record if it needs quotes: quotes and backslashes are doubled."""
     if text and not any(char in '"\\' or char in special or char in _SPACE for char in text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '""')
@@ -153,7 +153,7 @@ def _quoted(text: str, special: str) -> str:
 
 
 class ArrayReader:
-    """Splits the text of an array. One for each delimiter.
+    """Splits the text of an array. There is one reader for each delimiter.
 
     Args:
         delimiter: between elements.
@@ -167,10 +167,10 @@ class ArrayReader:
         self._token = re.compile(rf'[ \t\n\v\f\r]*(?:([{{}}{escaped}])|"((?:[^"\\]|\\.)*)"|((?:[^{{}}"\\{escaped}]|\\.)+))', re.DOTALL)
 
     def read(self, text: str, convert: Callable[[str], Any]) -> list[Any]:
-        """Nested lists of what ``convert`` makes of the elements; NULL is None.
+        """Return nested lists of the elements, converted by ``convert``; NULL is None.
 
         Raises:
-            ValueError: it is no text of an array.
+            ValueError: the text is not an array.
         """
         position = 0
         stack: list[list[Any]] = []
@@ -204,6 +204,6 @@ _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
 def array_value(data: bytes, reader: ArrayReader, convert: Callable[[str], Any]) -> list[Any] | str:
-    """From text: a list (of lists); the text itself where indexes do not start at 1, which a list cannot say."""
+    """Read an array's text as a list (of lists). If an index does not start at 1, which a list cannot express, return the text."""
     text = data.decode()
     return text if text.startswith("[") else reader.read(text, convert)

@@ -1,6 +1,6 @@
-"""COPY data to fields: rows of ``bytes`` or None, from pieces of any size, in the text and the binary format.
+"""Split COPY data into rows of fields (``bytes`` or None), in the text and the binary format. The data comes in pieces of any size.
 
-What a field's bytes mean is :mod:`subscriber.types.codec`'s: they are what the stream would have sent. Source: PostgreSQL manual, COPY,
+The fields have the format that the stream uses for values; :mod:`subscriber.types.codec` reads them. Source: PostgreSQL manual, COPY,
 File Formats.
 """
 
@@ -31,15 +31,15 @@ class CopyDecoder(Protocol):
     """Decodes one COPY stream."""
 
     def feed(self, data: bytes) -> list[Fields]:
-        """Take the next piece; return the rows that are complete with it.
+        """Take the next piece; return the rows that it completes.
 
         Raises:
-            ProtocolError: it is no COPY data, or has another number of columns.
+            ProtocolError: it is not COPY data, or has another number of columns.
         """
         ...
 
     def finish(self) -> None:
-        """Say that nothing comes any more.
+        """End the data.
 
         Raises:
             ProtocolError: a row is not complete.
@@ -48,7 +48,7 @@ class CopyDecoder(Protocol):
 
 
 def copy_decoder(columns: int, *, binary: bool) -> CopyDecoder:
-    """What decodes a COPY of this many columns."""
+    """Return the decoder for a COPY of this many columns."""
     return _BinaryDecoder(columns) if binary else _TextDecoder(columns)
 
 
@@ -71,7 +71,7 @@ class _TextDecoder:
         self._row += 1
         if self._columns == 0:
             if line:
-                raise ProtocolError(f"row {self._row} of COPY data has columns, and none is expected")
+                raise ProtocolError(f"row {self._row} of COPY data has columns, but none is expected")
             return ()
         fields = line.split(b"\t")
         if len(fields) != self._columns:
@@ -123,7 +123,7 @@ class _BinaryDecoder:
             if not self._ended:
                 rows.append(fields)
         if self._ended and position < len(data):
-            raise ProtocolError("COPY data goes on behind its end")
+            raise ProtocolError("COPY data continues after its trailer")
         self._rest = data[position:]
         return rows
 
@@ -163,13 +163,13 @@ class _BinaryDecoder:
 
 
 def _header_end(data: bytes) -> int | None:
-    """Where the rows begin; None if the header is not complete."""
+    """Return where the rows begin; None if the header is not complete."""
     if not data.startswith(_SIGNATURE[: len(data)]):
-        raise ProtocolError("COPY data does not begin as the binary format does")
+        raise ProtocolError("COPY data does not begin with the signature of the binary format")
     if len(data) < _HEADER_SIZE:
         return None
     flags, extension = (_INT32(data, len(_SIGNATURE) + start)[0] for start in (0, 4))
     if flags & _CRITICAL_FLAGS or extension < 0:
-        raise ProtocolError("COPY data in the binary format has flags that are unknown here")
+        raise ProtocolError("COPY data in the binary format has unknown flags")
     end: int = _HEADER_SIZE + extension
     return end if len(data) >= end else None

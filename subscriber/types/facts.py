@@ -1,7 +1,6 @@
-"""What a catalog says of a type: as much of ``pg_type`` and its relatives as is needed to read values.
+"""The rows of ``pg_type`` and related catalogs that are needed to read values.
 
-Built-in types have the same oids in every PostgreSQL (:mod:`subscriber.types.builtin`); of all others the publisher tells. Oids are the
-publisher's.
+Built-in types have the same oids in every PostgreSQL (:mod:`subscriber.types.builtin`). All others come from the publisher, with its oids.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ __all__ = ["Attribute", "TypeFact", "TypeKind"]
 
 
 class TypeKind(StrEnum):
-    """What a type is, by ``pg_type.typtype``; arrays, which are base types there, apart."""
+    """The kind of a type, by ``pg_type.typtype``. Arrays, which are base types there, have a kind of their own."""
 
     BASE = "b"
     COMPOSITE = "c"
@@ -38,12 +37,12 @@ class TypeFact:
     """One row of the publisher's ``pg_type``.
 
     Attributes:
-        oid, namespace, name: whose.
+        oid, namespace, name: those of the type.
         kind: see :class:`TypeKind`.
-        element: oid of what it is made of: an array's elements, a domain's base type, a range's subtype, a multirange's range; else 0.
-        modifier: a domain's ``typtypmod``: what it makes of its base type; else -1.
-        delimiter: between elements, in texts of arrays of this type (of the elements, for an array).
-        attributes: of a composite type, in order, dropped ones left out.
+        element: oid of an array's element type, a domain's base type, a range's subtype or a multirange's range type; else 0.
+        modifier: a domain's ``typtypmod``, which applies to its base type; else -1.
+        delimiter: between elements in the text of an array of this type (for an array type: of its elements).
+        attributes: of a composite type, in order, without dropped ones.
         labels: of an enum, in its order.
     """
 

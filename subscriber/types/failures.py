@@ -1,4 +1,4 @@
-"""What is said of a value that cannot be had. Never with the value itself."""
+"""The error for a value that cannot be read or stored. It never contains the value."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ __all__ = ["ValueRefused"]
 
 
 class ValueRefused(ValueError):
-    """A value that cannot be read, or that what it is for cannot hold.
+    """A value cannot be read, or the target cannot hold it.
 
     Attributes:
-        column: whose value it is, or None where that is not known yet.
+        column: the column of the value, or None if it is not known yet.
         hint: what to do about it, one sentence, or None.
     """
 

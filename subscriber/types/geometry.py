@@ -1,4 +1,4 @@
-"""Geometric types: the binary format, which is float8s, to PostgreSQL's own text. Source: ``geo_ops.c``."""
+"""Geometric types: convert the binary format (float8s) to PostgreSQL's own text. Source: ``geo_ops.c``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def circle_text(data: bytes) -> str:
 
 
 def path_text(data: bytes) -> str:
-    """``((x,y),...)``, or with brackets if it is open."""
+    """``((x,y),...)``, or with brackets for an open path."""
     points = _counted(data[1:])
     return f"({points})" if data[0] else f"[{points}]"
 

@@ -1,6 +1,6 @@
-"""Dates, times and intervals: the binary format to PostgreSQL's own ISO text, and texts to Python's objects.
+"""Dates, times and intervals: convert the binary format to PostgreSQL's own ISO text, and texts to Python objects.
 
-What Python cannot hold (infinity, years before 1 and after 9999, 24:00) stays text. A timestamp with time zone is given in UTC.
+Values that Python cannot hold (infinity, years before 1 and after 9999, 24:00) stay text. A timestamp with time zone is in UTC.
 
 Sources: ``date_out``, ``EncodeDateTime``, ``EncodeInterval`` (datestyle ISO, intervalstyle postgres), ``date_send`` and its siblings.
 """
@@ -42,7 +42,7 @@ _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
 _EPOCH_ORDINAL: Final = datetime.date(2000, 1, 1).toordinal()
 _ERA_DAYS: Final = 146_097
-"""Days of 400 years: the calendar repeats itself."""
+"""Days of 400 years, after which the calendar repeats."""
 
 
 def date_value(data: bytes) -> datetime.date | str:
@@ -86,7 +86,7 @@ def timestamptz_value(data: bytes) -> datetime.datetime | str:
 
 
 def timestamptz_canonical(data: bytes) -> str:
-    """The text of a moment in UTC, of one in any zone."""
+    """Convert the text of a time in any zone to its text in UTC."""
     text = data.decode("ascii")
     if text.endswith(("+00", "infinity")):
         return text
@@ -97,7 +97,7 @@ def timestamptz_canonical(data: bytes) -> str:
 
 
 def _six_digits(text: str) -> str:
-    """Fractions of a second have up to six digits in PostgreSQL's texts, and three or six in those that Python reads."""
+    """Fill up fractions of a second: PostgreSQL writes up to six digits, Python reads three or six."""
     point = text.find(".")
     if point < 0:
         return text
@@ -117,7 +117,7 @@ def date_text(data: bytes) -> str:
 
 
 def _date(days: int) -> tuple[str, str]:
-    """The date, and ``' BC'`` or nothing."""
+    """Return the date, and ``' BC'`` or an empty string."""
     eras, rest = divmod(days + _EPOCH_ORDINAL - 1, _ERA_DAYS)
     date = datetime.date.fromordinal(rest + 1)
     year = date.year + 400 * eras
@@ -185,7 +185,7 @@ def interval_text(data: bytes) -> str:
     negative = False
     for number, unit in ((years, "year"), (months, "mon"), (days, "day")):
         if number:
-            # a sign is written where the part before had the other one
+            # a sign is written if the previous part has the other one
             plus = "+" if negative and number > 0 else ""
             parts.append(f"{plus}{number} {unit}{'' if number == 1 else 's'}")
             negative = number < 0

@@ -1,4 +1,4 @@
-"""Network addresses: the binary format to PostgreSQL's own text. Sources: ``network_send``, ``network_out``, ``pg_inet_net_ntop``."""
+"""Network addresses: convert binary format to PostgreSQL's own text. Sources: ``network_send``, ``network_out``, ``pg_inet_net_ntop``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAPPED: Final = 0xFFFF
 
 
 def inet_text(data: bytes) -> str:
-    """Of inet and cidr: family, bits of the netmask, whether it is a cidr, length of the address, address."""
+    """Text of inet and cidr. The format: family, bits of the netmask, whether it is a cidr, length of the address, address."""
     family, bits, is_cidr, length = data[:4]
     address = data[4:]
     if len(address) != length or (family, length) not in _WIDTHS or bits > length * 8:
@@ -25,7 +25,7 @@ def inet_text(data: bytes) -> str:
 def _inet6(address: bytes) -> str:
     words = [int.from_bytes(address[start : start + 2]) for start in range(0, 16, 2)]
     first, length = _longest_zeros(words)
-    # what stands behind that many zeros is written as an IPv4 address
+    # the part after so many zeros is written as an IPv4 address
     as_ipv4 = first == 0 and (length == 6 or (length == 7 and words[7] != 1) or (length == 5 and words[5] == _MAPPED))
     tail = words[6:] if as_ipv4 else []
     ipv4 = ".".join(map(str, address[12:]))
@@ -38,7 +38,7 @@ def _inet6(address: bytes) -> str:
 
 
 def _longest_zeros(words: list[int]) -> tuple[int, int]:
-    """Where the longest run of zeros starts, the first of equals, and how long it is."""
+    """Return the start and the length of the longest run of zeros; of equal runs, the first."""
     best = (0, 0)
     start = 0
     while start < len(words):
@@ -52,7 +52,7 @@ def _longest_zeros(words: list[int]) -> tuple[int, int]:
 
 
 def macaddr_text(data: bytes) -> str:
-    """Of macaddr and macaddr8."""
+    """Text of macaddr and macaddr8."""
     if len(data) not in {6, 8}:
         raise ValueError("incorrect binary data format of macaddr")
     return data.hex(":")

@@ -1,6 +1,6 @@
-"""Floating point and numeric: the binary format to PostgreSQL's own text, and texts to Python's numbers.
+"""Floating point and numeric: convert the binary format to PostgreSQL's own text, and texts to Python numbers.
 
-A float4 is given as the double that it exactly is, from both formats: 0.1 is 0.10000000149011612, as PostgreSQL's own cast says.
+Both formats give a float4 as its exact double: 0.1 is 0.10000000149011612, as in PostgreSQL's own cast.
 
 Sources: ``float4out``, ``float8out`` (shortest precise output), ``numeric_send``, ``numeric_out``.
 """
@@ -30,7 +30,7 @@ def float4_value(data: bytes) -> float:
 
 
 def numeric_value(data: bytes) -> Decimal:
-    """From text; all digits and the scale are kept."""
+    """From text. All digits and the scale are kept."""
     return Decimal(data.decode("ascii"))
 
 
@@ -50,7 +50,7 @@ def float4_text(data: bytes) -> str:
         text = f"{value:.{behind}e}"
         if _same_float4(text, data):
             return _general(text, fixed_below=6)
-        # at a power of two the gap below is half of the one above: the next text above may do where the nearest one does not
+        # at a power of two, the gap below is half of the gap above: the next text above may be right where the nearest one is not
         nearest = Decimal(text)
         step = Decimal((0, (1,), nearest.adjusted() - behind))
         above = str(nearest + step if value > 0 else nearest - step)
@@ -63,7 +63,7 @@ def _same_float4(text: str, data: bytes) -> bool:
     try:
         return _FLOAT4.pack(float(text)) == data
     except OverflowError:
-        # rounded up, past the largest one
+        # rounded up past the largest float4
         return False
 
 
@@ -97,7 +97,7 @@ def _general(text: str, *, fixed_below: int) -> str:
 
 
 def numeric_text(data: bytes) -> str:
-    """From the binary format: digits of base 10000, the first of them worth ``10000 ** weight``."""
+    """From the binary format: digits of base 10000. The first one counts ``10000 ** weight``."""
     count, weight, sign, scale = _NUMERIC.unpack_from(data)
     if sign in _SPECIAL:
         return _SPECIAL[sign]
@@ -111,6 +111,6 @@ def numeric_text(data: bytes) -> str:
     minus = "-" if sign == _NEGATIVE else ""
     if scale == 0:
         return minus + before
-    # with a negative weight, zeros stand between the point and the first digit
+    # if the weight is negative, there are zeros between the point and the first digit
     behind = ["0000"] * max(-weight - 1, 0) + [f"{digit:04d}" for digit in digits[max(weight + 1, 0) :]]
     return f"{minus}{before}.{''.join(behind)[:scale].ljust(scale, '0')}"

@@ -1,13 +1,13 @@
-"""From the oid that comes with a column to everything that is known of its type.
+"""Resolve the oid of a column to its type.
 
 ::
 
     registry = TypeRegistry()                    # the built-in types
-    registry.add(published.types)                # what the publisher's catalog says of others
-    registry.define(oid, namespace, name)        # what a Type message says: better than nothing
+    registry.add(published.types)                # other types, from the publisher's catalog
+    registry.define(oid, namespace, name)        # a Type message: only a name
     column = registry.resolve(oid, modifier)     # -> PgType
 
-A type that nobody told anything of is read as text, which every type has; its binary format is refused.
+An unknown type is read as text, which every type has. Its binary format is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PgAttribute", "PgType", "TypeRegistry"]
 
 _DEPTH: Final = 64
 _HEADER: Final = 4
-"""VARHDRSZ, which modifiers of lengths and of numeric contain."""
+"""VARHDRSZ, which is added to the modifiers of lengths and of numeric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class PgAttribute:
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A column's type with everything it is made of.
+    """A column's type with all its parts.
 
     Attributes:
-        oid: the publisher's.
-        namespace, name: as ``pg_type`` has them: ``pg_catalog``, ``int4``.
-        kind: never a domain: that is its base type here, with :attr:`domain` set; ``BASE`` also for what is unknown.
+        oid: on the publisher.
+        namespace, name: as in ``pg_type``: ``pg_catalog``, ``int4``.
+        kind: never DOMAIN: a domain has the kind of its base type, and :attr:`domain` is set. ``BASE`` also for an unknown type.
         modifier: ``atttypmod``, or the domain's; -1 for none.
-        element: what it is made of: an array's elements, a range's subtype, a multirange's range; else None.
+        element: an array's element type, a range's subtype, a multirange's range type; else None.
         attributes: of a composite type.
         labels: of an enum.
         delimiter: between elements in the text of an array of it.
-        domain: namespace and name of the domain that the column has, or None.
-        known: whether the catalog told of it: only then its binary format can be read.
+        domain: namespace and name of the column's domain, or None.
+        known: whether the catalog describes it. If not, its binary format cannot be read.
     """
 
     oid: int
@@ -65,12 +65,12 @@ class PgType:
 
     @property
     def builtin(self) -> str | None:
-        """The name, of a built-in base type; None for all others."""
+        """The name of a built-in base type; None for all others."""
         return self.name if self.known and self.kind is TypeKind.BASE and self.namespace == CATALOG else None
 
     @property
     def precision_and_scale(self) -> tuple[int, int] | None:
-        """Of a declared numeric(p,s); the scale may be negative, or above the precision. None: any number of digits."""
+        """Precision and scale of numeric(p,s). The scale may be negative, or above the precision. None: no limit was declared."""
         if self.builtin != "numeric" or self.modifier < _HEADER:
             return None
         packed = self.modifier - _HEADER
@@ -79,13 +79,13 @@ class PgType:
 
     @property
     def length(self) -> int | None:
-        """Of a declared varchar(n), char(n), bit(n) or varbit(n): characters or bits at most. None: as many as may be."""
+        """Length of varchar(n), char(n), bit(n) or varbit(n), in characters or bits. None: no limit was declared."""
         if self.builtin in {"varchar", "bpchar"} and self.modifier >= _HEADER:
             return self.modifier - _HEADER
         return self.modifier if self.builtin in {"bit", "varbit"} and self.modifier > 0 else None
 
     def __str__(self) -> str:
-        """As a message names it: without modifier, a domain by its own name."""
+        """The name for messages: without modifier. A domain has its own name."""
         namespace, name = self.domain or (self.namespace, self.name)
         if self.kind is TypeKind.ARRAY and self.element is not None and self.domain is None:
             return f"{self.element}[]"
@@ -93,7 +93,7 @@ class PgType:
 
 
 class TypeRegistry:
-    """All types known. One belongs to one publisher: oids mean nothing elsewhere."""
+    """All known types of one publisher. Oids are not valid for another one."""
 
     __slots__ = ("_builtin", "_facts", "_named", "_resolved")
 
@@ -104,23 +104,23 @@ class TypeRegistry:
         self._resolved: dict[tuple[int, int], PgType] = {}
 
     def add(self, facts: Iterable[TypeFact]) -> None:
-        """Take over what a catalog says; later words replace earlier ones."""
+        """Add types from a catalog. Later entries replace earlier ones."""
         for fact in facts:
             self._facts[fact.oid] = fact
         self._resolved.clear()
 
     def define(self, oid: int, namespace: str, name: str) -> None:
-        """Take over a Type message: of a domain it names the base type. What a catalog said goes before."""
+        """Add a Type message. For a domain it names the base type. An entry from a catalog takes precedence."""
         self._named[oid] = (namespace, name)
         self._resolved.clear()
 
     def facts_of(self, oids: Iterable[int]) -> tuple[TypeFact, ...]:
-        """What was added for these types and for what they are made of, by oid: all that another registry needs for them."""
+        """Return the added entries of these types and of their parts, by oid. Another registry needs no more to resolve the types."""
         seen, _ = self._closure(oids)
         return tuple(self._facts[oid] for oid in sorted(seen) if oid in self._facts and oid not in self._builtin)
 
     def unknown(self, oids: Iterable[int]) -> frozenset[int]:
-        """Those of the types, and of what they are made of, that no catalog told of."""
+        """Return those of the types, and of their parts, that no catalog entry describes."""
         return frozenset(self._closure(oids)[1])
 
     def _closure(self, oids: Iterable[int]) -> tuple[set[int], set[int]]:
@@ -142,10 +142,10 @@ class TypeRegistry:
         return seen, missing
 
     def resolve(self, oid: int, modifier: int = -1) -> PgType:
-        """The type of a column.
+        """Return the type of a column.
 
         Args:
-            oid: of the type, as Relation messages and catalogs give it.
+            oid: the type's, from a Relation message or a catalog.
             modifier: ``atttypmod``.
         """
         found = self._resolved.get((oid, modifier))
@@ -192,7 +192,7 @@ class TypeRegistry:
     def _by_name(self, oid: int, modifier: int) -> PgType:
         namespace, name = self._named.get(oid, ("", f"with OID {oid}"))
         if namespace == CATALOG:
-            # a domain over it: its modifier is not told
+            # a domain over a built-in type: a Type message does not give its modifier
             for fact in self._facts.values():
                 if fact.namespace == CATALOG and fact.name == name and fact.oid != oid:
                     base = self._resolve(fact.oid, -1, 1) if fact.kind is TypeKind.BASE else self._resolve(fact.oid, -1, _DEPTH)

@@ -1,6 +1,6 @@
-"""The built-in base types: what reads each, from the binary format to text and from text to Python.
+"""The built-in base types: functions from the binary format to text, and from text to Python.
 
-Types that stand in no table here are texts in both formats.
+Types that are in none of these tables stay text in both formats.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SNAPSHOT: Final = Struct(">iQQ")
 _FLOAT4: Final = Struct(">f")
 _FLOAT8: Final = Struct(">d")
 
-_NAMES_NEEDED: Final = "its binary format is a number that only the publisher's own catalog gives a name"
+_NAMES_NEEDED: Final = "its binary format is a number, and only the publisher's catalog has the name for it"
 _INTERNAL: Final = "its binary format is PostgreSQL's internal one"
 
 NO_BINARY: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "money": "its binary format does not say where the decimal point is: lc_monetary of the publisher does",
+        "money": "its binary format lacks the position of the decimal point, which depends on the publisher's lc_monetary",
         **dict.fromkeys(
             (
                 "regproc",
@@ -55,14 +55,16 @@ NO_BINARY: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""Types whose binary format says less than their text, and why."""
+"""Types whose binary format cannot be read, and why."""
 
 
 def refuse_binary(name: str, reason: str) -> Callable[[bytes], Any]:
-    """What reads the binary format of a type that has none to be read."""
+    """Return a function that rejects every value in the binary format."""
 
     def read(data: bytes) -> Any:
-        raise ValueRefused(f"a value of type {name} in the binary format: {reason}", hint="set binary = false on the subscription")
+        raise ValueRefused(
+            f"a value of type {name} cannot be read in the binary format: {reason}", hint="set binary = false on the subscription"
+        )
 
     return read
 
@@ -119,7 +121,7 @@ def _bytea_value(data: bytes) -> bytes:
 
 
 def _escaped_bytea(data: bytes) -> bytes:
-    """The older text format, ``bytea_output = escape``: a backslash is doubled, and bytes that do not print are octal."""
+    """Read the older text format, ``bytea_output = escape``: a backslash is doubled, unprintable bytes are octal."""
     found = bytearray()
     position = 0
     while position < len(data):
@@ -153,7 +155,7 @@ def _uuid_text(data: bytes) -> str:
 
 
 def _char_text(data: bytes) -> str:
-    """Of "char", one byte: those that are no ASCII are octal, and zero is nothing."""
+    """Text of "char", one byte. Bytes that are not ASCII are octal, and zero is empty."""
     (byte,) = data
     if byte == 0:
         return ""
@@ -179,7 +181,7 @@ def _lsn_text(data: bytes) -> str:
 
 
 def _versioned_text(data: bytes) -> str:
-    """Of jsonb and jsonpath: a version byte, and text behind it."""
+    """Text of jsonb and jsonpath: a version byte, then text."""
     if data[0] != 1:
         raise ValueError("an unknown version of the binary format")
     return data[1:].decode()
@@ -262,7 +264,7 @@ TEXT_VALUE: Final[Mapping[str, tuple[type, Callable[[bytes], Any]]]] = MappingPr
         "timestamptz": (datetime.datetime, moments.timestamptz_value),
     }
 )
-"""The Python class of values, and how they are read from text."""
+"""The Python class of values, and the function that reads them from text."""
 
 BINARY_VALUE: Final[Mapping[str, Callable[[bytes], Any]]] = MappingProxyType(
     {
@@ -280,7 +282,7 @@ BINARY_VALUE: Final[Mapping[str, Callable[[bytes], Any]]] = MappingProxyType(
         "uuid": _uuid_from_binary,
     }
 )
-"""From the binary format to the Python object, where that is shorter than by the text."""
+"""From the binary format to the Python object, for types where this is faster than through the text."""
 
 TEXT_CANONICAL: Final[Mapping[str, Callable[[bytes], str]]] = MappingProxyType(
     {
@@ -288,4 +290,4 @@ TEXT_CANONICAL: Final[Mapping[str, Callable[[bytes], str]]] = MappingProxyType(
         "bytea": lambda data: _text(data) if data[:2] == b"\\x" else _bytea_canonical(_escaped_bytea(data)),
     }
 )
-"""From text to PostgreSQL's own text under our settings, where the publisher's session could have written another."""
+"""From text to PostgreSQL's own text under our settings, for types whose text depends on the settings of the publisher's session."""

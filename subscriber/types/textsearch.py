@@ -1,4 +1,4 @@
-"""tsvector and tsquery: the binary format to PostgreSQL's own text. Sources: ``tsvectorsend``, ``tsvectorout``, ``infix`` (tsquery.c)."""
+"""tsvector and tsquery: convert binary format to PostgreSQL's text. Sources: ``tsvectorsend``, ``tsvectorout``, ``infix`` (tsquery.c)."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class _Query:
     def text(self) -> str:
         if self._left == 0:
             return ""
-        # nested as deep as the query is: an explicit stack instead of recursion
+        # an explicit stack instead of recursion, because a query may be nested deeply
         stack: list[tuple[str, int]] = []
         items = [self._item() for _ in range(self._left)]
         if self._position != len(self._data):
             raise ValueError("incorrect binary data format of tsquery")
-        # backwards: the left operand is on top of the right one below it
+        # in reverse, so that the left operand is on top of the right one
         for item in reversed(items):
             if isinstance(item, str):
                 stack.append((item, 0))
@@ -100,7 +100,7 @@ class _Query:
 
 
 def _enclosed(text: str, operator: int, outer: int, *, right: bool = False) -> str:
-    """In parentheses, where what is inside binds less than what is outside; of phrases, the right one always."""
+    """Add parentheses where the inner operator binds less than the outer one, and always around the right one of two phrases."""
     if operator == 0:
         return text
     priorities = dict(_PRIORITIES)

@@ -50,13 +50,13 @@ def test_protocol_version(version: int, protocol: int) -> None:
     assert capabilities(version).protocol_version == protocol
 
 
-def test_a_newer_server_is_an_18() -> None:
+def test_newer_server_is_treated_as_18() -> None:
     newer, known = capabilities(190000), capabilities(180000)
     assert dataclasses.replace(newer, server_version=180000) == known
 
 
 @pytest.mark.parametrize(("version", "text"), [(129999, "12.9999"), (120022, "12.22"), (90624, "9.6")])
-def test_an_older_server_is_refused(version: int, text: str) -> None:
+def test_older_server_is_rejected(version: int, text: str) -> None:
     with pytest.raises(PublisherError, match=f"version {text} is not supported") as caught:
         capabilities(version)
     assert caught.value.hint == "upgrade the publisher to PostgreSQL 13 or later"
@@ -75,7 +75,7 @@ EVERYTHING = SubscriptionOptions(streaming="parallel", binary=True, two_phase=Tr
         (18, 'proto_version=4 streaming=parallel two_phase=on origin=none publication_names="p" binary=true messages=true'),
     ],
 )
-def test_everything_asked_for_as_far_as_the_publisher_can(version: int, expected: str) -> None:
+def test_all_options_by_publisher_version(version: int, expected: str) -> None:
     options = negotiate(capabilities(version * 10000), EVERYTHING, publications=["p"], two_phase=True, messages=True)
     assert " ".join(f"{name}={value}" for name, value in options.pairs()) == expected
 
@@ -98,13 +98,13 @@ def test_streaming(version: int, streaming: str, expected: str) -> None:
     assert dict(options.pairs()).get("streaming", "off") == expected
 
 
-def test_nothing_asked_for() -> None:
+def test_minimal_options() -> None:
     options = negotiate(capabilities(180000), SubscriptionOptions(streaming="off"), publications=["p"], two_phase=False)
     # native sends origin also when it is any
     assert options.pairs() == (("proto_version", "4"), ("origin", "any"), ("publication_names", '"p"'))
 
 
-def test_two_phase_of_the_options_is_not_the_stream_s() -> None:
+def test_two_phase_option_does_not_set_the_stream_option() -> None:
     options = negotiate(capabilities(180000), SubscriptionOptions(two_phase=True), publications=["p"], two_phase=False)
     assert not options.two_phase
 
@@ -116,6 +116,6 @@ def test_publication_names_are_quoted_identifiers() -> None:
 
 
 @pytest.mark.parametrize("publications", [[], [""], ["a", "null\0"]])
-def test_what_cannot_be_a_publication(publications: list[str]) -> None:
+def test_invalid_publication_names(publications: list[str]) -> None:
     with pytest.raises(ConfigurationError):
         negotiate(capabilities(180000), SubscriptionOptions(), publications=publications, two_phase=False)

@@ -34,7 +34,7 @@ def test_create_replication_slot_by_version() -> None:
     )
 
 
-def test_slots_that_the_publisher_cannot_make() -> None:
+def test_slot_options_that_need_a_newer_publisher() -> None:
     with pytest.raises(PublisherError, match="two-phase") as caught:
         commands.create_replication_slot(PG14, "s", two_phase=True)
     assert caught.value.hint == "two_phase needs PostgreSQL 15 or later there"
@@ -64,7 +64,7 @@ def test_start_replication() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "with-dash", 'quo"te', "a" * 64, "ü", "a b", "a\n"])
-def test_names_that_cannot_be_a_slot_s(name: str) -> None:
+def test_invalid_slot_names(name: str) -> None:
     options = negotiate(PG18, SubscriptionOptions(), publications=["p"], two_phase=False)
     refused = pytest.raises(ConfigurationError, match="replication slot name")
     with refused:

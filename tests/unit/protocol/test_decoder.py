@@ -23,18 +23,18 @@ def test_every_message_outside_a_stream(message: Message, wire: str) -> None:
 
 
 @pytest.mark.parametrize(("message", "wire"), INSIDE, ids=names(INSIDE))
-def test_messages_with_a_prefix_inside_a_stream(message: Message, wire: str) -> None:
+def test_messages_with_xid_inside_a_stream(message: Message, wire: str) -> None:
     assert decode(bytes.fromhex(wire), in_stream=True) == message
 
 
 @pytest.mark.parametrize(("message", "wire"), OUTSIDE, ids=names(OUTSIDE))
-def test_messages_without_a_prefix_are_the_same_inside_a_stream(message: Message, wire: str) -> None:
+def test_messages_without_xid_are_the_same_inside_a_stream(message: Message, wire: str) -> None:
     payload = bytes.fromhex(wire)
     if payload[:1] not in PREFIXED_TAGS:
         assert decode(payload, in_stream=True) == message
 
 
-def test_the_tables_hold_every_tag() -> None:
+def test_every_tag_has_a_decoder() -> None:
     assert {bytes.fromhex(wire)[0] for _, wire in OUTSIDE} == set(Tag)
     assert {bytes.fromhex(wire)[0] for _, wire in INSIDE} == set(PREFIXED_TAGS)
 
@@ -86,7 +86,7 @@ def test_trailing_bytes_are_refused(message: Message, wire: str) -> None:
         ("41 00000001 00000002 00", "ends before its last field", "A", 10),
     ],
 )
-def test_what_is_wrong_is_said_with_tag_and_offset(wire: str, what: str, tag: str | None, offset: int) -> None:
+def test_errors_name_tag_and_offset(wire: str, what: str, tag: str | None, offset: int) -> None:
     with pytest.raises(ProtocolError, match=what) as caught:
         decode(bytes.fromhex(wire))
     assert (caught.value.tag, caught.value.offset) == (tag, offset)
@@ -121,11 +121,11 @@ def test_an_error_never_holds_a_value() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_namespace_spelled_out_is_the_same_as_the_empty_one() -> None:
+def test_namespace_pg_catalog_equals_the_empty_one() -> None:
     assert decode(bytes.fromhex("59 00000019") + b"pg_catalog\0text\0") == decode(bytes.fromhex("59 00000019") + b"\0text\0")
 
 
-def test_decoder_follows_the_blocks() -> None:
+def test_decoder_tracks_streamed_blocks() -> None:
     outside = Insert(1, TupleData(b"n", [None]))
     inside = Insert(1, TupleData(b"n", [None]), xid=7)
     message = LogicalMessage(True, LSN, "p", b"", xid=8)
@@ -152,7 +152,7 @@ def test_decoder_refuses_a_stop_without_a_start() -> None:
     assert not decoder.in_stream
 
 
-def test_decoder_keeps_its_state_over_an_error() -> None:
+def test_error_does_not_change_the_decoder_state() -> None:
     decoder = Decoder()
     decoder.decode(b"S\0\0\0\7\1")
     with pytest.raises(ProtocolError):

@@ -69,7 +69,7 @@ def test_round_trip_inside_a_stream(message: Message) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_does_not_fit_the_wire_is_refused(message: Message) -> None:
+def test_values_out_of_range_are_rejected(message: Message) -> None:
     with pytest.raises(ValueError, match=r"."):
         encode(message)
 

@@ -92,7 +92,7 @@ def test_a_frame_does_not_show_its_payload() -> None:
     assert "secret" not in repr(XLogData(LSN, LSN, 0, b"secret"))
 
 
-def test_payloads_of_frames_that_follow_each_other() -> None:
+def test_payloads_of_consecutive_frames() -> None:
     frames = [encode_frame(XLogData(LSN, END, 0, payload)) for payload in (b"B", b"I1", b"U2", b"I3", b"C")]
     tags = frozenset(b"IU")
     assert payloads(frames, 0, tags) == []

@@ -75,13 +75,13 @@ def of_type(kind: type[T], messages: Sequence[object]) -> list[T]:
     return [message for message in messages if isinstance(message, kind)]
 
 
-def test_the_directory_holds_these_captures_and_nothing_else() -> None:
+def test_directory_holds_exactly_these_captures() -> None:
     assert {path.name for path in Path(DIRECTORY).glob("*.hex")} == {f"pg{version}-{name}.hex" for version, name in ALL}
     assert sum(path.stat().st_size for path in Path(DIRECTORY).glob("*.hex")) < 1_000_000
 
 
 @pytest.mark.parametrize(("version", "name"), ALL)
-def test_the_same_bytes_again(version: int, name: str) -> None:
+def test_encoding_gives_the_same_bytes(version: int, name: str) -> None:
     decoder = Decoder()
     for payload in read(version, name):
         in_stream = decoder.in_stream
@@ -93,7 +93,7 @@ def test_the_same_bytes_again(version: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "name", "options"), SCENARIOS)
-def test_every_message_that_these_options_can_bring(version: int, name: str, options: Options) -> None:
+def test_options_give_exactly_these_messages(version: int, name: str, options: Options) -> None:
     expected = set(ALWAYS)
     if "streaming" in options:
         expected |= STREAMED

@@ -20,7 +20,7 @@ def test_short_names_are_kept() -> None:
 
 
 @given(NAMES, NAMES, st.sampled_from(ROLES), st.sampled_from(ROLES))
-def test_told_apart(one: str, other: str, role: str, other_role: str) -> None:
+def test_different_roles_or_names_give_different_names(one: str, other: str, role: str, other_role: str) -> None:
     found = session_name(one, role)
     # PostgreSQL 13 to 18 keep these bytes, and no more of them
     assert len(found.encode()) <= 63

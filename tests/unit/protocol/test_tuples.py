@@ -73,7 +73,7 @@ def _alike(records: list[bytes], kind: int = TEXT, offset: int = 1, start: int =
     return read_alike(records, places, tag=Tag.INSERT, offset=offset, header=header, kind=kind, binds=[int, bytes.decode])
 
 
-def test_messages_that_are_alike_are_read_together() -> None:
+def test_uniform_messages_are_read_together() -> None:
     records = [encode(Insert(7, TupleData(b"tt", [b"%d" % number, b"x" * number]))) for number in range(5)]
     records[3] = encode(Insert(7, TupleData(b"tn", [b"3", None])))
     assert _alike(records) == [(0, ""), (1, "x"), (2, "xx"), (3, None), (4, "xxxx")]
@@ -95,13 +95,13 @@ def test_messages_that_are_alike_are_read_together() -> None:
         encode(Insert(7, TupleData(b"tt", [b"1", b"x"]))) + b"!",
     ],
 )
-def test_what_is_not_alike_ends_them(other: bytes) -> None:
+def test_reading_ends_at_a_different_message(other: bytes) -> None:
     one = encode(Insert(7, TupleData(b"tt", [b"1", b"x"])))
     assert _alike([one, other, one]) == [(1, "x")]
     assert _alike([other]) == []
 
 
-def test_a_message_that_is_cut_off_ends_them() -> None:
+def test_reading_ends_at_a_truncated_message() -> None:
     one = encode(Insert(7, TupleData(b"tt", [b"1", b"longer"])))
     for length in range(len(one)):
         assert _alike([one, one[:length]]) == [(1, "longer")]

@@ -72,7 +72,7 @@ def test_tables_without_columns() -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_what_is_cut_off_or_too_wide(binary: bool) -> None:
+def test_truncated_data_and_wrong_column_counts(binary: bool) -> None:
     make = as_binary if binary else as_text
     data = make([(b"a", b"b"), (b"c", b"d")])
     cut = copy_decoder(2, binary=binary)
@@ -83,10 +83,10 @@ def test_what_is_cut_off_or_too_wide(binary: bool) -> None:
         copy_decoder(3, binary=binary).feed(data)
 
 
-def test_what_is_no_binary_format() -> None:
-    with pytest.raises(ProtocolError, match="does not begin"):
+def test_invalid_binary_copy_data() -> None:
+    with pytest.raises(ProtocolError, match="does not begin with the signature"):
         copy_decoder(1, binary=True).feed(b"a\tb\n")
-    with pytest.raises(ProtocolError, match="behind its end"):
+    with pytest.raises(ProtocolError, match="continues after its trailer"):
         copy_decoder(1, binary=True).feed(as_binary([(b"a",)]) + b"x")
     flags = b"PGCOPY\n\xff\r\n\x00" + struct.pack(">Ii", 1 << 16, 0)
     with pytest.raises(ProtocolError, match="unknown"):

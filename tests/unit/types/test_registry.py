@@ -23,7 +23,7 @@ def registry() -> TypeRegistry:
     return found
 
 
-def test_builtin_types_need_no_telling() -> None:
+def test_builtin_types_are_known() -> None:
     registry = TypeRegistry()
     assert registry.resolve(INT4) == PgType(INT4, "pg_catalog", "int4")
     numbers = registry.resolve(INT4S)
@@ -60,13 +60,13 @@ def test_facts_of_gives_all_that_another_registry_needs(registry: TypeRegistry) 
     assert other.resolve(PAIR.oid) == registry.resolve(PAIR.oid)
 
 
-def test_unknown_names_what_types_are_made_of() -> None:
+def test_unknown_includes_the_parts_of_a_type() -> None:
     registry = TypeRegistry()
     registry.add([PAIR, DEAR])
     assert registry.unknown([PAIR.oid, DEAR.oid, 77_777]) == {MOODS.oid, PRICE.oid, 77_777}
 
 
-def test_what_nobody_told_of_is_text() -> None:
+def test_unknown_type_is_text() -> None:
     registry = TypeRegistry()
     stranger = registry.resolve(77_777)
     assert (stranger.known, stranger.builtin, str(stranger)) == (False, None, "with OID 77777")
@@ -109,7 +109,7 @@ def test_the_modifier_of_an_array_is_that_of_its_elements() -> None:
     assert numbers.element.precision_and_scale == (10, 3)
 
 
-def test_types_that_contain_themselves_end() -> None:
+def test_recursive_types_are_cut_off() -> None:
     registry = TypeRegistry()
     registry.add([TypeFact(20_010, "app", "loop", TypeKind.DOMAIN, 20_010)])
     assert not registry.resolve(20_010).known
