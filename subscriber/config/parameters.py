@@ -43,7 +43,8 @@ def check_slot_name(name: str) -> None:
     if not _SLOT_NAME.fullmatch(name):
         raise ConfigurationError(
             f'replication slot name "{name}" contains an invalid character or is empty or too long',
-            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character."
+            " Choose another name, or set slot_name.",
         )
 
 

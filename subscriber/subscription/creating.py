@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from subscriber.abc import TableName, TwoPhaseState
 from subscriber.catalog import Catalog, Definition
-from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.subscription.dropping import remove
-from subscriber.subscription.problems import check_slot_name
 from subscriber.subscription.setup import Setup
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.session import check_conninfo

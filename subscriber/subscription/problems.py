@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from subscriber.abc import Finding, Sink, TableName
 from subscriber.apply.spool import SpoolDirectory
-from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.identity import find_same_database
@@ -21,11 +19,9 @@ from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.large_rows import find_large_rows
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["check", "check_options", "check_slot_name", "find_problems", "tell"]
+__all__ = ["check", "check_options", "find_problems", "tell"]
 
 _log = logging.getLogger(__name__)
-
-_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
 def check_options(publications: Sequence[str], slot_name: str, options: SubscriptionOptions, sink: Sink) -> None:
@@ -42,19 +38,6 @@ def check_options(publications: Sequence[str], slot_name: str, options: Subscrip
     check_slot_name(slot_name)
     if options.two_phase and not sink.capabilities.two_phase:
         raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
-
-
-def check_slot_name(slot_name: str) -> None:
-    """See whether a slot can be named so.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
-    if not _SLOT_NAME.fullmatch(slot_name):
-        raise ConfigurationError(
-            f'replication slot name "{slot_name}" contains an invalid character or is empty or too long',
-            hint="up to 63 lower case letters, digits and underscores: choose another name, or set slot_name",
-        )
 
 
 async def find_problems(
