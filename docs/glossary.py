@@ -28,7 +28,7 @@ def link_first_uses(markdown: str, glossary: str, address: str) -> str:
     anchors = {term.lower(): anchor for term, anchor in terms(glossary).items()}
     # the longest first: "landing zone" is not "landing"
     alternatives = "|".join(re.escape(term) for term in sorted(anchors, key=len, reverse=True))
-    use = re.compile(rf"\b({alternatives})(s|es)?\b", re.IGNORECASE)
+    use = re.compile(rf"(?<![\w-])({alternatives})(s|es)?(?![\w-])", re.IGNORECASE)
 
     def linked(match: re.Match[str]) -> str:
         anchor = anchors.pop(match[1].lower(), None)

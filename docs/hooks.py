@@ -46,5 +46,5 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
         _log.warning("%s has %d words: more than %d", page.file.src_uri, words, WORDS_OF_A_PAGE)
     else:
         _log.info("%5d words: %s", words, page.file.src_uri)
-    # docstrings name what they refer to as Sphinx does
-    return _ROLE.sub("", html)
+    # docstrings are written for Sphinx
+    return _ROLE.sub("", html).replace("::</p>", ":</p>")

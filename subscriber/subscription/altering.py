@@ -36,22 +36,22 @@ def alter_subscription(name: str, *, target: str, settings: Settings | None = No
         async with alter_subscription("replica", target="postgresql:///copy") as subscription:
             await subscription.set({"binary": True})
 
-    On entry nobody runs it any more; on exit the launcher starts it again, if it is enabled.
+    On entry its worker has stopped. On exit the launcher starts it again, if it is enabled.
 
     Raises:
         TargetError: it does not exist.
-        SubscriptionInUse: whoever runs it does not stop.
+        SubscriptionInUse: the process that runs it does not stop.
     """
     return SubscriptionAlteration(name, target, settings or Settings())
 
 
 class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration"]):
-    """Made by :func:`alter_subscription`. Every method is one ALTER SUBSCRIPTION: done, or refused in native's words and nothing done.
+    """What :func:`alter_subscription` gives. Each method is one form of ALTER SUBSCRIPTION. It succeeds, or it raises and changes nothing.
 
     Raises:
-        ConfigurationError: a change that makes no sense, for this subscription or at all.
-        PublisherError: the publisher refused something, or cannot be reached.
-        TargetError: the target refused something, or cannot be reached.
+        ConfigurationError: a change that is not possible, for this subscription or at all.
+        PublisherError: the publisher rejected a request, or cannot be reached.
+        TargetError: the target rejected a request, or cannot be reached.
     """
 
     def __init__(self, name: str, target: str, settings: Settings) -> None:

@@ -31,13 +31,13 @@ async def create_subscription(
 ) -> Collection[TableName]:
     """Define a subscription in the target's catalog, as CREATE SUBSCRIPTION does.
 
-    On return its slot is there (unless ``connect`` or ``create_slot`` is false) and its tables are listed; a launcher
-    (:class:`subscriber.Launcher`, ``subscriber run --target``) runs it from now on, if ``enabled``.
+    On return its slot exists (unless ``connect`` or ``create_slot`` is false) and its tables are listed. If it is ``enabled``, a launcher
+    (:class:`subscriber.Launcher`, ``subscriber run --target``) runs it from now on.
 
     Args:
         name: unique in the target; also the slot's unless ``options.slot_name`` says otherwise.
         connection: conninfo of the publisher; it is stored, with its password if it has one, readable by the catalog's owner alone.
-        publications: at least one. Natively those that do not exist are a warning.
+        publications: at least one. One that does not exist is a warning, as in PostgreSQL.
         target: URL or conninfo.
         options: parameters.
         settings: of the process.
@@ -47,7 +47,8 @@ async def create_subscription(
 
     Raises:
         ConfigurationError: arguments that cannot be used, alone or together.
-        PublisherError, TargetError: what is wrong there; nothing was made, or it was taken away again.
+        PublisherError: the publisher rejected a request. Nothing was created, or it was removed again.
+        TargetError: the target rejected a request. Nothing was created, or it was removed again.
     """
     options, settings = options or SubscriptionOptions(), settings or Settings()
     check_publication_list(publications)

@@ -29,9 +29,9 @@ _SLOT_SECONDS: Final = 30.0
 
 
 async def drop_subscription(name: str, *, target: str, connection: str | None = None, settings: Settings | None = None) -> None:
-    """Remove a subscription: it is stopped wherever it is run by a launcher, its slots are dropped, its entry goes. The rows stay.
+    """Drop a subscription: the launcher stops it, its slots are dropped, and its entry is deleted. The rows stay.
 
-    Prepared transactions that it holds in the target stay too, with a warning: somebody has to decide about them.
+    Prepared transactions that it has in the target stay too, with a warning: decide whether to commit them or to roll them back.
 
     Args:
         name: the subscription's.

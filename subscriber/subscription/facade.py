@@ -112,17 +112,17 @@ class Subscription:
     # --- for the caller
 
     async def run(self, until: Until | None = None) -> None:
-        """Copy what is not copied, follow the changes; return after :meth:`stop`, or when ``until`` is reached.
+        """Copy the tables that are not copied yet, and follow the changes. Return after :meth:`stop`, or when ``until`` is reached.
 
-        What passes by itself (a server that is away) is waited for, except when the first attempt meets it; a server that is starting
-        up is waited for then too. What somebody has to mend is tried again every ``wal_retrieve_retry_interval``, unless ``until`` is
-        given. With ``disable_on_error`` any error ends the run, as natively: also a connection to the publisher that is lost once changes
-        come. A subscription that was made just now ends, too, if none of its tables can be copied.
+        The first attempt ends with any error, except that a server that is starting up is waited for. Later, a server that cannot be
+        reached is waited for. An error that needs someone to act is repeated every ``wal_retrieve_retry_interval``, unless ``until`` is
+        given. With ``disable_on_error`` any error ends the run, as in a native subscription: also a connection to the publisher that is
+        lost while changes arrive. A subscription that was just created also ends if none of its tables can be copied.
 
-        Cancelling it loses nothing and is safe at any moment; :meth:`stop` is kinder: what was received last need not be sent again.
+        Cancelling it is safe at any moment and loses nothing. After :meth:`stop`, the publisher has less to send again.
 
         Raises:
-            SubscriberError: see :mod:`subscriber.errors` for what each asks of you.
+            SubscriberError: see :mod:`subscriber.errors` for what to do about each.
             RuntimeError: it is running already.
         """
         if self._is_running:
@@ -141,28 +141,29 @@ class Subscription:
             self._running.end()
 
     def stop(self) -> None:
-        """End :meth:`run` soon and cleanly: the batch at hand is made durable and acknowledged, the slot stays.
+        """End :meth:`run` cleanly: the current batch becomes durable and is acknowledged, and the slot stays.
 
-        A target that does not take that batch within five seconds is not waited for: the publisher sends it again at the next start. One
-        that does not answer at all takes some seconds more.
-        Before ``run`` it ends the next one at once. To be called in the loop's thread, as in a signal handler.
+        If the target does not accept that batch within five seconds, the run ends without it, and the publisher sends it again at the
+        next start. If the target does not answer at all, the end takes some seconds more.
+
+        Called before ``run``, it ends the next run at once. Call it in the thread of the event loop, for example in a signal handler.
         """
         self._running.stop.set()
         self._running.wake()
 
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
-        """Return once all tables are synchronized and everything up to ``lsn`` is durable in the target.
+        """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target.
 
-        Then no table is ahead of the others, as one is right behind its copy.
-        May be called as soon as :meth:`run` was scheduled, by any number of tasks.
+        No table is then ahead of the others, as a table is directly after its copy. Any number of tasks may wait, as soon as :meth:`run`
+        was scheduled.
 
         Args:
-            lsn: for example of ``SELECT pg_current_wal_flush_lsn()`` on the publisher, read after the commit in question.
-            timeout: seconds, None to wait for ever.
+            lsn: for example from ``SELECT pg_current_wal_flush_lsn()`` on the publisher, read after the commit to wait for.
+            timeout: seconds; None: no limit.
 
         Raises:
             TimeoutError: not reached in time.
-            SubscriberError: the run ended before; the cause is what it ended with.
+            SubscriberError: the run ended before that; the cause is its error.
         """
         running = self._running
         running.awaited.append(lsn)

@@ -48,13 +48,13 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionStatus:
-    """How one subscription stands.
+    """The status of one subscription.
 
     Attributes:
         state: in one word.
         observation: what the target knows.
-        slot: what the publisher knows of its slot; None if it was not, or could not be asked.
-        publisher_error: why not, one line.
+        slot: what the publisher knows of its slot; None if the publisher was not asked, or could not be asked.
+        publisher_error: why it could not be asked, one line.
         lag_bytes: from what is durable in the target to the end of the publisher's WAL, as the publisher or else the worker knows it.
         lag_seconds: the larger of what pg_stat_replication and the worker measure; 0 when there is nothing to wait for; None if unknown.
     """
@@ -97,7 +97,7 @@ async def subscription_status(target: str, names: Sequence[str] = ()) -> list[Su
         names: only these; empty: all.
 
     Raises:
-        TargetError: the target cannot be looked at, or one of ``names`` does not exist. A publisher that cannot be asked is in the answer.
+        TargetError: the target cannot be read, or one of ``names`` does not exist. If a publisher cannot be asked, the result says so.
     """
     found = {observation.definition.name: observation for observation in await observe_target(target)}
     for name in names:
@@ -138,7 +138,7 @@ def _state(observation: Observation) -> State:
 
 
 async def reset_subscription_stats(name: str, *, target: str) -> None:
-    """Set the counters of a subscription to zero. It is not stopped for that: whoever runs it counts from there.
+    """Set the counters of a subscription to zero. Its worker is not stopped, and counts from zero.
 
     Args:
         name: the subscription's.

@@ -22,15 +22,15 @@ Acknowledge = Callable[[Lsn], None]
 
 
 class ReceivedTransaction:
-    """One transaction of the publisher. Iterating over it gives its changes, in order and in bounded memory; as often as wanted.
+    """One transaction of the publisher. Iterate over it for its changes, in order and in bounded memory, as often as you like.
 
-    Made by the stream only. What it is, ``kind`` tells:
+    ``kind`` says what it is:
 
-    * ``commit``: it is committed. The usual case, and without two_phase the only one.
-    * ``prepare``: it was prepared for two-phase commit and may still be committed or rolled back. Acknowledged, it never comes again: it
-      must then be durable at the caller's, to be found by its ``xid`` and ``gid``. Of one that was rolled back before the publisher
-      had sent it, only a part of the changes may come (reorderbuffer.c, concurrent abort); its rollback follows.
-    * ``commit prepared``, ``rollback prepared``: how it ended; without changes. A rollback may come for a prepare that never came.
+    * ``commit``: it is committed. Without two_phase there is no other kind.
+    * ``prepare``: it was prepared for two-phase commit and may still be committed or rolled back. Once acknowledged it never arrives again,
+      so store it durably first, under its ``xid`` and ``gid``. If it was rolled back before the publisher had sent it, only a part of its
+      changes may arrive (reorderbuffer.c, concurrent abort); its rollback follows.
+    * ``commit prepared``, ``rollback prepared``: how it ended; without changes. A rollback may arrive for a prepare that never did.
     """
 
     def __init__(

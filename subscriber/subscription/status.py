@@ -13,12 +13,13 @@ __all__ = ["Status", "TableCopy", "Until"]
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """When :meth:`Subscription.run` shall end by itself.
+    """When :meth:`Subscription.run` ends by itself.
 
-    ``lsn`` None means: caught up with the publisher as it is when the run starts. In both cases all tables have to be synchronized,
-    and none may be ahead of the others, as one is right behind its copy.
+    With an ``lsn``, it ends when everything up to there is in the target. Without one, it ends when it has caught up with the publisher
+    as of the start of the run. In both cases all tables are synchronized, and none is ahead of the others, as a table is directly after
+    its copy.
 
-    If published tables are not replicated then, the run ends with a RelationError that names them; ``allow_missing_tables`` accepts them.
+    If a published table is not replicated then, the run ends with a RelationError that names it; ``allow_missing_tables`` accepts that.
     """
 
     lsn: Lsn | None = None
@@ -42,20 +43,22 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How things stand. LSNs are those of the standby status update: received >= applied >= flushed.
+    """The status of a run. LSNs are those of the standby status update: received >= applied >= flushed.
 
     Attributes:
-        received, applied, flushed: from the publisher; visible in the target; durable there.
+        received: the last LSN from the publisher.
+        applied: up to here, changes are visible in the target.
+        flushed: up to here, changes are durable in the target.
         state: what the run does.
         retry: with state RETRYING, the attempt that failed.
         publisher_lsn: where the publisher's WAL ends, as far as it is known.
         streaming: whether there is a connection that follows the slot.
         tables: the subscription's tables with their states.
-        copies: of the tables that were copied since the subscription object was made.
+        copies: the tables that were copied since the subscription object was created.
         left_out: published tables that the subscription does not replicate, each with the reason.
-        last_error: the latest that was met in this run, mended since or not.
-        statistics: counted since the subscription object was made.
-        last_message: when the publisher was last heard, seconds since 1970; None without a stream.
+        last_error: the latest error of this run, even if its cause was fixed since.
+        statistics: counted since the subscription object was created.
+        last_message: when the publisher last sent something, in seconds since 1970; None without a stream.
     """
 
     received: Lsn = INVALID_LSN

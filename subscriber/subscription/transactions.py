@@ -319,20 +319,20 @@ def transactions(
     until_caught_up: bool = False,
     messages: bool = False,
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
-    """Iterate over the transactions of a publisher. Nothing happens before the iteration (or ``async with``) begins.
+    """Iterate over the transactions of a publisher. It connects when the iteration (or ``async with``) begins.
 
     Args:
         connection: the publisher: any conninfo or URL that libpq takes.
         publications: at least one.
-        slot_name: a permanent slot, made if it does not exist and ``options.create_slot`` is set, and kept at the end. None:
-            ``options.slot_name``, and if that is None too, a temporary slot: the transactions from now on, and nothing kept.
+        slot_name: a permanent slot. It is created if it does not exist and ``options.create_slot`` is set, and kept at the end. None:
+            ``options.slot_name``, and if that is None too, a temporary slot: transactions from now on, and nothing is kept.
         options: of CREATE SUBSCRIPTION, as far as they concern the stream: ``binary``, ``streaming``, ``two_phase``, ``origin``,
             ``create_slot``, ``failover``.
         settings: of the receiver.
-        start_lsn: go on from here instead of from the slot's position; an error if the slot has already moved past it.
-        until_lsn: end the iteration once everything committed up to here was given, and nothing beyond.
+        start_lsn: start here instead of at the slot's position; an error if the slot has already moved past it.
+        until_lsn: end the iteration after everything that was committed up to here.
         until_caught_up: end it where the publisher's WAL ended when the stream was opened.
-        messages: give logical messages too: those inside a transaction as its changes, others as :class:`ReceivedMessage`.
+        messages: give logical messages too: those of a transaction as its changes, others as :class:`ReceivedMessage`.
 
     Raises:
         ConfigurationError: no publication, or both ends given.

@@ -320,7 +320,7 @@ PYTHON: dict[tuple[str, str], Callable[[Block, Place], Awaitable[None] | None]] 
     ("docs/howto/library.md", "asyncio.run(main())"): keep_a_replica,
     ("docs/howto/library.md", "def added("): decide_columns,
     ("docs/howto/library.md", "def manage("): manage,
-    ("docs/howto/library.md", "def audit("): audit,
+    ("docs/howto/transactions.md", "def audit("): audit,
     ("docs/howto/own-connection.md", "def follow("): define,
     ("docs/howto/own-sink.md", "def test_compliance("): comply,
     ("docs/howto/lake-read.md", "import cut_of, read"): read_a_lake,
