@@ -58,8 +58,6 @@ def _lines(status: SubscriptionStatus) -> list[str]:
         lines.append("  counters      " + ", ".join(f"{name} {count}" for name, count in counted.items()))
     if definition.skip_lsn != INVALID_LSN:
         lines.append(f"  will skip     {definition.skip_lsn}")
-    if definition.problem is not None:
-        lines.append(f"  problem       {definition.problem} (hint: {definition.remedy})")
     if status.publisher_error:
         lines.append(f"  publisher     {status.publisher_error}")
     if found.last_error and status.state is not State.CREATING:

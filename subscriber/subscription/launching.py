@@ -170,7 +170,7 @@ class Launcher:
         for name in sorted(self._names):
             if name not in found:
                 raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber create makes one")
-            if found[name].made and found[name].conninfo is None and found[name].problem is None:
+            if found[name].made and found[name].conninfo is None:
                 raise ConfigurationError(
                     f'subscription "{name}" is defined by its command line, not in the target\'s catalog',
                     hint=f'run it by "subscriber run --connection ... --publication ... --target ... --name {name}";'
@@ -197,7 +197,7 @@ class Launcher:
         for oid, worker in list(self._workers.items()):
             if worker.done:
                 del self._workers[oid]
-            elif oid not in wanted or wanted[oid].problem is not None or _essence(wanted[oid]) != _essence(worker.definition):
+            elif oid not in wanted or _essence(wanted[oid]) != _essence(worker.definition):
                 worker.stop()
         for oid, definition in wanted.items():
             if oid not in self._workers:
@@ -216,7 +216,7 @@ class Launcher:
     def _tell_idle(self, defined: Sequence[Definition]) -> None:
         """Say once that there is nothing to run, and why."""
         found = [each for each in defined if each.conninfo is not None and (not self._names or each.name in self._names)]
-        if self._said_idle or any(each.enabled or each.problem is not None for each in found):
+        if self._said_idle or any(each.enabled for each in found):
             return
         self._said_idle = True
         if found:
@@ -236,8 +236,6 @@ class Launcher:
         if self._refused.get(definition.oid) == definition:
             return
         try:
-            if definition.problem is not None:
-                raise ConfigurationError(definition.problem, hint=definition.remedy)
             subscription = self._make(definition)
         except ConfigurationError as error:
             # somebody wrote into the catalog by hand: that is no reason to end the others

@@ -37,8 +37,6 @@ class State(StrEnum):
     CATCHING_UP = WorkerState.CATCHING_UP.value
     RUNNING = WorkerState.RUNNING.value
     RETRYING = WorkerState.RETRYING.value
-    BROKEN = "broken"
-    """Its rows in the catalog cannot be understood."""
 
     @property
     def words(self) -> str:
@@ -122,8 +120,6 @@ async def _status(observation: Observation) -> SubscriptionStatus:
 
 def _state(observation: Observation) -> State:
     definition, worker = observation.definition, observation.worker
-    if definition.problem is not None:
-        return State.BROKEN
     if not definition.made:
         return State.CREATING
     details = observation.details

@@ -53,7 +53,6 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
             "confirmed_flush_lsn": _lsn(slot.confirmed_flush_lsn),
             "retained_wal_bytes": slot.retained_bytes,
         },
-        "problem": _text(definition.problem),
         "publisher_error": _text(status.publisher_error),
         "last_error": _text(found.last_error),
         "last_error_time": _time(found.last_error_time),

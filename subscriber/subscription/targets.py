@@ -110,7 +110,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
         return await observe_lake(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
-            from subscriber.sinks.sqlalchemy.observing import observe as observe_other  # noqa: PLC0415 -- as above
+            from subscriber.sinks.sqlalchemy.subscriptions import observe as observe_other  # noqa: PLC0415 -- as above
 
             return await observe_other(target)
     with _postgres():

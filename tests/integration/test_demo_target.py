@@ -7,7 +7,9 @@ import pytest
 
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetUnavailable
-from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription
+from subscriber.sinks.postgres.catalog import ensure_catalog
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.subscriptions import own_subscription
 from subscriber.testing.demo_target import forget_subscription, inspect_database
 from tests.database import Database
 
@@ -17,7 +19,7 @@ async def subscribe(target: Database, name: str) -> int:
     connection = await asyncpg.connect(target.dsn)
     try:
         await ensure_catalog(connection)
-        oid = await ensure_subscription(connection, name, SubscriptionOptions(), known=False)
+        oid = await own_subscription(CatalogReader(connection), name, SubscriptionOptions(), known=False)
     finally:
         await connection.close()
     target.execute(f"INSERT INTO subscriber.\"position\" VALUES ({oid}, 0, 'slot', '1', 1, '0/1')")

@@ -401,7 +401,7 @@ async def test_one_bad_row_of_the_catalog_is_no_reason_to_end_the_others(publish
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
     good = await create(publisher18_db, target_db, f"good_{publisher18_db.name}", "more")
     bad = await create(publisher18_db, target_db, f"bad_{publisher18_db.name}")
-    target_db.execute(f"UPDATE subscriber.pg_subscription SET subpublications = '{{NULL}}' WHERE subname = '{bad}'")
+    target_db.execute(f"UPDATE subscriber.pg_subscription SET subpublications = '{{}}' WHERE subname = '{bad}'")
     async with launched(target_db):
         assert await same(publisher18_db, target_db, good, "SELECT id, v FROM u") == [(1, "u")]
         stats = "subscriber.subscription_stats JOIN subscriber.pg_subscription s ON s.oid = subid"

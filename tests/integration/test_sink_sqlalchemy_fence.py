@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from subscriber.abc import CopyFormat, Position, TableEntry, TableState
+from subscriber.catalog.store import writer_key
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
+from subscriber.sinks.sqlalchemy.locks import Locks
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
@@ -36,7 +37,7 @@ async def _lose_lock(sink: object) -> None:
     assert isinstance(sink, SqlAlchemySink)
     opened = sink._opened
     assert opened is not None
-    await opened.locks.release(writer_key(opened.rows.oid))
+    await opened.locks.release(writer_key(opened.fence.oid))
 
 
 async def test_a_writer_that_lost_its_lock(target: ComplianceTarget) -> None:
@@ -112,7 +113,7 @@ async def _release_only(sink: SqlAlchemySink) -> None:
     """Give the lock back past the session, which is in the middle of a transaction."""
     opened = sink._opened
     assert opened is not None
-    key = writer_key(opened.rows.oid)
+    key = writer_key(opened.fence.oid)
     match sink._database.dialect_name:
         case "postgresql":
             from subscriber.sinks.sqlalchemy.locks import _number

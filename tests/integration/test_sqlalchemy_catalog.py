@@ -13,15 +13,17 @@ import pytest
 
 from subscriber import ConfigurationError, Lsn, SubscriptionInUse, SubscriptionOptions, TableName, TableState, TargetError
 from subscriber.abc import TwoPhaseState, WorkerActivity
-from subscriber.catalog import Definition
+from subscriber.catalog import Definition, subscriptions
+from subscriber.catalog.model import pg_subscription
+from subscriber.catalog.statistics import Reporter
+from subscriber.catalog.store import writer_key
 from subscriber.config import BOOLEAN, STORED, Option
 from subscriber.config.reading import choice
-from subscriber.sinks.sqlalchemy import engine, entries, subscriptions
+from subscriber.sinks.sqlalchemy import catalog as sqlalchemy_catalog
+from subscriber.sinks.sqlalchemy import engine
 from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.locks import Locks, writer_key
-from subscriber.sinks.sqlalchemy.observing import observe
-from subscriber.sinks.sqlalchemy.reporter import Reporter
-from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog
+from subscriber.sinks.sqlalchemy.locks import Locks
+from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog, observe
 from subscriber.sinks.sqlalchemy.tables import VERSION, catalog_tables
 from tests.integration.sqlalchemy_targets import OtherTarget
 
@@ -163,11 +165,11 @@ class Counted:
 async def test_what_workers_report_is_observed_while_they_live(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     async with catalog.create(defined("mine")) as made:
         pass
-    tables = catalog._tables
-    async with catalog._database.writing() as connection:
+    database = catalog.store.database
+    async with database.writing() as connection:
         for relid, name, state in ((20000, "ready", "r"), (20001, "copying", "d")):
             await connection.execute(
-                tables.pg_subscription_rel.insert().values(
+                database.tables.pg_subscription_rel.insert().values(
                     srsubid=made.oid, srrelid=relid, srnspname="public", srrelname=name, srsubstate=state, srsublsn=Lsn(5)
                 )
             )
@@ -177,7 +179,7 @@ async def test_what_workers_report_is_observed_while_they_live(catalog: SqlAlche
     copying = WorkerActivity(table=TableName("public", "copying"), copied_rows=11, estimated_rows=12)
     dropped = WorkerActivity(table=TableName("public", "gone"))
     tally = Counted(confl_insert_exists=2, apply_error_count=1)
-    reporter = Reporter(catalog._database, made.oid, tally)
+    reporter = Reporter(catalog.store.transaction, catalog.store.now, made.oid, tally)
     await reporter.report([apply, copying, dropped], None)
     await reporter.report([apply, copying, dropped], "it failed")
     tally.counters["confl_insert_exists"] += 3
@@ -187,7 +189,7 @@ async def test_what_workers_report_is_observed_while_they_live(catalog: SqlAlche
     assert (seen.counters["confl_insert_exists"], seen.counters["apply_error_count"]) == (5, 1)
     assert seen.last_error == "it failed"
     assert seen.last_error_time is not None
-    locks = Locks(catalog._database)
+    locks = Locks(database)
     try:
         await locks.take(writer_key(made.oid), "it")
         (seen,) = await observe(other_target.url)
@@ -203,7 +205,7 @@ async def test_what_workers_report_is_observed_while_they_live(catalog: SqlAlche
 
 async def test_nothing_stays_of_one_that_is_removed(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     async with catalog.create(defined("mine")) as made, catalog.create(defined("other's")) as others:
-        await Reporter(catalog._database, made.oid, Counted()).report([WorkerActivity()], None)
+        await Reporter(catalog.store.transaction, catalog.store.now, made.oid, Counted()).report([WorkerActivity()], None)
         await catalog.note_error(others.oid, "some error")
         assert list(await catalog.remove(made.oid)) == []
         for table, column in (("pg_subscription", "oid"), ("fence", "srsubid"), ("worker", "subid"), ("subscription_stats", "subid")):
@@ -238,8 +240,10 @@ async def test_catalog_takes_a_new_parameter(other_target: OtherTarget, monkeypa
     await catalog.close()
     hue = Option(default="green", type=choice("red", "green"), help="", column="subhue", catalog_version=VERSION + 1)
     bright = Option(default=True, type=BOOLEAN, help="", column="subbright", catalog_version=VERSION + 1)
-    monkeypatch.setattr(entries, "VERSION", VERSION + 1)
-    monkeypatch.setattr(engine, "catalog_tables", partial(catalog_tables, options=[*STORED.values(), hue, bright]))
+    subscription = pg_subscription([*STORED.values(), hue, bright])
+    monkeypatch.setattr(sqlalchemy_catalog, "VERSION", VERSION + 1)
+    monkeypatch.setattr(sqlalchemy_catalog, "PG_SUBSCRIPTION", subscription)
+    monkeypatch.setattr(engine, "catalog_tables", partial(catalog_tables, subscription=subscription))
     catalog = await SqlAlchemyCatalog.open(other_target.url, "test")
     async with catalog.create(defined("behind")):
         assert [found.name for found in await catalog.subscriptions()] == ["before", "behind"]

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
 
+from subscriber.catalog.model import pg_subscription
 from subscriber.cli.options import add_parameters_argument
 from subscriber.config import PARAMETERS, SETTINGS, STORED, Option, Settings, SubscriptionOptions, declared, reference
 from subscriber.config.option import option
@@ -62,8 +63,8 @@ def test_postgres_catalog() -> None:
 
 
 def test_sqlalchemy_catalog() -> None:
-    tables = catalog_tables("sqlite", [*STORED.values(), *NEW])
-    ddl = str(CreateTable(tables.pg_subscription).compile(dialect=sqlite.dialect()))
+    tables = catalog_tables("sqlite", pg_subscription([*STORED.values(), *NEW]))
+    ddl = str(CreateTable(tables.by_name["pg_subscription"]).compile(dialect=sqlite.dialect()))
     assert "subhue VARCHAR(20) DEFAULT 'green' NOT NULL" in ddl
     assert "subpatience BIGINT DEFAULT 7 NOT NULL" in ddl
 

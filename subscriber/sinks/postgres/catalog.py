@@ -1,6 +1,7 @@
 """The catalog that this sink keeps in the target database: schema ``subscriber``.
 
-Its tables and columns bear the names of PostgreSQL's own where they hold the same thing:
+Its tables and columns have the names of PostgreSQL's own where they hold the same thing. What they share with the catalogs in other kinds
+of targets is in :mod:`subscriber.catalog.model`.
 
 ``pg_subscription``
     one row a subscription of ours. Its oid is drawn from the cluster's own counter, so that the gids
@@ -16,7 +17,7 @@ Its tables and columns bear the names of PostgreSQL's own where they hold the sa
 ``copy_part``
     transaction id of each committed part of a copy that is under way: how to find its rows if they must be undone.
 ``worker``
-    what the workers of a process tell of themselves, each about once a second; unlogged, and of worth only while the worker's lock is held.
+    what the workers of a process report of themselves, each about once a second; unlogged. It counts only while the worker's lock is held.
 ``subscription_stats``
     counters, and the last error.
 ``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
@@ -38,20 +39,17 @@ from typing import Any, Final
 
 import asyncpg
 
-from subscriber.config import STORED, Option, SubscriptionOptions
-from subscriber.errors import ConfigurationError, RelationError, SubscriptionChanged
-from subscriber.sinks.postgres.errors import translated
-from subscriber.sinks.postgres.integrity import broken_catalog, catalog_version
-from subscriber.sinks.postgres.locks import CATALOG_KEY
+from subscriber.catalog.store import CATALOG_KEY
+from subscriber.config import STORED, Option
+from subscriber.errors import RelationError, TargetError
+from subscriber.sinks.postgres.errors import CATALOG_HINT, translated
+from subscriber.sinks.postgres.locks import lock_number
 
 __all__ = [
     "VERSION",
     "catalog_step",
+    "catalog_version",
     "ensure_catalog",
-    "ensure_subscription",
-    "insert_subscription",
-    "option_cast",
-    "require_name",
 ]
 
 _STEPS: Final[Mapping[int, str]] = {
@@ -190,45 +188,27 @@ VERSION: Final = max(*_STEPS, *(each.catalog_version for each in STORED.values()
 
 _SQL_TYPES: Final[Mapping[type, str]] = {bool: "boolean", int: "integer", float: "float8", str: "text"}
 
-_INSERT: Final = """
-INSERT INTO subscriber.pg_subscription (oid, subname, subdbid, subowner)
-SELECT $1, $2, d.oid, r.oid FROM pg_catalog.pg_database d, pg_catalog.pg_roles r
-WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user
-"""
-
-
-def option_cast(option: Option) -> str:
-    """What casts a parameter of a statement to the type of an option's column."""
-    return 'text::"char"' if option.codes else _SQL_TYPES[type(option.default)]
-
-
-_SHOWN: Final = ", ".join([*(each.column for each in STORED.values()), "subowner"])
-_VALUES: Final = ", ".join(
-    [
-        *(f"${number}::{option_cast(each)}" for number, each in enumerate(STORED.values(), 2)),
-        "(SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)",
-    ]
+# from the catalogs themselves, not to_regclass: while a session waits for an advisory lock, its cache does not learn what another one made
+_FOUND: Final = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'subscriber' AND c.relname = 'version'
 )
-_SHOW_OPTIONS: Final = f"""
-UPDATE subscriber.pg_subscription SET ({_SHOWN}) = ROW ({_VALUES})
-WHERE oid = $1 AND subconninfo IS NULL AND ({_SHOWN}) IS DISTINCT FROM ({_VALUES})
-"""  # noqa: S608 (constants)
-
-_NAME_BYTES: Final = 63
+"""
 
 
 async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
     """Make the catalog or bring it to this version, in one transaction; two processes may do so at once.
 
     Raises:
-        TargetError: no privilege, a read-only server, a catalog that is broken or of a later version of this program.
+        TargetError: no privilege, a read-only server, or a catalog of a later version of this program.
     """
-    if await catalog_version(connection, VERSION) == VERSION:
+    if await catalog_version(connection) == VERSION:
         return
     with translated():
         async with connection.transaction():
-            await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", CATALOG_KEY)
-            version = await catalog_version(connection, VERSION)
+            await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", lock_number(CATALOG_KEY))
+            version = await catalog_version(connection)
             if version is None:
                 if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
                     await connection.execute("CREATE SCHEMA subscriber")
@@ -248,8 +228,9 @@ def catalog_step(version: int, options: Iterable[Option] = tuple(STORED.values()
 def _add_column(option: Option) -> str:
     default = option.stored(option.default)
     words = ", ".join(f"'{word}'" for word in option.stored_words)
+    sql_type = '"char"' if option.codes else _SQL_TYPES[type(option.default)]
     return f"""
-    ALTER TABLE subscriber.pg_subscription ADD {option.column} {option_cast(option).removeprefix("text::")} NOT NULL DEFAULT '{default}'
+    ALTER TABLE subscriber.pg_subscription ADD {option.column} {sql_type} NOT NULL DEFAULT '{default}'
         {f"CHECK ({option.column} IN ({words}))" if option.codes else ""};
     GRANT SELECT ({option.column}) ON subscriber.pg_subscription TO PUBLIC;
     """
@@ -260,57 +241,24 @@ async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
         with translated():
             await connection.execute(step)
     except RelationError as error:
-        raise broken_catalog(f'schema "subscriber" of the target cannot be taken to version {VERSION}: {error}') from None
+        raise TargetError(f'schema "subscriber" of the target cannot be taken to version {VERSION}: {error}', hint=CATALOG_HINT) from None
 
 
-def require_name(name: str) -> None:
-    """Refuse a subscription name that PostgreSQL would cut off.
-
-    Raises:
-        ConfigurationError: it is empty, too long, or holds a null character.
-    """
-    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
-        shown = name.replace("\0", "?")
-        raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
-
-
-async def ensure_subscription(connection: asyncpg.Connection[Any], name: str, options: SubscriptionOptions, *, known: bool) -> int:
-    """Find the subscription's entry, or make it; return its oid.
-
-    An entry that its command line defines shows the parameters of the latest one.
-
-    Args:
-        connection: with the target.
-        name: of the subscription.
-        options: of whoever runs it.
-        known: it was there, and is not made again: nobody would run the new one, and its name would be taken.
+async def catalog_version(connection: asyncpg.Connection[Any]) -> int | None:
+    """Which of the versions from 1 to :data:`VERSION` the catalog has; None: there is none.
 
     Raises:
-        SubscriptionChanged: it was known, and is gone.
-        TargetError: no privilege.
+        TargetError: it is of a later version, or broken; or no privilege to look.
     """
-    find = "SELECT oid FROM subscriber.pg_subscription WHERE subname = $1"
     with translated():
-        oid = await connection.fetchval(find, name)
-        if oid is None:
-            if known:
-                raise SubscriptionChanged(
-                    f'subscription "{name}" was dropped or renamed just now', hint="subscriber status lists the subscriptions that exist"
-                )
-            async with connection.transaction():
-                await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", CATALOG_KEY)
-                oid = await connection.fetchval(find, name)
-                if oid is None:
-                    oid = await insert_subscription(connection, name)
-        await connection.execute(_SHOW_OPTIONS, oid, *(each.stored(getattr(options, name)) for name, each in STORED.items()))
-    return int(oid)
-
-
-async def insert_subscription(connection: asyncpg.Connection[Any], name: str) -> int:
-    """Make a subscription's entry, in the transaction that is open and holds the catalog's lock; return its oid."""
-    # a large object is what SQL lets one draw an oid of the cluster's counter with
-    oid = int(await connection.fetchval("SELECT pg_catalog.lo_create(0)"))
-    await connection.execute("SELECT pg_catalog.lo_unlink($1)", oid)
-    await connection.execute(_INSERT, oid, name)
-    await connection.execute("INSERT INTO subscriber.subscription_stats (subid) VALUES ($1)", oid)
-    return oid
+        if not await connection.fetchval(_FOUND):
+            return None
+        version: int | None = await connection.fetchval("SELECT max(version) FROM subscriber.version")
+    if version is None:
+        raise TargetError('table "subscriber.version" of the target is empty', hint=CATALOG_HINT)
+    if version > VERSION:
+        raise TargetError(
+            f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}',
+            hint="use the version of pg-subscriber that made it, or a later one",
+        )
+    return version

@@ -12,9 +12,8 @@ from typing import Final, Literal
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError
-from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.catalog import catalog_version
 from subscriber.sinks.postgres.errors import CATALOG_HINT
-from subscriber.sinks.postgres.integrity import catalog_version
 from subscriber.sinks.postgres.origin import Run, asyncpg_run, grant, limit_setting, may_use_origins
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, described_relation, map_relation, missing_table
@@ -75,10 +74,10 @@ async def subscription_exists(target: Target, name: str) -> bool:
     """Whether the catalog has a subscription of this name; False without a catalog.
 
     Raises:
-        TargetUnavailable, TargetError: no connection, no privilege to look, or a catalog that is broken or of a later version.
+        TargetUnavailable, TargetError: no connection, no privilege to look, or or a catalog of a later version.
     """
     async with _reader(target) as reader:
-        if await catalog_version(reader.connection, VERSION) is None:
+        if await catalog_version(reader.connection) is None:
             return False
         return bool(await reader.fetch("SELECT FROM subscriber.pg_subscription WHERE subname = $1::text::name", name))
 
@@ -161,7 +160,7 @@ async def _may_set_replica(reader: CatalogReader, version: int) -> bool:
 
 async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: bool, role: str) -> list[Finding]:
     try:
-        version = await catalog_version(reader.connection, VERSION)
+        version = await catalog_version(reader.connection)
     except TargetError as error:
         if error.sqlstate == _NO_PRIVILEGE:
             return [Finding("error", f'role "{role}" cannot use schema "subscriber" of the target: {error}', "use the role that made it")]

@@ -36,20 +36,19 @@ import logging
 from collections.abc import Collection
 from typing import Final, Protocol
 
+from subscriber.catalog.store import writer_key
 from subscriber.errors import SubscriptionInUse
 from subscriber.waits import LastingWait
 
 __all__ = [
-    "CATALOG_KEY",
     "HOLDERS",
-    "LAUNCHER_KEY",
     "Fetch",
     "copying_key",
+    "lock_number",
     "parallel_key",
     "table_key",
     "take",
-    "verb_key",
-    "writer_key",
+    "writer_number",
 ]
 
 _log = logging.getLogger(__name__)
@@ -89,17 +88,14 @@ def _key(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-CATALOG_KEY: Final = _key("catalog")
-"""Held while the catalog is made or migrated, and while a subscription's entry is made."""
+def lock_number(key: str) -> int:
+    """The number of a lock that :mod:`subscriber.catalog.store` names."""
+    return _key(*key.split("-"))
 
 
-LAUNCHER_KEY: Final = _key("launcher")
-"""Of the target's one launcher."""
-
-
-def writer_key(oid: int) -> int:
+def writer_number(oid: int) -> int:
     """Of the subscription's one writer."""
-    return _key("writer", oid)
+    return lock_number(writer_key(oid))
 
 
 def parallel_key(oid: int) -> int:
@@ -110,11 +106,6 @@ def parallel_key(oid: int) -> int:
 def table_key(oid: int, relid: int) -> int:
     """Of the one synchronization of a table."""
     return _key("table", oid, relid)
-
-
-def verb_key(oid: int) -> int:
-    """Of a verb at work on the subscription."""
-    return _key("verb", oid)
 
 
 def copying_key(oid: int, relid: int) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import asyncpg
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.postgres.errors import translated
+from subscriber.sinks.postgres.rows import Execute
 
 __all__ = ["CatalogReader"]
 
@@ -48,6 +50,30 @@ class CatalogReader:
                 # asyncpg may hold it for usable still
                 self.connection.terminate()
                 raise
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Execute]:
+        """A transaction for several queries; no other query of the session comes between them.
+
+        Raises:
+            TargetUnavailable: the connection was lost.
+            TargetError: the server refused something.
+        """
+        async with self._turn:
+            if self.connection.is_closed():
+                raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
+            try:
+                with translated():
+                    async with self.connection.transaction():
+                        yield self._execute
+            except TargetUnavailable:
+                # asyncpg may hold it for usable still
+                self.connection.terminate()
+                raise
+
+    async def _execute(self, query: str, /, *args: object) -> Sequence[Sequence[Any]]:
+        with translated():
+            return [tuple(row.values()) for row in await self.connection.fetch(query, *args)]
 
     async def ping(self, seconds: float) -> None:
         """See that the session is alive.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from subscriber.abc import (
@@ -27,26 +27,28 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.catalog import claimed_elsewhere
+from subscriber.catalog.definition import require_name
+from subscriber.catalog.subscriptions import require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.catalog import ensure_catalog, ensure_subscription, require_name
+from subscriber.sinks.postgres.catalog import ensure_catalog
 from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
 from subscriber.sinks.postgres.durability import Durability
 from subscriber.sinks.postgres.groups import PostgresTableGroup
-from subscriber.sinks.postgres.locks import HOLDERS, table_key, take, verb_key, writer_key
+from subscriber.sinks.postgres.locks import table_key, take, writer_number
 from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
 from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
 from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.reporter import Reporter
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg
-from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.sinks.postgres.state import SessionRows
+from subscriber.sinks.postgres.store import PostgresReporter, PostgresStore
+from subscriber.sinks.postgres.subscriptions import own_subscription
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
 from subscriber.sinks.postgres.twophase import TwoPhase
@@ -88,14 +90,20 @@ class _Open:
         self.parallel = parallel
         self.oid = state.oid
         self.name = state.name
-        self.rows = SubscriptionRows(session, state.oid)
+        self.rows = SessionRows(session, state.oid)
         self.durability = Durability(reader, on_durable)
         self.has_position = state.position is not None
         position = state.position.lsn if state.position else INVALID_LSN
         relations = RelationMap(reader, as_owner=as_owner, subscription=state.oid)
         self.applier = Applier(session, relations, Owner(state.oid), position=position, tally=tally, committed=self.durability.committed)
         self.two_phase = TwoPhase(session, self.rows, self.applier)
-        self.reporter = Reporter(reader, state.oid, tally)
+        self.reporter = PostgresReporter(PostgresStore(reader), state.oid, tally)
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[SessionRows]:
+        """The subscription's rows in a transaction; on disk when the block is left."""
+        async with self.session.transaction():
+            yield self.rows
 
 
 class PostgresSink:
@@ -172,17 +180,16 @@ class PostgresSink:
         try:
             reader = await self._connect_reader(session, name)
             await ensure_catalog(reader.connection)
-            oid = await ensure_subscription(reader.connection, name, self._options, known=self._known)
-            ended = await take(session.fetch, writer_key(oid), f'subscription "{name}"', lost=self._target.lost())
-            # a verb takes its own lock before it asks for the writer's
-            if not self._defined and await session.fetch(HOLDERS, verb_key(oid), verb_key(oid)):
-                raise claimed_elsewhere(name)
+            oid = await own_subscription(reader, name, self._options, known=self._known)
+            ended = await take(session.fetch, writer_number(oid), f'subscription "{name}"', lost=self._target.lost())
+            if not self._defined:
+                await require_unclaimed(PostgresStore(reader), oid, name)
             await reader.read_owner(oid)
             fence, also_ended = await raise_fence(session, oid)
             await session.carry_origin(self._origins, origin_name(oid))
             if session.origin is not None:
                 await sweep_origins(session.fetch, oid)
-            rows = SubscriptionRows(session, oid)
+            rows = SessionRows(session, oid)
             state = await rows.subscription()
             if state.position is not None and (ended or also_ended or not session.commits_are_durable):
                 # an earlier process may have committed it without waiting for the disk; what is returned will be acknowledged
@@ -221,12 +228,8 @@ class PostgresSink:
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
         """Note the slot's name and what it is for; None: it was not created after all."""
-        await self._open.rows.update_subscription(
-            'subslotname = %s, subpublications = %s::text[], subtwophasestate = %s::text::"char"',
-            slot_name,
-            list(publications),
-            two_phase.value,
-        )
+        async with self._open.changing() as rows:
+            await rows.begin_slot(slot_name, publications, two_phase)
 
     async def slot_names(self) -> frozenset[str]:
         """The slots that stored positions are of."""
@@ -234,17 +237,19 @@ class PostgresSink:
 
     async def set_publications(self, publications: Sequence[str]) -> None:
         """Store the publications subscribed to."""
-        await self._open.rows.update_subscription("subpublications = %s::text[]", list(publications))
+        async with self._open.changing() as rows:
+            await rows.set_publications(publications)
 
     async def refreshed(self) -> None:
         """Forget a pending refresh."""
-        await self._open.rows.update_subscription("subrefresh = NULL")
+        async with self._open.changing() as rows:
+            await rows.refreshed()
 
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
         opened = self._open
-        async with opened.session.transaction():
-            await opened.rows.save_position(0, position)
+        async with opened.changing() as rows:
+            await rows.save_position(0, position)
         opened.has_position = True
         opened.applier.position = position.lsn
 
@@ -267,7 +272,8 @@ class PostgresSink:
 
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         """Store ``subtwophasestate``."""
-        await self._open.rows.update_subscription('subtwophasestate = %s::text::"char"', state.value)
+        async with self._open.changing() as rows:
+            await rows.set_two_phase(state)
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """Nothing is to be known beforehand: the target's types read the values."""
@@ -283,8 +289,16 @@ class PostgresSink:
             await opened.session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s)", key)
         if ended:
             # its COMMIT may have been waiting for a synchronous standby: this one waits for the same
-            await opened.rows.update_subscription("subname = subname")
-        return await opened.rows.tables()
+            async with opened.changing() as changing:
+                await changing.touch()
+        found: dict[TableName, TableEntry] = {}
+        for name, row in await opened.rows.tables():
+            if name is not None:
+                found[name] = row.entry
+            else:
+                async with opened.changing() as rows:
+                    await rows.remove_table(row.relid)
+        return found
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
         """Add a table with its first state.
@@ -297,10 +311,8 @@ class PostgresSink:
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         """Add tables with their first state; the errors of those that do not exist in the target, or are no tables."""
-        rows = self._open.rows
-        found = await rows.find_tables(tables)
-        await rows.add_tables([relid for relid in found.values() if not isinstance(relid, RelationError)], entry)
-        return {table: error for table, error in found.items() if isinstance(error, RelationError)}
+        async with self._open.changing() as rows:
+            return await rows.add_tables(tables, entry)
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table."""
@@ -308,7 +320,8 @@ class PostgresSink:
         # one that was dropped in the target is removed by tables()
         with contextlib.suppress(RelationError):
             relid = await opened.rows.find_table(table)
-            await opened.rows.remove(relid)
+            async with opened.changing() as rows:
+                await rows.remove_table(relid)
             if opened.session.origin is not None:
                 await drop_origins(opened.session.fetch, opened.oid, relid, wait=False)
 
@@ -318,9 +331,9 @@ class PostgresSink:
 
     async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """SYNCDONE to READY, of many tables."""
-        rows = self._open.rows
-        found = await rows.find_tables(list(tables))
-        await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
+        async with self._open.changing() as rows:
+            found = await rows.rows.relids(list(tables))
+            await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
 
     async def apply(self, batch: Batch) -> None:
         """Apply a batch and its end LSN, together. See :meth:`subscriber.abc.Sink.apply`.
@@ -359,8 +372,8 @@ class PostgresSink:
 
     async def clear_skip(self) -> None:
         """Forget the transaction to be skipped; on disk on return."""
-        async with self._open.session.transaction():
-            await self._open.rows.clear_skip()
+        async with self._open.changing() as rows:
+            await rows.clear_skip()
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """See :meth:`subscriber.abc.Sink.report`.

@@ -42,7 +42,7 @@ from subscriber.sinks.postgres.relation import TargetTable, described_relation, 
 from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.session import ApplySession
 from subscriber.sinks.postgres.settings import configure_asyncpg, durable_commit
-from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.sinks.postgres.state import COPY_PART, SessionRows
 from subscriber.sinks.postgres.statements import set_role
 from subscriber.sinks.postgres.table_reader import read_table
 from subscriber.sinks.postgres.target import Target
@@ -118,8 +118,8 @@ class PostgresTableSink:
         return self._session
 
     @property
-    def _rows(self) -> SubscriptionRows:
-        return SubscriptionRows(self._control, self._oid)
+    def _rows(self) -> SessionRows:
+        return SessionRows(self._control, self._oid)
 
     async def begin(self) -> TableEntry:
         """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.abc.TableSink.begin`.
@@ -212,9 +212,7 @@ class PostgresTableSink:
             raise
 
     async def _forget_parts(self) -> None:
-        await self._control.fetch(
-            "DELETE FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid", self._oid, self.relation_id
-        )
+        await self._rows.rows.delete(COPY_PART, {"srsubid": self._oid, "srrelid": self.relation_id})
 
     async def start_copy(self) -> None:
         """Store DATASYNC.

@@ -41,7 +41,7 @@ from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.postgres.apply import Applier
 from subscriber.sinks.postgres.session import ApplySession
-from subscriber.sinks.postgres.state import SubscriptionRows
+from subscriber.sinks.postgres.state import SessionRows
 from subscriber.sinks.tally import ChangeContext, describe
 from subscriber.transaction.model import Transaction
 
@@ -57,7 +57,7 @@ SELECT pg_catalog.pg_replication_origin_xact_setup(
 class TwoPhase:
     """The two-phase messages of one subscription. Each call leaves the position behind its message, on disk."""
 
-    def __init__(self, session: ApplySession, rows: SubscriptionRows, applier: Applier) -> None:
+    def __init__(self, session: ApplySession, rows: SessionRows, applier: Applier) -> None:
         self._session = session
         self._rows = rows
         self._applier = applier

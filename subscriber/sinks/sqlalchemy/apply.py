@@ -42,8 +42,9 @@ from subscriber.sinks.sqlalchemy.changes import TransactionRunner
 from subscriber.sinks.sqlalchemy.engine import Session
 from subscriber.sinks.sqlalchemy.fencing import Fence
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind
+from subscriber.sinks.sqlalchemy.rows import move_position
 from subscriber.sinks.sqlalchemy.schema import add_columns
-from subscriber.sinks.sqlalchemy.state import SubscriptionRows
+from subscriber.sinks.sqlalchemy.tables import CatalogTables
 from subscriber.sinks.tally import Counted, Tally, count
 from subscriber.transaction.model import Transaction
 
@@ -82,7 +83,7 @@ class Applier:
     def __init__(
         self,
         session: Session,
-        rows: SubscriptionRows,
+        tables: CatalogTables,
         fence: Fence,
         relations: RelationMap,
         owner: Owner,
@@ -92,7 +93,7 @@ class Applier:
         committed: Callable[[Lsn], None],
     ) -> None:
         self._session = session
-        self._rows = rows
+        self._tables = tables
         self._fence = fence
         self.relations = relations
         self.owner = owner
@@ -194,7 +195,7 @@ class Applier:
                 await runner.flush()
                 if finish is not None:
                     await finish(connection)
-                await self._rows.move_position(connection, self.owner.relid, self.position, end_lsn)
+                await self._move_position(connection, end_lsn)
             done = True
         finally:
             if not done:
@@ -222,6 +223,9 @@ class Applier:
             await self._fence.hold(connection)
             if finish is not None:
                 await finish(connection)
-            await self._rows.move_position(connection, self.owner.relid, self.position, lsn)
+            await self._move_position(connection, lsn)
         self.position = lsn
         self._committed(lsn)
+
+    async def _move_position(self, connection: AsyncConnection, lsn: Lsn) -> None:
+        await move_position(connection, self._tables, self.owner.oid, self.owner.relid, before=self.position, lsn=lsn)

@@ -1,116 +1,110 @@
-"""A subscription's definition as its row of ``pg_subscription``, both ways."""
+"""How the catalog is made, and taken forward to this version.
+
+Databases like MariaDB commit each CREATE TABLE by itself. So the tables are made one by one, each if it is missing, and the row of
+``version`` comes last: with that row the catalog is complete; without it the next process makes what is missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import secrets
 
-from subscriber.abc import TwoPhaseState
-from subscriber.catalog import Definition
-from subscriber.config import STORED, SubscriptionOptions
-from subscriber.errors import ConfigurationError, TargetError
-from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.catalog_types import Unknown
-from subscriber.sinks.sqlalchemy.integrity import understood_row, unknown_value
-from subscriber.sinks.sqlalchemy.tables import CatalogTables
+from sqlalchemy import Table, insert, inspect, select, text, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.schema import CreateColumn, CreateSchema, CreateTable, DropTable
 
-__all__ = ["definition", "option_values", "require_name", "row_values"]
+from subscriber.catalog.model import PG_SUBSCRIPTION
+from subscriber.catalog.store import CATALOG_KEY
+from subscriber.errors import TargetError
+from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.locks import Locks
+from subscriber.sinks.sqlalchemy.tables import FIRST_OID, VERSION, CatalogTables
 
-_COLUMNS: Final[Mapping[str, str]] = {
-    "name": "subname",
-    "enabled": "subenabled",
-    "conninfo": "subconninfo",
-    "slot_name": "subslotname",
-    "publications": "subpublications",
-    "two_phase": "subtwophasestate",
-    "skip_lsn": "subskiplsn",
-    "made": "submade",
-    "pending_refresh": "subrefresh",
-    **{name: each.column for name, each in STORED.items()},
-}
-_NAME_BYTES: Final = 63
-
-# column -> values that it can have, that of a row which cannot be understood first
-_WORDS: Final[Mapping[str, Sequence[str]]] = {
-    **{each.column: each.stored_words for each in STORED.values() if each.type.words},
-    "subtwophasestate": ("d", "p", "e"),
-}
+__all__ = ["ensure_catalog", "read_version", "require_version"]
 
 
-def require_name(name: str) -> None:
-    """Refuse a subscription name that PostgreSQL's own catalog could not hold: status and tools shall show the same everywhere.
+async def ensure_catalog(database: Database) -> None:
+    """Make the catalog, or see that it is this version's. Two processes may do so at once.
 
     Raises:
-        ConfigurationError: it is empty, too long, or holds a null character.
+        TargetUnavailable: the target cannot be reached.
+        TargetError: no privilege, a read-only target, or a catalog of a later version of this program.
     """
-    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
-        shown = name.replace("\0", "?")
-        raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
+    async with database.reading() as connection:
+        if await read_version(connection, database.tables) == VERSION:
+            return
+    locks = Locks(database)
+    try:
+        await locks.take(CATALOG_KEY, "the catalog of the target")
+        async with database.writing() as connection:
+            await _make(connection, database.tables)
+    finally:
+        await locks.close()
 
 
-def row_values(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """New values of a definition's attributes, or of its options', by name → values of columns."""
-    return {_COLUMNS[name]: _value(name, value) for name, value in changes.items()}
+async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
+    version = await read_version(connection, tables)
+    if version == VERSION:
+        return
+    if version is not None:
+        if version == 1:
+            # what workers report does not have to be kept
+            await connection.execute(DropTable(tables.worker, if_exists=True))
+            await connection.execute(CreateTable(tables.worker))
+        table = tables.by_name[PG_SUBSCRIPTION.name]
+        for column in PG_SUBSCRIPTION.columns.values():
+            # versions 1 and 2 have the same columns
+            if column.version > max(version, 2):
+                name = connection.dialect.identifier_preparer.format_table(table)
+                added = CreateColumn(table.c[column.name]).compile(dialect=connection.dialect)
+                await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
+        await connection.execute(update(tables.version).values(version=VERSION))
+        return
+    if tables.schema is not None:
+        await connection.execute(CreateSchema(tables.schema, if_not_exists=True))
+    for table in tables.metadata.sorted_tables:
+        # looked for first: IF NOT EXISTS is a warning on MariaDB
+        if not await connection.run_sync(_has, table):
+            await connection.execute(CreateTable(table, if_not_exists=True))
+    identifier = str(secrets.randbits(63))
+    await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
 
 
-def option_values(options: SubscriptionOptions) -> dict[str, Any]:
-    """The columns that show a subscription's parameters."""
-    return row_values({name: getattr(options, name) for name in STORED})
+async def read_version(connection: AsyncConnection, tables: CatalogTables) -> int | None:
+    """The catalog's version, or None if there is none, or an unfinished one.
 
-
-def _value(name: str, value: Any) -> Any:
-    if name in STORED:
-        return STORED[name].stored(value)
-    match name:
-        case "two_phase":
-            return TwoPhaseState(value).value
-        case "publications":
-            return tuple(value)
-        case _:
-            return value
-
-
-def definition(tables: CatalogTables, given: Mapping[str, Any], position: Lsn | Unknown | None, *, claimed: bool) -> Definition:
-    """The other way. A row that a hand made senseless is a definition with a problem.
-
-    Args:
-        tables: of the catalog.
-        given: row of ``pg_subscription``, by column.
-        position: up to where the target has everything.
-        claimed: whether a verb is at work on it.
+    Raises:
+        TargetError: it is of a later version of this program.
     """
-    row, known_position, error = _understood(tables, given, position)
-    two_phase = TwoPhaseState(row["subtwophasestate"])
-    values = {name: each.loaded(row[each.column]) for name, each in STORED.items()}
-    return Definition(
-        oid=row["oid"],
-        name=row["subname"],
-        enabled=row["subenabled"],
-        conninfo=row["subconninfo"],
-        slot_name=row["subslotname"],
-        publications=row["subpublications"],
-        options=SubscriptionOptions(two_phase=two_phase is not TwoPhaseState.DISABLED, **values),
-        two_phase=two_phase,
-        skip_lsn=row["subskiplsn"],
-        position=known_position,
-        made=row["submade"],
-        generation=row["subgeneration"],
-        pending_refresh=row["subrefresh"],
-        claimed=claimed,
-        problem=None if error is None else str(error),
-        remedy=None if error is None else error.hint,
-    )
+    if not await connection.run_sync(lambda sync: _has(sync, tables.version)):
+        return None
+    version: int | None = (await connection.execute(select(tables.version.c.version))).scalar()
+    if version is not None and version > VERSION:
+        raise TargetError(
+            f"the catalog in the target has version {version}, this program knows versions up to {VERSION}",
+            hint="use the version of pg-subscriber that made it, or a later one",
+        )
+    return version
 
 
-def _understood(
-    tables: CatalogTables, given: Mapping[str, Any], position: Lsn | Unknown | None
-) -> tuple[dict[str, Any], Lsn | None, TargetError | None]:
-    """Row and position with a default for each value that is not known, and the first of those as an error."""
-    table = tables.pg_subscription
-    row, error = understood_row(table, given)
-    for column, words in _WORDS.items():
-        if row[column] not in words:
-            error = error or unknown_value(table, column, row[column], sorted(words))
-            row[column] = words[0]
-    found, unknown = understood_row(tables.position, {"remote_lsn": position})
-    return row, None if unknown else found["remote_lsn"], error or unknown
+async def require_version(connection: AsyncConnection, tables: CatalogTables) -> bool:
+    """See that the catalog has this version, for those that only look; False: there is none.
+
+    Raises:
+        TargetError: it has another version.
+    """
+    if not await connection.run_sync(_has, tables.version):
+        return False
+    version = await read_version(connection, tables)
+    if version is None:
+        raise TargetError(f'table "{tables.version.name}" of the target is empty', hint="restore it from a backup")
+    if version < VERSION:
+        raise TargetError(
+            f"the catalog in the target has version {version}, this program knows version {VERSION}",
+            hint="run or alter a subscription with this program once, which takes it forward",
+        )
+    return True
+
+
+def _has(connection: Connection, table: Table) -> bool:
+    return inspect(connection).has_table(table.name, schema=table.schema)

@@ -12,10 +12,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from subscriber.abc import Finding, PublishedTable, Query
+from subscriber.catalog.subscriptions import find_subscription
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError
+from subscriber.sinks.sqlalchemy.catalog import read_version
 from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.entries import find_subscription, read_version
+from subscriber.sinks.sqlalchemy.rows import SqlAlchemyRows
 from subscriber.sinks.sqlalchemy.schema import check
 
 __all__ = ["check_target", "querying", "subscription_exists"]
@@ -36,7 +38,7 @@ async def subscription_exists(database: Database, name: str) -> bool:
     async with database.reading() as connection:
         if await read_version(connection, database.tables) is None:
             return False
-        return await find_subscription(connection, database.tables, name) is not None
+        return await find_subscription(SqlAlchemyRows(connection, database.tables), name) is not None
 
 
 async def check_target(

@@ -25,7 +25,6 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.sqlalchemy.integrity import known_value
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
 
 __all__ = ["Fence"]
@@ -62,8 +61,7 @@ class Fence:
         moved = await connection.execute(update(fence).where(fence.c.srsubid == self.oid).values(token=fence.c.token + 1))
         if moved.rowcount == 0:
             raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now; start again")
-        found = (await connection.execute(select(fence.c.token).where(fence.c.srsubid == self.oid))).scalar_one()
-        self._raising = known_value(fence, "token", found)
+        self._raising: int = (await connection.execute(select(fence.c.token).where(fence.c.srsubid == self.oid))).scalar_one()
 
     def raised(self) -> None:
         """It is committed: from now on the new token counts."""

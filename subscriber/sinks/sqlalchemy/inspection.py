@@ -15,10 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable, DropSchema, DropTable
 
 from subscriber.abc import TableName
+from subscriber.catalog.subscriptions import find_subscription, remove_rows
 from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.entries import find_subscription
 from subscriber.sinks.sqlalchemy.names import target_name
-from subscriber.sinks.sqlalchemy.subscriptions import remove_rows
+from subscriber.sinks.sqlalchemy.rows import SqlAlchemyRows
+from subscriber.sinks.sqlalchemy.tables import OF_SUBSCRIPTION
 
 __all__ = ["TargetInspection"]
 
@@ -155,16 +156,17 @@ class TargetInspection:
         if not await self.has_catalog():
             return
         async with self._database.writing() as connection:
-            oid = await find_subscription(connection, self._database.tables, name)
-            if oid is not None:
-                await remove_rows(connection, self._database.tables, oid)
+            rows = SqlAlchemyRows(connection, self._database.tables)
+            found = await find_subscription(rows, name)
+            if found is not None:
+                await remove_rows(rows, OF_SUBSCRIPTION, found["oid"])
         if not had_catalog:
             await self._drop_unused_catalog()
 
     async def _drop_unused_catalog(self) -> None:
         tables = self._database.tables
         async with self._database.writing() as connection:
-            if (await connection.execute(select(func.count()).select_from(tables.pg_subscription))).scalar():
+            if (await connection.execute(select(func.count()).select_from(tables.by_name["pg_subscription"]))).scalar():
                 return
             for each in tables.metadata.sorted_tables:
                 await connection.execute(DropTable(each, if_exists=True))

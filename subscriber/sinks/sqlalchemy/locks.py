@@ -29,27 +29,12 @@ from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.file_locks import FileLocks
 from subscriber.waits import LastingWait
 
-__all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Locks", "verb_key", "writer_key"]
-
-CATALOG_KEY: Final = "catalog"
-"""Held while the catalog is made or migrated, and while a subscription's entry is made."""
-LAUNCHER_KEY: Final = "launcher"
-"""Of the target's one launcher."""
+__all__ = ["Locks"]
 
 _log = logging.getLogger(__name__)
 
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
-
-
-def writer_key(oid: int) -> str:
-    """Of the subscription's one writer."""
-    return f"writer-{oid}"
-
-
-def verb_key(oid: int) -> str:
-    """Of a verb at work on the subscription."""
-    return f"verb-{oid}"
 
 
 class _Backend(Protocol):
@@ -83,13 +68,13 @@ class Locks:
         """Of the session that has them, if it is a session that has a number."""
         return self._backend.session.number if isinstance(self._backend, _SessionLocks) and self._backend.session is not None else None
 
-    async def take(self, key: str, what: str, wait: float = _WAIT, *, lost: int | None = None) -> None:
+    async def take(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
         """Take a lock.
 
         Args:
             key: of the lock.
             what: is active for another process, as the error says.
-            wait: seconds; a killed holder's session may need some to go.
+            wait: seconds, since the session of a killed holder may need some to go; None: ten.
             lost: number of a session that this process has lost. A server behind a broken network does not notice for long; if it has the
                 lock, it is ended.
 
@@ -98,7 +83,7 @@ class Locks:
             TargetUnavailable, TargetError
         """
         clock = asyncio.get_running_loop()
-        deadline = clock.time() + wait
+        deadline = clock.time() + (_WAIT if wait is None else wait)
 
         async def holder() -> str:
             async with self._turn:

@@ -29,24 +29,27 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.catalog import claimed_elsewhere
+from subscriber.catalog.definition import require_name
+from subscriber.catalog.states import SubscriptionRows
+from subscriber.catalog.statistics import Reporter
+from subscriber.catalog.store import writer_key
+from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import Applier, Owner
-from subscriber.sinks.sqlalchemy.catalog import require_name
+from subscriber.sinks.sqlalchemy.catalog import ensure_catalog
 from subscriber.sinks.sqlalchemy.checks import check_target, querying, subscription_exists
 from subscriber.sinks.sqlalchemy.engine import Database, Session
-from subscriber.sinks.sqlalchemy.entries import ensure_catalog, ensure_subscription
 from subscriber.sinks.sqlalchemy.fencing import Fence
-from subscriber.sinks.sqlalchemy.locks import Locks, verb_key, writer_key
+from subscriber.sinks.sqlalchemy.locks import Locks
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
-from subscriber.sinks.sqlalchemy.reporter import Reporter
+from subscriber.sinks.sqlalchemy.rows import has_table, subscription_rows
 from subscriber.sinks.sqlalchemy.schema import create_table, require_usable, usable
 from subscriber.sinks.sqlalchemy.staging import Staging
-from subscriber.sinks.sqlalchemy.state import SubscriptionRows, has_table
+from subscriber.sinks.sqlalchemy.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.tables import PREFIX
 from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.twophase import TwoPhase
@@ -78,7 +81,7 @@ class _Open:
 
     def __init__(
         self,
-        database: Database,
+        store: SqlAlchemyStore,
         session: Session,
         locks: Locks,
         fence: Fence,
@@ -92,11 +95,11 @@ class _Open:
         self.locks = locks
         self.fence = fence
         self.name = state.name
-        self.rows = SubscriptionRows(database.tables, state.oid)
+        self._tables = store.database.tables
         self.has_position = state.position is not None
         self.applier = Applier(
             session,
-            self.rows,
+            self._tables,
             fence,
             make_relations(),
             Owner(state.oid),
@@ -104,8 +107,8 @@ class _Open:
             tally=tally,
             committed=on_durable,
         )
-        self.two_phase = TwoPhase(session, fence, database.tables, self.applier, make_relations)
-        self.reporter = Reporter(database, state.oid, tally)
+        self.two_phase = TwoPhase(session, fence, self._tables, self.applier, make_relations)
+        self.reporter = Reporter(store.transaction, store.now, state.oid, tally)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -113,6 +116,20 @@ class _Open:
         async with self.session.transaction() as connection:
             await self.fence.hold(connection)
             yield connection
+
+    def rows(self, connection: AsyncConnection) -> SubscriptionRows:
+        """The subscription's rows, in the transaction that is open."""
+        return subscription_rows(connection, self._tables, self.fence.oid)
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[SubscriptionRows]:
+        """The subscription's rows, in a transaction that holds the fence."""
+        async with self.transaction() as connection:
+            yield self.rows(connection)
+
+    async def clear_skip(self, connection: AsyncConnection) -> None:
+        """Clear the transaction to be skipped, in the transaction that is open."""
+        await self.rows(connection).clear_skip()
 
 
 class SqlAlchemySink:
@@ -190,15 +207,15 @@ class SqlAlchemySink:
         require_name(name)
         await self.close()
         await ensure_catalog(self._database)
-        oid = await ensure_subscription(self._database, name, self._options, known=self._known)
         session = await self._database.connect()
         locks = Locks(self._database, session)
+        store = SqlAlchemyStore(self._database, locks)
         try:
+            oid = await ensure_subscription(store, name, self._options, known=self._known)
             await locks.take(writer_key(oid), f'subscription "{name}"', lost=self._lost)
             self._lost = session.number
-            # a verb takes its own lock before it asks for the writer's
-            if not self._defined and await locks.held(verb_key(oid)):
-                raise claimed_elsewhere(name)
+            if not self._defined:
+                await require_unclaimed(store, oid, name)
             if self._fence is None or self._fence.oid != oid:
                 self._fence = Fence(self._database.dialect_name, self._database.tables, oid)
             async with session.transaction() as connection:
@@ -206,13 +223,13 @@ class SqlAlchemySink:
             self._fence.raised()
             async with session.transaction() as connection:
                 await self._fence.hold(connection)
-                state = await SubscriptionRows(self._database.tables, oid).subscription(connection)
+                state = await subscription_rows(connection, self._database.tables, oid).subscription()
         except BaseException:
             await _leave(locks, session)
             raise
         self._known = True
         self._opened = _Open(
-            self._database,
+            store,
             session,
             locks,
             self._fence,
@@ -225,31 +242,29 @@ class SqlAlchemySink:
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
         """Note the slot's name and what it is for; None: it was not created after all."""
-        await self._update(subslotname=slot_name, subpublications=tuple(publications), subtwophasestate=two_phase.value)
-
-    async def _update(self, **values: object) -> None:
-        opened = self._open
-        async with opened.transaction() as connection:
-            await opened.rows.update_subscription(connection, **values)
+        async with self._open.changing() as rows:
+            await rows.begin_slot(slot_name, publications, two_phase)
 
     async def slot_names(self) -> frozenset[str]:
         """The slots that stored positions are of."""
         async with self._open.session.snapshot() as connection:
-            return await self._open.rows.slot_names(connection)
+            return await self._open.rows(connection).slot_names()
 
     async def set_publications(self, publications: Sequence[str]) -> None:
         """Store the publications subscribed to."""
-        await self._update(subpublications=tuple(publications))
+        async with self._open.changing() as rows:
+            await rows.set_publications(publications)
 
     async def refreshed(self) -> None:
         """Forget a pending refresh."""
-        await self._update(subrefresh=None)
+        async with self._open.changing() as rows:
+            await rows.refreshed()
 
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
         opened = self._open
-        async with opened.transaction() as connection:
-            await opened.rows.save_position(connection, 0, position)
+        async with opened.changing() as rows:
+            await rows.save_position(0, position)
         opened.has_position = True
         opened.applier.position = position.lsn
 
@@ -263,7 +278,8 @@ class SqlAlchemySink:
 
     async def set_two_phase(self, state: TwoPhaseState) -> None:
         """Store ``subtwophasestate``."""
-        await self._update(subtwophasestate=state.value)
+        async with self._open.changing() as rows:
+            await rows.set_two_phase(state)
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """See :meth:`subscriber.abc.Sink.describe_tables`.
@@ -307,11 +323,12 @@ class SqlAlchemySink:
         opened = self._open
         found: dict[TableName, TableEntry] = {}
         async with opened.transaction() as connection:
-            for name, row in (await opened.rows.tables(connection, lock=True)).items():
-                if await has_table(connection, name):
+            rows = opened.rows(connection)
+            for name, row in await rows.tables(lock=True):
+                if name is not None and await has_table(connection, name):
                     found[name] = row.entry
                 else:
-                    await opened.rows.remove_table(connection, row.relid)
+                    await rows.remove_table(row.relid)
         return found
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
@@ -322,32 +339,33 @@ class SqlAlchemySink:
         """
         opened = self._open
         async with opened.transaction() as connection:
-            known = await opened.rows.tables(connection)
+            rows = opened.rows(connection)
+            known = [name for name, _ in await rows.tables() if name is not None]
             if table not in known:
-                await require_usable(connection, table, list(known), self._published.get(table))
+                await require_usable(connection, table, known, self._published.get(table))
                 if table in self._not_created:
                     raise self._not_created[table]
-            await opened.rows.add_table(connection, table, entry)
+            for error in (await rows.add_tables([table], entry)).values():
+                raise error
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table. Its rows stay."""
         opened = self._open
-        async with opened.transaction() as connection:
-            row = await opened.rows.table(connection, table, lock=True)
+        async with opened.changing() as rows:
+            row = await rows.table(table, lock=True)
             if row is None:
                 return
-            await opened.rows.remove_table(connection, row.relid)
+            await rows.remove_table(row.relid)
         self._published.pop(table, None)
         async with opened.transaction() as connection:
             await Staging(self._database.tables, row.relid).drop(connection)
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY."""
-        opened = self._open
-        async with opened.transaction() as connection:
-            row = await opened.rows.table(connection, table, lock=True)
+        async with self._open.changing() as rows:
+            row = await rows.table(table, lock=True)
             if row is not None:
-                await opened.rows.change(connection, row.relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE)
+                await rows.set_entry(row.relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE, srcopy=None)
 
     async def ping(self) -> None:
         """See :meth:`subscriber.abc.WatchedSink.ping`.
@@ -389,18 +407,19 @@ class SqlAlchemySink:
         opened = self._require_position()
         match event:
             case CommitPrepared():
-                await opened.two_phase.skip(event, opened.rows.clear_skip)
+                await opened.two_phase.skip(event, opened.clear_skip)
             case PreparedTransaction(transaction):
                 await opened.applier.skip(transaction)
                 nothing = PreparedTransaction(transaction.without_records(), event.gid)
-                await opened.two_phase.prepare(nothing, _nothing_applies, opened.rows.clear_skip)
+                await opened.two_phase.prepare(nothing, _nothing_applies, opened.clear_skip)
             case Transaction():
                 await opened.applier.skip(event)
-                await opened.applier.move(event.end_lsn, opened.rows.clear_skip)
+                await opened.applier.move(event.end_lsn, opened.clear_skip)
 
     async def clear_skip(self) -> None:
         """Forget the transaction to be skipped."""
-        await self._update(subskiplsn=INVALID_LSN)
+        async with self._open.changing() as rows:
+            await rows.clear_skip()
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Keep a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
@@ -478,9 +497,8 @@ class SqlAlchemySink:
         """The table's synchronization, in a session of its own."""
         if self._fence is None:
             raise TargetUnavailable("the sink is not open", hint="open it first")
-        rows = SubscriptionRows(self._database.tables, self._fence.oid)
         return SqlAlchemyTableSink(
-            self._database, self._fence, rows, table, published=self._published, settings=self._settings, tally=self._tally
+            self._database, self._fence, table, published=self._published, settings=self._settings, tally=self._tally
         )
 
     async def close(self) -> None:

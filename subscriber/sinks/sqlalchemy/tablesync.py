@@ -37,6 +37,7 @@ from sqlalchemy import delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.catalog.states import SubscriptionRows, TableRow
 from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -48,9 +49,9 @@ from subscriber.sinks.sqlalchemy.fencing import Fence
 from subscriber.sinks.sqlalchemy.reflection import reflect
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.relation_plan import RowBinder
+from subscriber.sinks.sqlalchemy.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.schema import add_columns
 from subscriber.sinks.sqlalchemy.staging import Staging
-from subscriber.sinks.sqlalchemy.state import SubscriptionRows, TableRow
 from subscriber.sinks.sqlalchemy.statement_size import BINARY_GROWS, limit_of
 from subscriber.sinks.sqlalchemy.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.suspects import suspect
@@ -71,7 +72,6 @@ class SqlAlchemyTableSink:
     Args:
         database: the target.
         fence: of the sink.
-        rows: of the subscription.
         table: which.
         published: what the publisher's catalog said of tables last.
         settings: ``schema_change``, ``insert_conflict``.
@@ -82,7 +82,6 @@ class SqlAlchemyTableSink:
         self,
         database: Database,
         fence: Fence,
-        rows: SubscriptionRows,
         table: TableName,
         *,
         published: Mapping[TableName, PublishedTable],
@@ -91,7 +90,6 @@ class SqlAlchemyTableSink:
     ) -> None:
         self._database = database
         self._fence = fence
-        self._rows = rows
         self._table = table
         self._published = published
         self._settings = settings
@@ -119,44 +117,45 @@ class SqlAlchemyTableSink:
         await self.close()
         self._session = await self._database.connect()
         self._applier = None
-        async with self._locked() as (connection, row):
+        async with self._locked() as (connection, rows, row):
             self._relid = row.relid
             entry = row.entry
             if entry.state is TableState.DATASYNC:
-                await self._undo(connection, row)
+                await self._undo(connection, rows, row)
                 entry = TableEntry(TableState.INIT)
         if entry.state in {TableState.INIT, TableState.FINISHEDCOPY}:
-            async with self._locked() as (connection, _):
+            async with self._locked() as (connection, _, _):
                 await self._staging.drop(connection)
         return entry
 
-    async def _undo(self, connection: AsyncConnection, row: TableRow) -> None:
-        if row.copy == _DIRECT:
+    async def _undo(self, connection: AsyncConnection, rows: SubscriptionRows, row: TableRow) -> None:
+        if row.row["srcopy"] == _DIRECT:
             found = await reflect(connection, self._table)
             if found is not None:
                 await connection.execute(delete(found.table))
-        await self._change(connection, TableEntry(TableState.INIT), TableState.DATASYNC)
+        await self._change(rows, TableEntry(TableState.INIT), TableState.DATASYNC)
 
     @property
     def _staging(self) -> Staging:
         return Staging(self._database.tables, self.relation_id)
 
     @contextlib.asynccontextmanager
-    async def _locked(self, state: TableState | None = None) -> AsyncIterator[tuple[AsyncConnection, TableRow]]:
+    async def _locked(self, state: TableState | None = None) -> AsyncIterator[tuple[AsyncConnection, SubscriptionRows, TableRow]]:
         """A transaction that holds the fence and the table's row. ``state``: that it must be in."""
         if self._session is None:
             raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
         async with self._session.transaction() as connection:
             await self._fence.hold(connection)
-            row = await self._rows.table(connection, self._table, lock=True)
+            rows = subscription_rows(connection, self._database.tables, self._fence.oid)
+            row = await rows.table(self._table, lock=True)
             if row is None:
                 raise RelationError(f'table "{self._table}" is not of the subscription any more', hint="refresh the subscription")
             if state is not None and row.entry.state is not state:
                 raise TargetError(f'table "{self._table}" is not in state {state.name}', hint="begin its synchronization again")
-            yield connection, row
+            yield connection, rows, row
 
-    async def _change(self, connection: AsyncConnection, entry: TableEntry, only_from: TableState, copy: str | None = None) -> None:
-        if not await self._rows.change(connection, self.relation_id, entry, only_from=only_from, copy=copy):
+    async def _change(self, rows: SubscriptionRows, entry: TableEntry, only_from: TableState, copy: str | None = None) -> None:
+        if not await rows.set_entry(self.relation_id, entry, only_from=only_from, srcopy=copy):
             raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
 
     async def start_copy(self) -> None:
@@ -167,7 +166,7 @@ class SqlAlchemyTableSink:
             TargetError: the table is copied already.
         """
         await self._add_columns()
-        async with self._locked(TableState.INIT) as (connection, _):
+        async with self._locked(TableState.INIT) as (connection, rows, _):
             found = await reflect(connection, self._table)
             if found is None:
                 raise RelationError(
@@ -180,17 +179,17 @@ class SqlAlchemyTableSink:
                 # commits by itself on some databases, and the lock on the row is gone then; the state is looked at again
                 await self._staging.make(connection, found)
             else:
-                await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
+                await self._change(rows, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
         if occupied:
-            async with self._locked(TableState.INIT) as (connection, _):
-                await self._change(connection, TableEntry(TableState.DATASYNC), TableState.INIT, _STAGED)
+            async with self._locked(TableState.INIT) as (_, rows, _):
+                await self._change(rows, TableEntry(TableState.DATASYNC), TableState.INIT, _STAGED)
 
     async def _add_columns(self) -> None:
         # before a staging table is made; by what was said of the table last, which a later attempt corrects
         known = self._described or self._published.get(self._table)
         if known is None or self._settings.schema_change in ("error", "ignore"):
             return
-        async with self._locked(TableState.INIT) as (connection, _):
+        async with self._locked(TableState.INIT) as (connection, _, _):
             target = await load_target_table(connection, known, known)
             if target.missing and schema_change(self._settings, self._table, target.missing) == "add":
                 # commits by itself on some databases
@@ -234,9 +233,9 @@ class SqlAlchemyTableSink:
         )
 
     async def _copy(self, described: PublishedTable, *, binary: bool, data: AsyncIterator[bytes]) -> None:
-        async with self._locked(TableState.DATASYNC) as (connection, row):
+        async with self._locked(TableState.DATASYNC) as (connection, _, row):
             target = await self._target(connection, described)
-            into = self._staging.like(target) if row.copy == _STAGED else None
+            into = self._staging.like(target) if row.row["srcopy"] == _STAGED else None
             statement = insert_row(target, connection.dialect, into=into)
         binder = RowBinder(target.columns)
         decoder = copy_decoder(len(described.columns), binary=binary)
@@ -259,7 +258,7 @@ class SqlAlchemyTableSink:
         return target
 
     async def _store(self, statement: Statement, target: TargetTable, rows: list[Sequence[object]], size: int) -> None:
-        async with self._locked(TableState.DATASYNC) as (connection, _):
+        async with self._locked(TableState.DATASYNC) as (connection, _, _):
             try:
                 with translated(), passing_values():
                     picked = [statement.pick(row) for row in rows]
@@ -277,16 +276,17 @@ class SqlAlchemyTableSink:
             ApplyError: copied rows and those that were there before do not go together.
             TargetError: no copy is under way.
         """
-        async with self._locked(TableState.DATASYNC) as (connection, row):
-            if row.copy == _STAGED:
+        async with self._locked(TableState.DATASYNC) as (connection, rows, row):
+            staged = row.row["srcopy"] == _STAGED
+            if staged:
                 known = self._described or self._published[self._table]
                 await self._staging.move(connection, await self._target(connection, known), self._settings.insert_conflict)
-            await self._rows.save_position(connection, self.relation_id, position)
-            await self._change(connection, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
-        if row.copy == _STAGED:
+            await rows.save_position(self.relation_id, position)
+            await self._change(rows, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+        if staged:
             # what stays of it means nothing any more, and is dropped by the next begin
             with contextlib.suppress(TargetError):
-                async with self._locked() as (connection, _):
+                async with self._locked() as (connection, _, _):
                     await self._staging.drop(connection)
 
     async def position(self) -> Position:
@@ -295,8 +295,8 @@ class SqlAlchemyTableSink:
         Raises:
             TargetError: it has none: the table is not in FINISHEDCOPY.
         """
-        async with self._locked() as (connection, row):
-            found = await self._rows.position(connection, row.relid)
+        async with self._locked() as (_, rows, row):
+            found = await rows.position(row.relid)
         if found is None:
             raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
         return found
@@ -313,10 +313,10 @@ class SqlAlchemyTableSink:
                 raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
             self._applier = Applier(
                 self._session,
-                self._rows,
+                self._database.tables,
                 self._fence,
                 RelationMap(self._published, self._settings),
-                Owner(self._rows.oid, self.relation_id),
+                Owner(self._fence.oid, self.relation_id),
                 position=position,
                 tally=self._tally,
                 committed=_durable_already,
@@ -329,9 +329,9 @@ class SqlAlchemyTableSink:
         Raises:
             TargetError: the table is not in FINISHEDCOPY.
         """
-        async with self._locked(TableState.FINISHEDCOPY) as (connection, row):
-            await self._rows.forget_position(connection, row.relid)
-            await self._change(connection, TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
+        async with self._locked(TableState.FINISHEDCOPY) as (_, rows, row):
+            await rows.forget_position(row.relid)
+            await self._change(rows, TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
         self._applier = None
 
     async def close(self) -> None:

@@ -49,7 +49,6 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.sinks.sqlalchemy.apply import Applier, Finish
 from subscriber.sinks.sqlalchemy.engine import Session
 from subscriber.sinks.sqlalchemy.fencing import Fence
-from subscriber.sinks.sqlalchemy.integrity import known_row
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.statement_size import limit_of
 from subscriber.sinks.sqlalchemy.tables import CatalogTables
@@ -162,7 +161,7 @@ class TwoPhase:
         table = self._tables.prepared_transaction
         query = select(table).where(table.c.srsubid == self._oid, table.c.xid == xid, table.c.complete)
         row = (await connection.execute(query)).mappings().one_or_none()
-        return None if row is None else known_row(table, row)
+        return None if row is None else dict(row)
 
     async def _remove(self, connection: AsyncConnection, xid: int) -> None:
         for table in (self._tables.prepared_transaction_chunk, self._tables.prepared_transaction):

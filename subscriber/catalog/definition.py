@@ -1,0 +1,143 @@
+"""A subscription as the target's catalog defines it, and as its row of ``pg_subscription``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from subscriber.abc import TwoPhaseState
+from subscriber.catalog.model import PG_SUBSCRIPTION, known_values
+from subscriber.catalog.store import Row
+from subscriber.config import STORED, SubscriptionOptions
+from subscriber.errors import ConfigurationError, SubscriptionInUse
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+
+__all__ = ["Definition", "claimed_elsewhere", "columns_of", "definition_of", "require_name"]
+
+_NAME_BYTES: Final = 63
+
+_COLUMNS: Final[Mapping[str, str]] = {
+    "name": "subname",
+    "enabled": "subenabled",
+    "conninfo": "subconninfo",
+    "slot_name": "subslotname",
+    "publications": "subpublications",
+    "two_phase": "subtwophasestate",
+    "skip_lsn": "subskiplsn",
+    "made": "submade",
+    "generation": "subgeneration",
+    "pending_refresh": "subrefresh",
+    **{name: option.column for name, option in STORED.items()},
+}
+"""Attribute of :class:`Definition`, or of its options, and its column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A subscription, as its row of ``pg_subscription`` defines it.
+
+    Attributes:
+        oid: unique in the target's cluster; 0 before it is stored.
+        name: unique in the catalog.
+        enabled: whether the launcher runs it.
+        conninfo: of the publisher. None: its command line gives it (``subscriber run --connection``), and no launcher runs it.
+        slot_name: None: it has none.
+        publications: names, at least one.
+        options: its parameters. ``connect``, ``create_slot``, ``copy_data``, ``enabled`` and ``slot_name`` in it mean nothing.
+        two_phase: ``subtwophasestate``; ``options.two_phase`` follows from it.
+        skip_lsn: finish LSN of the transaction to be skipped, or INVALID_LSN.
+        position: up to where the target has everything, or None before the first.
+        made: False while it is being created, and when that was cut off.
+        generation: grows with every claim.
+        pending_refresh: the publications were changed, and the tables have to follow: with a copy (True) or without (False).
+        claimed: a verb is at work on it: it must not be run.
+    """
+
+    oid: int = 0
+    name: str
+    enabled: bool
+    conninfo: str | None
+    slot_name: str | None
+    publications: tuple[str, ...]
+    options: SubscriptionOptions
+    two_phase: TwoPhaseState
+    skip_lsn: Lsn = INVALID_LSN
+    position: Lsn | None = None
+    made: bool = True
+    generation: int = 0
+    pending_refresh: bool | None = None
+    claimed: bool = False
+
+    @property
+    def columns(self) -> Row:
+        """Its row, without the oid."""
+        values = {name: getattr(self.options if name in STORED else self, name) for name in _COLUMNS}
+        return columns_of(values)
+
+
+def columns_of(changes: Mapping[str, Any]) -> Row:
+    """New values of a definition's attributes, or of its options', as values of columns."""
+    return {_COLUMNS[name]: _stored(name, value) for name, value in changes.items()}
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name in STORED:
+        return STORED[name].stored(value)
+    match name:
+        case "two_phase":
+            return TwoPhaseState(value).value
+        case "publications":
+            return tuple(value)
+        case _:
+            return value
+
+
+def definition_of(row: Row, position: Lsn | None, *, claimed: bool = False) -> Definition:
+    """The definition that a row of ``pg_subscription`` holds.
+
+    Args:
+        row: by column.
+        position: up to where the target has everything.
+        claimed: whether a verb is at work on it.
+
+    Raises:
+        TargetError: it has a value that this program does not know.
+    """
+    with known_values(PG_SUBSCRIPTION):
+        two_phase = TwoPhaseState(row["subtwophasestate"])
+        options = {name: option.loaded(row[option.column]) for name, option in STORED.items()}
+        return Definition(
+            oid=row["oid"],
+            name=row["subname"],
+            enabled=row["subenabled"],
+            conninfo=row["subconninfo"],
+            slot_name=row["subslotname"],
+            publications=row["subpublications"],
+            options=SubscriptionOptions(two_phase=two_phase is not TwoPhaseState.DISABLED, **options),
+            two_phase=two_phase,
+            skip_lsn=row["subskiplsn"],
+            position=position,
+            made=row["submade"],
+            generation=row["subgeneration"],
+            pending_refresh=row["subrefresh"],
+            claimed=claimed,
+        )
+
+
+def claimed_elsewhere(name: str) -> SubscriptionInUse:
+    """The error of a run that its command line defines, while a verb has claimed the subscription."""
+    return SubscriptionInUse(
+        f'subscription "{name}" is being altered or dropped by another process', hint="start it again when that process has ended"
+    )
+
+
+def require_name(name: str) -> None:
+    """Refuse a subscription name that PostgreSQL's own catalog could not hold.
+
+    Raises:
+        ConfigurationError: it is empty, too long, or holds a null character.
+    """
+    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
+        shown = name.replace("\0", "?")
+        raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")

@@ -1,0 +1,239 @@
+"""The tables of a target's catalog, declared once. Each kind of target maps the kinds of columns to types of its own.
+
+Tables and columns have the names of PostgreSQL's own where they hold the same thing:
+
+``pg_subscription``
+    one row for each of our subscriptions.
+``pg_subscription_rel``
+    the state of each table. ``srrelid`` is the table's number in the target, ``srnspname`` and ``srrelname`` are its name.
+``position``
+    up to where the target has everything (``srrelid`` 0), or a table's own position while it catches up.
+``worker``
+    what the workers of a process report of themselves, each about once a second.
+``subscription_stats``
+    counters, and the last error.
+
+A kind of target adds columns and tables that only it needs (:meth:`Table.extended`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, Self
+
+from subscriber.config import STORED, Option
+from subscriber.errors import TargetError
+
+__all__ = [
+    "COUNTERS",
+    "PG_SUBSCRIPTION",
+    "PG_SUBSCRIPTION_REL",
+    "POSITION",
+    "SUBSCRIPTION_STATS",
+    "WORKER",
+    "Column",
+    "Kind",
+    "Table",
+    "known_values",
+    "pg_subscription",
+]
+
+
+class Kind(Enum):
+    """What a column holds, with the Python type of its values."""
+
+    OID = auto()
+    """``int``."""
+    INTEGER = auto()
+    """``int``."""
+    REAL = auto()
+    """``float``."""
+    TIME = auto()
+    """``float``: seconds since 1970."""
+    BOOLEAN = auto()
+    """``bool``."""
+    CODE = auto()
+    """``str`` of one letter."""
+    NAME = auto()
+    """``str`` of at most 63 bytes."""
+    TEXT = auto()
+    """``str``."""
+    LONG_TEXT = auto()
+    """``str`` that may have more than 64 kB."""
+    NAMES = auto()
+    """``tuple[str, ...]``."""
+    LSN = auto()
+    """:class:`subscriber.protocol.lsn.Lsn`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: its name.
+        kind: what it holds.
+        null: whether it may be NULL.
+        length: of a TEXT, at most this many characters.
+        unique: no two rows have the same value.
+        default: of a row that was there before the column.
+        version: of the catalog that added the column; 0: it was always there.
+    """
+
+    name: str
+    kind: Kind
+    null: bool = False
+    length: int | None = None
+    unique: bool = False
+    default: Any = None
+    version: int = 0
+
+
+class Table:
+    """One table.
+
+    Attributes:
+        name: its name.
+        subscription: the column that holds the subscription's oid; None: its rows are not a subscription's.
+        columns: by name.
+        key: columns of its primary key.
+    """
+
+    def __init__(self, name: str, *columns: Column, key: tuple[str, ...] = (), subscription: str | None = None) -> None:
+        self.name = name
+        self.subscription = subscription
+        self.key = key
+        self.columns = {column.name: column for column in columns}
+
+    def extended(self, *columns: Column) -> Self:
+        """The same table with further columns."""
+        return type(self)(self.name, *self.columns.values(), *columns, key=self.key, subscription=self.subscription)
+
+    def __repr__(self) -> str:
+        return f"<table {self.name}>"
+
+
+@contextlib.contextmanager
+def known_values(table: Table) -> Iterator[None]:
+    """Read values of the catalog inside.
+
+    Raises:
+        TargetError: this program does not know one of them.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, StopIteration) as error:
+        raise TargetError(
+            f"the catalog in the target holds a value in {table.name} that this program does not know: {error}",
+            hint="restore the catalog from a backup",
+        ) from None
+
+
+def _option_column(option: Option) -> Column:
+    kinds = {bool: Kind.BOOLEAN, int: Kind.INTEGER, float: Kind.REAL, str: Kind.CODE if option.codes else Kind.TEXT}
+    kind = kinds[type(option.default)]
+    length = 20 if kind is Kind.TEXT else None
+    return Column(option.column, kind, length=length, default=option.stored(option.default), version=option.catalog_version)
+
+
+def pg_subscription(options: Iterable[Option]) -> Table:
+    """The table of subscriptions.
+
+    Args:
+        options: the parameters that it keeps.
+    """
+    return Table(
+        "pg_subscription",
+        Column("oid", Kind.OID),
+        Column("subname", Kind.NAME, unique=True),
+        Column("subenabled", Kind.BOOLEAN),
+        Column("subslotname", Kind.NAME, null=True),
+        Column("subpublications", Kind.NAMES),
+        Column("subtwophasestate", Kind.CODE),
+        Column("subskiplsn", Kind.LSN),
+        *map(_option_column, options),
+        Column("subconninfo", Kind.TEXT, null=True),
+        Column("submade", Kind.BOOLEAN),
+        Column("subgeneration", Kind.INTEGER),
+        Column("subrefresh", Kind.BOOLEAN, null=True),
+        key=("oid",),
+        subscription="oid",
+    )
+
+
+PG_SUBSCRIPTION: Final = pg_subscription(STORED.values())
+
+
+PG_SUBSCRIPTION_REL: Final = Table(
+    "pg_subscription_rel",
+    Column("srsubid", Kind.OID),
+    Column("srrelid", Kind.OID),
+    Column("srnspname", Kind.NAME),
+    Column("srrelname", Kind.NAME),
+    Column("srsubstate", Kind.CODE),
+    Column("srsublsn", Kind.LSN, null=True),
+    key=("srsubid", "srrelid"),
+    subscription="srsubid",
+)
+
+POSITION: Final = Table(
+    "position",
+    Column("srsubid", Kind.OID),
+    Column("srrelid", Kind.OID),
+    Column("slot_name", Kind.TEXT, length=63),
+    Column("system_identifier", Kind.TEXT, length=20),
+    Column("timeline", Kind.INTEGER),
+    Column("remote_lsn", Kind.LSN),
+    key=("srsubid", "srrelid"),
+    subscription="srsubid",
+)
+
+WORKER: Final = Table(
+    "worker",
+    Column("subid", Kind.OID),
+    Column("relid", Kind.OID),
+    Column("worker_type", Kind.TEXT, length=40),
+    Column("received_lsn", Kind.LSN, null=True),
+    Column("applied_lsn", Kind.LSN, null=True),
+    Column("flushed_lsn", Kind.LSN, null=True),
+    Column("last_msg_send_time", Kind.TIME, null=True),
+    Column("last_msg_receipt_time", Kind.TIME, null=True),
+    Column("latest_end_lsn", Kind.LSN, null=True),
+    Column("latest_end_time", Kind.TIME, null=True),
+    Column("transactions", Kind.INTEGER, null=True),
+    Column("changes", Kind.INTEGER, null=True),
+    Column("transactions_per_second", Kind.REAL, null=True),
+    Column("changes_per_second", Kind.REAL, null=True),
+    Column("copied_rows", Kind.INTEGER, null=True),
+    Column("estimated_rows", Kind.INTEGER, null=True),
+    Column("details", Kind.LONG_TEXT, null=True),
+    key=("subid", "relid"),
+    subscription="subid",
+)
+
+COUNTERS: Final = (
+    "apply_error_count",
+    "sync_error_count",
+    "confl_insert_exists",
+    "confl_update_origin_differs",
+    "confl_update_exists",
+    "confl_update_missing",
+    "confl_delete_origin_differs",
+    "confl_delete_missing",
+    "confl_multiple_unique_conflicts",
+)
+"""Names both of pg_stat_subscription_stats and of :class:`subscriber.abc.ApplyStatistics`."""
+
+SUBSCRIPTION_STATS: Final = Table(
+    "subscription_stats",
+    Column("subid", Kind.OID),
+    *(Column(name, Kind.INTEGER) for name in COUNTERS),
+    Column("stats_reset", Kind.TIME, null=True),
+    Column("last_error", Kind.TEXT, null=True),
+    Column("last_error_time", Kind.TIME, null=True),
+    key=("subid",),
+    subscription="subid",
+)

@@ -1,0 +1,225 @@
+"""What the catalog knows of one subscription: its row, its positions, the states of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, known_values
+from subscriber.catalog.store import Row, Rows
+from subscriber.errors import RelationError, SubscriptionChanged
+from subscriber.protocol.lsn import INVALID_LSN
+
+__all__ = ["SubscriptionRows", "TableRow", "entry_of"]
+
+_WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
+
+
+def entry_of(row: Row) -> TableEntry:
+    """The state that a row of ``pg_subscription_rel`` holds.
+
+    Raises:
+        TargetError: this program does not know it.
+    """
+    with known_values(PG_SUBSCRIPTION_REL):
+        state = TableState(row["srsubstate"])
+    return TableEntry(state, row["srsublsn"] if state in _WITH_LSN else None)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One row of ``pg_subscription_rel``.
+
+    Attributes:
+        relid: the table's number in the target.
+        entry: its state.
+        row: all columns, those of this kind of target too.
+    """
+
+    relid: int
+    entry: TableEntry
+    row: Row
+
+
+class SubscriptionRows:
+    """One subscription's rows, in a transaction that is open.
+
+    Args:
+        rows: of the transaction.
+        oid: the subscription's.
+    """
+
+    def __init__(self, rows: Rows, oid: int) -> None:
+        self.rows = rows
+        self.oid = oid
+
+    def _key(self, relid: int) -> Row:
+        return {"srsubid": self.oid, "srrelid": relid}
+
+    # --- the subscription
+
+    async def subscription(self) -> SubscriptionState:
+        """Read the subscription.
+
+        Raises:
+            SubscriptionChanged: it is gone.
+            TargetError: it has a value that this program does not know.
+        """
+        found = await self.rows.select(PG_SUBSCRIPTION, {"oid": self.oid})
+        if not found:
+            raise SubscriptionChanged(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now")
+        row = found[0]
+        with known_values(PG_SUBSCRIPTION):
+            two_phase = TwoPhaseState(row["subtwophasestate"])
+        return SubscriptionState(
+            oid=self.oid,
+            name=row["subname"],
+            target_identifier=await self.rows.target_identifier(),
+            slot_name=row["subslotname"],
+            publications=row["subpublications"],
+            two_phase=two_phase,
+            position=await self.position(0),
+            managed=row["subconninfo"] is not None,
+            skip_lsn=row["subskiplsn"],
+            generation=row["subgeneration"],
+            pending_refresh=row["subrefresh"],
+        )
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note the slot's name and what it is for; None: it was not created after all."""
+        await self._change(subslotname=slot_name, subpublications=tuple(publications), subtwophasestate=two_phase.value)
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications subscribed to."""
+        await self._change(subpublications=tuple(publications))
+
+    async def refreshed(self) -> None:
+        """Clear a pending refresh."""
+        await self._change(subrefresh=None)
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        await self._change(subtwophasestate=state.value)
+
+    async def clear_skip(self) -> None:
+        """Clear the transaction to be skipped."""
+        await self._change(subskiplsn=INVALID_LSN)
+
+    async def _change(self, **values: object) -> None:
+        await self.rows.update(PG_SUBSCRIPTION, {"oid": self.oid}, values)
+
+    # --- positions
+
+    async def position(self, relid: int) -> Position | None:
+        """Read the position of the subscription (0) or of a table."""
+        for row in await self.rows.select(POSITION, self._key(relid)):
+            return Position(row["slot_name"], row["system_identifier"], row["timeline"], row["remote_lsn"])
+        return None
+
+    async def slot_names(self) -> frozenset[str]:
+        """The slots of all its positions."""
+        return frozenset([row["slot_name"] for row in await self.rows.select(POSITION, {"srsubid": self.oid})])
+
+    async def save_position(self, relid: int, position: Position) -> None:
+        """Store a position."""
+        values = {
+            "slot_name": position.slot_name,
+            "system_identifier": position.system_identifier,
+            "timeline": position.timeline,
+            "remote_lsn": position.lsn,
+        }
+        await self.forget_position(relid)
+        await self.rows.insert(POSITION, [{**self._key(relid), **values}])
+
+    async def forget_position(self, relid: int) -> None:
+        """Remove a position."""
+        await self.rows.delete(POSITION, self._key(relid))
+
+    # --- tables
+
+    async def tables(self, *, lock: bool = False) -> Sequence[tuple[TableName | None, TableRow]]:
+        """The subscription's tables; without a name, if the target has dropped one.
+
+        Args:
+            lock: wait for transactions that change one of them.
+
+        Raises:
+            TargetError: this program does not know a state.
+        """
+        rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid}, lock=lock)
+        return [(_name(row), _table_row(row)) for row in rows]
+
+    async def table(self, name: TableName, *, lock: bool = False) -> TableRow | None:
+        """One of them.
+
+        Args:
+            name: which.
+            lock: wait for a transaction that changes it, and keep others from that.
+
+        Raises:
+            TargetError: this program does not know its state.
+        """
+        rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srnspname": name.namespace, "srrelname": name.name})
+        if rows and lock:
+            # by its key: MariaDB locks every row that it looks at on the way, and other tables' synchronizations would wait
+            rows = await self.rows.select(PG_SUBSCRIPTION_REL, self._key(rows[0]["srrelid"]), lock=True)
+        return _table_row(rows[0]) if rows else None
+
+    async def entry(self, relid: int) -> TableEntry | None:
+        """State of one table."""
+        for row in await self.rows.select(PG_SUBSCRIPTION_REL, self._key(relid)):
+            return entry_of(row)
+        return None
+
+    async def in_state(self, state: TableState) -> list[int]:
+        """Numbers of the tables in a state."""
+        rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srsubstate": state.value})
+        return [row["srrelid"] for row in rows]
+
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables, or set their state if they are there.
+
+        Returns:
+            Those that the target does not have, or cannot use.
+        """
+        where = {"srsubid": self.oid, "srrelname": [table.name for table in tables]}
+        known = {_name(row): int(row["srrelid"]) for row in await self.rows.select(PG_SUBSCRIPTION_REL, where)}
+        found = await self.rows.relids([table for table in tables if table not in known])
+        state = {"srsubstate": entry.state.value, "srsublsn": entry.lsn}
+        again = [known[table] for table in tables if table in known]
+        if again:
+            await self.rows.update(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srrelid": again}, state)
+        new = [
+            {**self._key(relid), "srnspname": table.namespace, "srrelname": table.name, **state}
+            for table, relid in found.items()
+            if not isinstance(relid, RelationError)
+        ]
+        await self.rows.insert(PG_SUBSCRIPTION_REL, new)
+        return {table: error for table, error in found.items() if isinstance(error, RelationError)}
+
+    async def set_entry(self, relid: int, entry: TableEntry, *, only_from: TableState, **more: object) -> bool:
+        """Change a table's state if it is ``only_from``; tell whether it was.
+
+        Args:
+            relid: the table's.
+            entry: its new state.
+            only_from: the state that it must be in.
+            more: columns that only this kind of target has.
+        """
+        values = {"srsubstate": entry.state.value, "srsublsn": entry.lsn, **more}
+        return await self.rows.update(PG_SUBSCRIPTION_REL, {**self._key(relid), "srsubstate": only_from.value}, values) == 1
+
+    async def remove_table(self, relid: int) -> None:
+        """Remove a table, with its position."""
+        await self.forget_position(relid)
+        await self.rows.delete(PG_SUBSCRIPTION_REL, self._key(relid))
+
+
+def _name(row: Row) -> TableName | None:
+    return None if row["srrelname"] is None else TableName(row["srnspname"], row["srrelname"])
+
+
+def _table_row(row: Row) -> TableRow:
+    return TableRow(row["srrelid"], entry_of(row), row)

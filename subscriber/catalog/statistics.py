@@ -1,0 +1,131 @@
+"""What the workers of a subscription do, and what was counted, written where ``status`` looks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from subscriber.abc import TableName, WorkerActivity
+from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION_REL, SUBSCRIPTION_STATS, WORKER
+from subscriber.catalog.store import Plus, Row, Rows
+
+__all__ = ["Reporter", "Unwritten", "activity_of", "note_error", "reset_statistics"]
+
+_APPLY, _SYNCHRONIZATION = "apply", "table synchronization"
+
+# column -> attribute of WorkerActivity
+_COLUMNS: Mapping[str, str] = {
+    "received_lsn": "received",
+    "applied_lsn": "applied",
+    "flushed_lsn": "flushed",
+    "last_msg_send_time": "sent_at",
+    "last_msg_receipt_time": "received_at",
+    "latest_end_lsn": "latest_end",
+    "latest_end_time": "reported_at",
+    "transactions": "transactions",
+    "changes": "changes",
+    "transactions_per_second": "transactions_per_second",
+    "changes_per_second": "changes_per_second",
+    "copied_rows": "copied_rows",
+    "estimated_rows": "estimated_rows",
+    "details": "details",
+}
+
+
+class Unwritten(Protocol):
+    """The sink's counters, and how much of them is in the catalog already."""
+
+    def unwritten(self, name: str) -> int:
+        """By how much a counter grew since :meth:`wrote`."""
+        ...
+
+    def wrote(self, counted: Mapping[str, int]) -> None:
+        """So much is in the catalog now."""
+        ...
+
+
+class Reporter:
+    """Writes for one subscription, while its sink is open.
+
+    Args:
+        transaction: opens one.
+        now: seconds since 1970.
+        oid: the subscription's.
+        tally: the sink's.
+    """
+
+    def __init__(
+        self, transaction: Callable[[], AbstractAsyncContextManager[Rows]], now: Callable[[], float], oid: int, tally: Unwritten
+    ) -> None:
+        self._transaction = transaction
+        self._now = now
+        self._oid = oid
+        self._tally = tally
+
+    async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
+        """Write all of it, in one transaction.
+
+        Raises:
+            TargetUnavailable: the target cannot be reached, or another session keeps it locked.
+            TargetError: it refused.
+        """
+        async with self._transaction() as rows:
+            relids = await self._relids(rows, [worker.table for worker in workers if worker.table is not None])
+            # all are written again: every kind of target can do that, and there are few
+            await rows.delete(WORKER, {"subid": self._oid})
+            known = [worker for worker in workers if worker.table in relids]
+            await rows.insert(WORKER, [worker_row(self._oid, relids[worker.table], worker) for worker in known])
+            counted = await self._count(rows, last_error)
+        self._tally.wrote(counted)
+
+    async def count(self, last_error: str | None) -> None:
+        """Write the counters, and the error if there is one.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        async with self._transaction() as rows:
+            counted = await self._count(rows, last_error)
+        self._tally.wrote(counted)
+
+    async def _relids(self, rows: Rows, tables: Sequence[TableName]) -> dict[TableName | None, int]:
+        """Numbers of those tables that are of the subscription; None stands for the apply worker."""
+        found: Sequence[Row] = ()
+        if tables:
+            found = await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self._oid, "srrelname": [table.name for table in tables]})
+        return {None: 0, **{TableName(row["srnspname"], row["srrelname"]): row["srrelid"] for row in found}}
+
+    async def _count(self, rows: Rows, last_error: str | None) -> Mapping[str, int]:
+        counted = {name: count for name in COUNTERS if (count := self._tally.unwritten(name))}
+        values: dict[str, Any] = {name: Plus(count) for name, count in counted.items()}
+        if last_error is not None:
+            values |= {"last_error": last_error, "last_error_time": self._now()}
+        if values:
+            await rows.update(SUBSCRIPTION_STATS, {"subid": self._oid}, values)
+        return counted
+
+
+def worker_row(oid: int, relid: int, worker: WorkerActivity) -> Row:
+    """A row of ``worker``."""
+    kind = _SYNCHRONIZATION if relid else _APPLY
+    return {"subid": oid, "relid": relid, "worker_type": kind} | {column: getattr(worker, name) for column, name in _COLUMNS.items()}
+
+
+def activity_of(row: Row, table: TableName | None) -> WorkerActivity:
+    """What a row of ``worker`` tells."""
+    # one that only notes an error has no numbers
+    return WorkerActivity(table=table, **{name: row[column] for column, name in _COLUMNS.items() if row[column] is not None})
+
+
+async def note_error(rows: Rows, oid: int, text: str, details: str | None, now: float) -> None:
+    """Keep an error; with ``details``, also what the apply worker reports until it does so itself."""
+    await rows.update(SUBSCRIPTION_STATS, {"subid": oid}, {"last_error": text, "last_error_time": now})
+    if details is not None:
+        await rows.delete(WORKER, {"subid": oid, "relid": 0})
+        await rows.insert(WORKER, [worker_row(oid, 0, WorkerActivity(details=details))])
+
+
+async def reset_statistics(rows: Rows, oid: int, now: float) -> None:
+    """Set the counters to zero."""
+    await rows.update(SUBSCRIPTION_STATS, {"subid": oid}, {**dict.fromkeys(COUNTERS, 0), "stats_reset": now})

@@ -1,0 +1,131 @@
+"""The catalog's rows in one transaction: a :class:`subscriber.catalog.store.Rows`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, inspect, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import TableName
+from subscriber.catalog import model
+from subscriber.catalog.model import known_values
+from subscriber.catalog.states import SubscriptionRows
+from subscriber.catalog.store import Plus, Row
+from subscriber.errors import RelationError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.names import target_name
+from subscriber.sinks.sqlalchemy.tables import FENCE, CatalogTables
+
+__all__ = ["SqlAlchemyRows", "has_table", "move_position", "subscription_rows"]
+
+
+class SqlAlchemyRows:
+    """See :class:`subscriber.catalog.store.Rows`.
+
+    Args:
+        connection: with a transaction that is open.
+        tables: the catalog.
+    """
+
+    def __init__(self, connection: AsyncConnection, tables: CatalogTables) -> None:
+        self._connection = connection
+        self._tables = tables
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """None: who reads these tables reads all of them."""
+        return frozenset()
+
+    async def select(self, table: model.Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
+        """Read rows.
+
+        Raises:
+            TargetError: one of them has a value that this program does not know.
+        """
+        made = self._tables.by_name[table.name]
+        query = select(made).where(*_conditions(made, where))
+        found = await self._connection.execute(query.with_for_update() if lock else query)
+        with known_values(table):
+            return [dict(row) for row in found.mappings()]
+
+    async def insert(self, table: model.Table, rows: Sequence[Row]) -> None:
+        """Add rows; with a subscription its fence."""
+        if not rows:
+            return
+        more: Row = {}
+        if table is model.WORKER:
+            more = {"pid": os.getpid(), "host": socket.gethostname(), "reported": time.time()}
+        await self._connection.execute(insert(self._tables.by_name[table.name]), [{**row, **more} for row in rows])
+        if table is model.PG_SUBSCRIPTION:
+            await self.insert(FENCE, [{"srsubid": row["oid"], "token": 0} for row in rows])
+
+    async def update(self, table: model.Table, where: Row, values: Row) -> int:
+        """Change rows."""
+        made = self._tables.by_name[table.name]
+        new = {name: made.c[name] + value.number if isinstance(value, Plus) else value for name, value in values.items()}
+        return (await self._connection.execute(update(made).where(*_conditions(made, where)).values(new))).rowcount
+
+    async def delete(self, table: model.Table, where: Row) -> None:
+        """Remove rows."""
+        made = self._tables.by_name[table.name]
+        await self._connection.execute(delete(made).where(*_conditions(made, where)))
+
+    async def new_oid(self) -> int:
+        """Draw a number; the counter's row stays locked until the end of the transaction."""
+        version = self._tables.version
+        # first the lock on the row, then the look at it
+        await self._connection.execute(update(version).values(next_oid=version.c.next_oid + 1))
+        return int((await self._connection.execute(select(version.c.next_oid))).scalar_one()) - 1
+
+    async def relids(self, tables: Sequence[TableName]) -> Mapping[TableName, int | RelationError]:
+        """Draw a number for each table that the target has."""
+        return {table: await self.new_oid() if await has_table(self._connection, table) else _missing(table) for table in tables}
+
+    async def target_identifier(self) -> str:
+        """Drawn when the catalog was made."""
+        return str((await self._connection.execute(select(self._tables.version.c.target_identifier))).scalar_one())
+
+
+def _conditions(table: Table, where: Row) -> list[ColumnElement[bool]]:
+    return [table.c[name].in_(value) if isinstance(value, list) else table.c[name] == value for name, value in where.items()]
+
+
+def _missing(table: TableName) -> RelationError:
+    return RelationError(
+        f'relation "{table}" does not exist',
+        sqlstate="42P01",
+        hint="create the table in the target with the publisher's columns, or run with --create-tables",
+    )
+
+
+async def has_table(connection: AsyncConnection, name: TableName) -> bool:
+    """Whether the target has the table that a publisher's goes to."""
+    schema, table = target_name(name, connection.dialect.name)
+
+    def look(sync: Connection) -> bool:
+        return inspect(sync).has_table(table, schema=schema)
+
+    return await connection.run_sync(look)
+
+
+def subscription_rows(connection: AsyncConnection, tables: CatalogTables, oid: int) -> SubscriptionRows:
+    """A subscription's rows, in the transaction that is open."""
+    return SubscriptionRows(SqlAlchemyRows(connection, tables), oid)
+
+
+async def move_position(connection: AsyncConnection, tables: CatalogTables, oid: int, relid: int, *, before: Lsn, lsn: Lsn) -> None:
+    """Move the position of a subscription (``relid`` 0) or of a table from where it is known to be.
+
+    Raises:
+        TargetUnavailable: it is not there any more: what is known of it is out of date.
+    """
+    table: Any = tables.position
+    row = (table.c.srsubid == oid, table.c.srrelid == relid, table.c.remote_lsn == before)
+    moved = await connection.execute(update(table).where(*row).values(remote_lsn=lsn))
+    if moved.rowcount != 1:
+        raise TargetUnavailable(f"the position of subscription {oid} in the target is not {before} any more", hint="it is read again")

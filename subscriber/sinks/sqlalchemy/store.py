@@ -1,0 +1,131 @@
+"""A target with a catalog: a :class:`subscriber.catalog.store.Store`.
+
+Most databases do not tell a session that a row has changed: :meth:`SqlAlchemyStore.wait` is a short pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Final
+
+from subscriber.catalog.model import Table
+from subscriber.catalog.store import LAUNCHER_KEY, Plus, Row, writer_key
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.sqlalchemy.engine import Database
+from subscriber.sinks.sqlalchemy.locks import Locks
+from subscriber.sinks.sqlalchemy.rows import SqlAlchemyRows
+from subscriber.sinks.sqlalchemy.tables import FENCE, OF_SUBSCRIPTION, PREPARED_TRANSACTION
+
+__all__ = ["SqlAlchemyStore"]
+
+_LOOK_SECONDS: Final = 0.25
+
+
+class SqlAlchemyStore:
+    """See :class:`subscriber.catalog.store.Store`.
+
+    Args:
+        database: the target.
+        locks: that are taken for it.
+    """
+
+    def __init__(self, database: Database, locks: Locks) -> None:
+        self.database = database
+        self._locks = locks
+        self._launches = False
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """See :data:`subscriber.sinks.sqlalchemy.tables.OF_SUBSCRIPTION`."""
+        return OF_SUBSCRIPTION
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[SqlAlchemyRows]:
+        """Read and write.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        async with self.database.writing() as connection:
+            yield SqlAlchemyRows(connection, self.database.tables)
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[SqlAlchemyRows]:
+        """Only read.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        async with self.database.reading() as connection:
+            yield SqlAlchemyRows(connection, self.database.tables)
+
+    async def take_lock(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
+        """Take a lock. See :meth:`subscriber.sinks.sqlalchemy.locks.Locks.take`.
+
+        Raises:
+            SubscriptionInUse, TargetUnavailable, TargetError
+        """
+        await self._locks.take(key, what, wait, lost=lost)
+        self._launches = self._launches or key == LAUNCHER_KEY
+
+    @property
+    def session_number(self) -> int | None:
+        """Of the session that has the locks."""
+        return self._locks.number
+
+    async def release_lock(self, key: str) -> None:
+        """Release a lock.
+
+        Raises:
+            TargetUnavailable: the session was lost, and the lock with it.
+        """
+        await self._locks.release(key)
+
+    async def held_locks(self, keys: Collection[str]) -> Collection[str]:
+        """Those that are held; none where the database cannot tell.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        return {key for key in keys if await self._locks.held(key)}
+
+    async def live_workers(self, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
+        """Those whose subscription's writer's lock is held."""
+        running = await self.held_locks({writer_key(row["subid"]) for row in workers})
+        return {(row["subid"], row["relid"]): row["pid"] for row in workers if writer_key(row["subid"]) in running}
+
+    async def shut_out(self, oid: int) -> None:
+        """Move the fence: also a writer that has lost its lock without knowing writes nothing more."""
+        async with self.transaction() as rows:
+            await rows.update(FENCE, {"srsubid": oid}, {"token": Plus(1)})
+
+    async def prepared_transactions(self, oid: int) -> Sequence[str]:
+        """The publisher's names of those that are kept here."""
+        async with self.reading() as rows:
+            found = await rows.select(PREPARED_TRANSACTION, {"srsubid": oid, "complete": True})
+        return [row["gid"] for row in sorted(found, key=lambda row: int(row["prepare_time"]))]
+
+    async def notify(self) -> None:
+        """Nobody is told."""
+
+    async def wait(self, timeout: float) -> None:
+        """A short pause.
+
+        Raises:
+            TargetUnavailable: this is the launcher's session, and its lock is lost.
+        """
+        await asyncio.sleep(min(timeout, _LOOK_SECONDS))
+        if self._launches and not await self.held_locks([LAUNCHER_KEY]):
+            raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._locks.close()
+        await self.database.close()
