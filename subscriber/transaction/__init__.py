@@ -1,1 +1,1 @@
-"""Messages to committed transactions, and the positions to report, without IO."""
+"""Assemble messages to committed transactions, and track the positions to report. No IO."""

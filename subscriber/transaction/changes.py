@@ -1,12 +1,12 @@
-"""The changes of one transaction as objects with names and values, for who reads them one by one.
+"""The changes of one transaction as objects with names and values, for programs that read them one by one.
 
-The sinks never come here: they decode a whole batch at once. A value is as the publisher sent it: text is ``str`` (bytes that are not UTF-8
-kept with ``surrogateescape``), the binary format is ``bytes``, NULL is ``None``, and a large value that an UPDATE did not change and the
-publisher therefore did not send is :data:`UNCHANGED`.
+The sinks do not use this module: they decode a whole batch at once. A value is as the publisher sent it. Text is ``str`` (bytes that are
+not UTF-8 are kept with ``surrogateescape``), the binary format is ``bytes``, and NULL is ``None``. A large value that an UPDATE did not
+change is not sent; it is :data:`UNCHANGED`.
 
-Which columns a row has is told by Relation messages, and only once: they hold for the transaction that carries them and for all that
-follow in the same stream. Who skips a transaction's rows must therefore still :meth:`ChangeReader.skim` it, and takes over what it
-described (:attr:`ChangeReader.described`) when it is done with.
+Relation messages name the columns of a row. Each is sent only once: it applies to its transaction and to all later ones of the stream.
+A caller that skips a transaction's rows must therefore still :meth:`ChangeReader.skim` it, and keep the relations that it described
+(:attr:`ChangeReader.described`).
 
 Source: PostgreSQL manual, Logical Replication Message Formats.
 """
@@ -51,17 +51,17 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""A TOASTed value that was not changed, and therefore not sent: the row keeps what it has."""
+"""A TOASTed value that was not changed, and therefore not sent: the row keeps the value that it has."""
 
 Value = str | bytes | None | Unchanged
-"""Of one column: text, binary format, NULL, or not sent."""
+"""The value of one column: text, binary format, NULL, or not sent."""
 Row = dict[str, Value]
 """Column name to value, in the table's order."""
 
 
 @dataclass(slots=True)
 class InsertChange:
-    """A row was inserted. The repr of a change never shows values: it ends up in logs."""
+    """A row was inserted. The repr of a change never shows values, because it ends up in logs."""
 
     kind: ClassVar[Literal["insert"]] = "insert"
     relation: Relation
@@ -74,9 +74,9 @@ class UpdateChange:
 
     Attributes:
         relation: its table.
-        key: values of the replica identity's columns before, if any of them changed; else None.
-        old: the whole row before, if the replica identity is FULL; else None.
-        new: the row now.
+        key: old values of the replica identity's columns, if any of them changed; else None.
+        old: the whole old row, if the replica identity is FULL; else None.
+        new: the new row.
     """
 
     kind: ClassVar[Literal["update"]] = "update"
@@ -88,7 +88,7 @@ class UpdateChange:
 
 @dataclass(slots=True)
 class DeleteChange:
-    """A row was deleted. Of ``key`` (columns of the replica identity) and ``old`` (whole row) exactly one is there."""
+    """A row was deleted. Exactly one of ``key`` (columns of the replica identity) and ``old`` (whole row) is set."""
 
     kind: ClassVar[Literal["delete"]] = "delete"
     relation: Relation
@@ -120,20 +120,20 @@ Change = InsertChange | UpdateChange | DeleteChange | TruncateChange | MessageCh
 
 
 def row(relation: Relation, data: TupleData, *, key_only: bool = False) -> Row:
-    """Give the values their names.
+    """Combine the values with the names of their columns.
 
     Args:
-        relation: as it was described last.
+        relation: its latest description.
         data: the row.
-        key_only: only the columns of the replica identity: the others of a key are placeholders.
+        key_only: give only the columns of the replica identity. The other columns of a key are placeholders.
 
     Raises:
-        ProtocolError: the row has another number of columns than the relation.
+        ProtocolError: the row and the relation have different numbers of columns.
     """
     columns = relation.columns
     if len(columns) != len(data.kinds):
         raise ProtocolError(
-            f"a row of {len(data.kinds)} columns for relation {relation.namespace}.{relation.name}, which was described with {len(columns)}"
+            f"a row of relation {relation.namespace}.{relation.name} has {len(data.kinds)} columns, its description has {len(columns)}"
         )
     return {
         column.name: value_of(kind, value)
@@ -143,21 +143,21 @@ def row(relation: Relation, data: TupleData, *, key_only: bool = False) -> Row:
 
 
 def value_of(kind: int, value: bytes | None) -> Value:
-    """One column's value from its kind byte and raw bytes."""
+    """Return one column's value from its kind byte and raw bytes."""
     if value is None:
         return UNCHANGED if kind == messages.UNCHANGED else None
     return value.decode("utf-8", "surrogateescape") if kind == messages.TEXT else value
 
 
 class ChangeReader:
-    """Reads the records of one transaction, in their order.
+    """Reads the records of one transaction in order.
 
     Args:
-        known: relations described before this transaction, by their ids. Only looked at.
+        known: relations described before this transaction, by their ids. It is not changed.
         prefixed: whether the records carry a (sub)transaction id (:attr:`subscriber.transaction.model.Transaction.prefixed`).
 
     Attributes:
-        described: relations that this transaction described, to be added to ``known`` once it is done with.
+        described: relations that this transaction described. Add them to ``known`` when the transaction is done.
     """
 
     __slots__ = ("_known", "_prefixed", "described")
@@ -168,10 +168,10 @@ class ChangeReader:
         self.described: dict[int, Relation] = {}
 
     def read(self, record: bytes) -> Change | None:
-        """Read the next record; None if it is no change but describes a relation or a type.
+        """Read the next record. Return None for a record that is not a change but describes a relation or a type.
 
         Raises:
-            ProtocolError: it is no message, or its relation was never described.
+            ProtocolError: the record is not a message, or its relation was never described.
         """
         message = decode(record, in_stream=self._prefixed)
         match message:
@@ -198,10 +198,10 @@ class ChangeReader:
         return None
 
     def skim(self, record: bytes) -> None:
-        """Only note the relation that the record describes, if it does.
+        """Note the relation that the record describes, if it does. Skip the record otherwise.
 
         Raises:
-            ProtocolError: it is a Relation, but damaged.
+            ProtocolError: the record is a damaged Relation.
         """
         if record[0] == Tag.RELATION:
             self.read(record)

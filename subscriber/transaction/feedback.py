@@ -1,13 +1,12 @@
-"""What may be acknowledged: one tracker a stream, and no other source of acknowledgements.
+"""Track which positions may be acknowledged: one tracker per stream, and no other source of acknowledgements.
 
-A standby status update carries three positions, and the publisher acts on each: *flush* frees its WAL and moves the slot's
-``confirmed_flush_lsn``, and what lies below that is never sent again; *apply* and *write* serve synchronous commits and whoever waits
-for a replica to catch up. So ``flush`` may name only what the target holds durably; each of the three comes from its own source, and none
-ever goes back.
+A standby status update carries three positions. *flush* moves the slot's ``confirmed_flush_lsn`` and frees WAL; the publisher never sends
+again what is below it. *apply* and *write* serve synchronous commits and programs that wait for a replica to catch up. So ``flush`` may
+only cover what is durable in the target. Each of the three has its own source, and none ever goes back.
 
 States
-    ``received >= applied >= flushed``, and ``pending``, the largest end LSN of a transaction, prepare, COMMIT or ROLLBACK PREPARED that
-    was handed on. The tracker is *idle* while ``flushed >= pending``::
+    ``received >= applied >= flushed``, and ``pending``: the largest end LSN of a transaction, prepare, COMMIT or ROLLBACK PREPARED that
+    was passed on to be applied. The tracker is *idle* while ``flushed >= pending``::
 
         call             received    applied    flushed    pending
         receive(lsn)     max         .          .          .
@@ -15,34 +14,35 @@ States
         applied_to(lsn)  .           max        .          .
         flush(lsn)       .           max        max        .
 
-Why a keepalive is no progress over unapplied data
-    A keepalive says how far the publisher has decoded. While something is pending it says nothing about us: had it moved ``flush``, a
-    crash would lose the pending transaction without an error, as the publisher never sends it again. While nothing is pending, everything
-    up to it has either been made durable or was not for us; then it *must* move ``flush``, or WAL piles up behind an idle or filtered slot,
-    and a publisher that shuts down waits for us.
+Why a keepalive does not move ``flush`` while data is pending
+    A keepalive reports how far the publisher has decoded. If it moved ``flush`` over a pending transaction, a crash would lose that
+    transaction without an error, because the publisher never sends it again. While nothing is pending, everything up to the keepalive
+    is durable or was not for this subscription. Then the keepalive *must* move ``flush``. Otherwise WAL accumulates behind an idle or
+    filtered slot, and a publisher that shuts down waits for this subscriber.
 
-Why idle progress takes the way through the target
-    At start the target's position is compared with the slot's: a slot that is ahead of us has skipped something. That comparison is
-    exact only if we never acknowledge more than the target durably knows. Hence :meth:`FlushTracker.idle_lsn` only proposes; the caller
-    stores the position in the target, and then calls :meth:`FlushTracker.flush`. ``apply`` need not wait for that: nothing is there to be
-    applied.
+Why idle progress is stored in the target first
+    At start the target's position is compared with the slot's: a slot that is ahead of the target has skipped changes. The comparison is
+    exact only if the subscriber never acknowledges more than is durable in the target. Hence :meth:`FlushTracker.idle_lsn` only proposes
+    a position. The caller stores it in the target, and then calls :meth:`FlushTracker.flush`. ``apply`` need not wait for that, because
+    there is nothing to apply.
 
 Which LSNs
-    Of a transaction its *end* LSN: acknowledging its commit LSN makes the publisher send it again. A half-received transaction needs no
-    care: whatever is received before its end, keepalives in its midst included, lies below its commit record, and below that
-    acknowledging is safe; the whole transaction comes again. The same holds for streamed chunks.
+    Acknowledge a transaction's *end* LSN: after its commit LSN the publisher would send it again. A half-received transaction needs no
+    special care. All LSNs received before its end, those of keepalives included, are below its commit record. Acknowledging them is
+    safe: after a restart the whole transaction is sent again. The same applies to streamed chunks.
 
-    A prepare that is older than the slot's two-phase start is sent late, right before its COMMIT PREPARED, with its old LSN: it may lie
-    below ``flushed``. It is then not pending, and need not be: as long as its COMMIT PREPARED, whose LSN is new, is not acknowledged, both
-    come again after a crash.
+    A transaction that was prepared before two-phase was enabled for the slot is sent late, right before its COMMIT PREPARED, with its old
+    LSN. That LSN may be below ``flushed``. Then the prepare is not pending, and need not be: as long as its COMMIT PREPARED, which has a
+    new LSN, is not acknowledged, both are sent again after a crash.
 
 Order
-    A walsender decodes WAL in order. A message bears the LSN of a record that it has decoded, and a keepalive the end of the last one
-    (``sentPtr``) or of an empty transaction. So in one session a COMMIT, COMMIT PREPARED or ROLLBACK PREPARED always ends behind everything
-    received before it: streamed and empty transactions, messages and keepalives. Only a late prepare does not. If another one does not, the
-    publisher has claimed a WAL end that it had not reached, and idle progress may have stored that end in the target. Then the tracker is
-    *contradicted*: it proposes and reports nothing more, and ``applied`` falls back to the end of the last transaction that was applied.
-    The caller moves the target's position back to it. If the slot has moved past it, the check at the next start finds that.
+    A walsender decodes WAL in order. A message carries the LSN of a record that was decoded. A keepalive carries the end of the last one
+    (``sentPtr``) or of an empty transaction. So in one session a COMMIT, COMMIT PREPARED or ROLLBACK PREPARED always ends after
+    everything received before it: streamed and empty transactions, messages and keepalives. The only exception is a late prepare.
+    If another one ends earlier, the publisher has reported a WAL end that it had not reached, and idle progress may have stored that end
+    in the target. Then the tracker is *contradicted*. It proposes and reports nothing more, and ``applied`` falls back to the end of the
+    last applied transaction. The caller moves the target's position back to it. If the slot has moved past that, the check at the next
+    start finds it.
 
 Trace (target at 100)
     ``receive(150)``: idle, write 150, apply 150, flush 100; ``idle_lsn()`` is 150; the target stores it, ``flush(150)``.
@@ -62,10 +62,10 @@ __all__ = ["FlushTracker"]
 
 
 class FlushTracker:
-    """Positions of one stream. Made anew, at the target's durable position, with each connection.
+    """Positions of one stream. Each connection gets a new tracker, which starts at the target's durable position.
 
     Args:
-        position: up to where the target holds everything durably.
+        position: everything up to here is durable in the target.
     """
 
     __slots__ = ("_applied", "_contradicted", "_flushed", "_heard", "_pending", "_position", "_received")
@@ -81,43 +81,43 @@ class FlushTracker:
 
     @property
     def received(self) -> Lsn:
-        """The largest LSN that was received, data or keepalive."""
+        """The largest LSN received, in data or a keepalive."""
         return self._received
 
     @property
     def applied(self) -> Lsn:
-        """Up to where everything received is visible in the target: all of it while nothing is pending."""
+        """Everything received up to here is visible in the target. While nothing is pending, this is everything received."""
         if self._contradicted is not None:
             return min(self._applied, max(self._position, self._pending))
         if self.idle:
-            # kept, so that what was once reported does not go back when the next transaction is pending
+            # stored, so that the reported position does not go back when the next transaction is pending
             self._applied = self._received
         return self._applied
 
     @property
     def flushed(self) -> Lsn:
-        """Up to where the target holds everything durably."""
+        """Everything up to here is durable in the target."""
         return self._flushed
 
     @property
     def idle(self) -> bool:
-        """Whether everything handed on is durable."""
+        """Whether everything passed on is durable."""
         return self._flushed >= self._pending
 
     def receive(self, lsn: Lsn) -> None:
-        """A frame with this LSN came; 0 where it has none. To be called after :meth:`pend` for what the frame completed."""
+        """Note a received frame with this LSN, or 0. Call :meth:`pend` first if the frame completed something."""
         self._heard = max(self._heard, lsn)
         self._received = max(self._received, lsn)
 
     def pend(self, end_lsn: Lsn, *, in_order: bool = False) -> None:
-        """A transaction, prepare, COMMIT PREPARED or ROLLBACK PREPARED that ends here was handed on and must become durable.
+        """Note a transaction, prepare, COMMIT PREPARED or ROLLBACK PREPARED that ends here. It was passed on and must become durable.
 
         Args:
             end_lsn: its end.
-            in_order: it must end behind everything received in this session.
+            in_order: it must end after everything received in this session.
 
         Raises:
-            ProtocolError: it does not. It must not be handed on; the tracker is contradicted.
+            ProtocolError: it does not. It must not be applied; the tracker is contradicted.
         """
         if in_order:
             if end_lsn <= self._heard:
@@ -129,28 +129,28 @@ class FlushTracker:
     def _contradict(self, end_lsn: Lsn) -> ProtocolError:
         self._contradicted = self._contradicted or self.status()
         error = ProtocolError(f"the publisher sent a transaction that ends at {end_lsn}, after it had sent everything up to {self._heard}")
-        error.hint = "nothing of it is applied; find out what sent a wrong WAL end: the publisher, or a proxy before it"
+        error.hint = "the transaction is not applied; find out what sent the wrong WAL end: the publisher, or a proxy in front of it"
         return error
 
     @property
     def contradicted(self) -> bool:
-        """Whether the publisher sent a transaction below a WAL end that it had sent before."""
+        """Whether the publisher sent a transaction that ends below a WAL end that it had sent before."""
         return self._contradicted is not None
 
     def applied_to(self, end_lsn: Lsn) -> None:
-        """Everything pending up to here is visible in the target.
+        """Note that everything pending up to here is visible in the target.
 
         Raises:
-            ValueError: nothing was received up to there.
+            ValueError: the position was not received yet.
         """
         self._check_received(end_lsn)
         self._applied = max(self._applied, end_lsn)
 
     def flush(self, end_lsn: Lsn) -> None:
-        """Everything pending up to here is durable in the target, and so is the position.
+        """Note that everything pending up to here, and the position, is durable in the target.
 
         Raises:
-            ValueError: nothing was received up to there.
+            ValueError: the position was not received yet.
         """
         self._check_received(end_lsn)
         self._flushed = max(self._flushed, end_lsn)
@@ -161,9 +161,9 @@ class FlushTracker:
             raise ValueError(f"{lsn} cannot have been applied: only {self._received} was received")
 
     def idle_lsn(self) -> Lsn | None:
-        """The position to store in the target and then to :meth:`flush`; None while something is pending, or if it is stored already."""
+        """The position to store in the target and then to :meth:`flush`; None while something is pending, or if it is already stored."""
         return self._received if self.idle and self._received > self._flushed and self._contradicted is None else None
 
     def status(self) -> tuple[Lsn, Lsn, Lsn]:
-        """Write, flush and apply position for a standby status update, in the order of its fields."""
+        """Write, flush and apply position of a standby status update, in the order of its fields."""
         return self._contradicted or (self._received, self._flushed, self.applied)

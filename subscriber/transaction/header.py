@@ -1,4 +1,4 @@
-"""What is known of a transaction beside its changes, one shape for all ways in which one can end."""
+"""The metadata of a transaction without its changes, in one form for all kinds of end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 __all__ = ["TransactionHeader", "TransactionKind", "header"]
 
 TransactionKind = Literal["commit", "prepare", "commit prepared", "rollback prepared"]
-"""What ended (this part of) the transaction. The changes come with ``commit`` and ``prepare``."""
+"""What ended the transaction, or this part of it. Only ``commit`` and ``prepare`` have changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class TransactionHeader:
     Attributes:
         kind: what happened to it.
         xid: its (top) id on the publisher.
-        gid: the publisher's name for it if it was prepared, else None.
-        commit_lsn: of the commit or prepare record; of a rolled-back one the end of the record, which is all that is sent.
-        end_lsn: end of that record: the position once it is done with.
-        commit_time: of the event, microseconds since the PostgreSQL epoch.
-        origin: where the publisher itself got it from, or None.
-        size: bytes of its changes as they came.
+        gid: the publisher's name of a prepared transaction, else None.
+        commit_lsn: of the commit or prepare record. For a rollback it is the end of the record, because no other LSN is sent.
+        end_lsn: end of that record: the position after the transaction.
+        commit_time: time of the event, microseconds since the PostgreSQL epoch.
+        origin: where the publisher replicated it from, or None.
+        size: bytes of its changes as received.
     """
 
     kind: TransactionKind
@@ -41,7 +41,7 @@ class TransactionHeader:
 
 
 def header(event: Transaction | PreparedTransaction | CommitPrepared | RollbackPrepared) -> TransactionHeader:
-    """The header of what reassembly gave."""
+    """Return the header of an event of the reassembly."""
     match event:
         case Transaction():
             return _with_changes(event, "commit", None)

@@ -1,7 +1,7 @@
-"""What reassembly gives: whole transactions, in the order in which the publisher committed or prepared them.
+"""The results of reassembly: whole transactions, in the order in which the publisher committed or prepared them.
 
-A transaction keeps its changes as the raw pgoutput payloads that carried them; no object is made a row. Most are held in
-:attr:`Transaction.records`; those of a large one lie in a spool, which :meth:`Transaction.chunks` reads first.
+A transaction keeps its changes as the raw pgoutput payloads; no object is built per row. Most payloads are in
+:attr:`Transaction.records`. Those of a large transaction are in a spool, which :meth:`Transaction.chunks` reads first.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ __all__ = ["Event", "PreparedTransaction", "SpooledRecords", "Transaction"]
 
 
 class SpooledRecords(Protocol):
-    """The spilled part of one transaction, in the order in which it was received."""
+    """The spilled records of one transaction, in the order received."""
 
     def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
-        """Read it from record number ``start`` on, some hundred kilobytes at a time. May be called more than once."""
+        """Read from record number ``start``, some hundred kilobytes at a time. May be called more than once."""
         ...
 
     async def discard(self) -> None:
-        """Free it. Idempotent; to be called when the transaction is durable or given up."""
+        """Delete them. Idempotent. Call it when the transaction is durable or abandoned."""
         ...
 
 
 class Transaction:
-    """One transaction as committed (or prepared) on the publisher, aborted subtransactions left out.
+    """One transaction as committed (or prepared) on the publisher, without aborted subtransactions.
 
     Attributes:
         xid: its (top) transaction id on the publisher.
-        final_lsn: LSN of its commit record (of its prepare record, when prepared): what native calls remote_final_lsn.
-        end_lsn: end of that record: the position once it is applied, and what is acknowledged.
-        commit_time: microseconds since the PostgreSQL epoch (time of the prepare, when prepared).
-        origin: where the publisher itself got it from, or None.
-        prefixed: True if every record carries a (sub)xid after its tag, that is, if the transaction was streamed.
+        final_lsn: LSN of its commit (or prepare) record. PostgreSQL calls it remote_final_lsn.
+        end_lsn: end of that record: the position after it is applied, and the position to acknowledge.
+        commit_time: time of the commit (or prepare), microseconds since the PostgreSQL epoch.
+        origin: where the publisher replicated it from, or None.
+        prefixed: whether every record has a (sub)xid after its tag, that is, the transaction was streamed.
         records: raw payloads of Relation, Type, Insert, Update, Delete, Truncate and transactional LogicalMessage.
-        spilled: how many records, all before those in ``records``, are in the spool.
+        spilled: how many records are in the spool. All of them precede those in ``records``.
         size: bytes of all records together.
         largest: bytes of the largest spilled record.
-        spool: the spilled part; set by whoever did the spilling, None if ``spilled`` is 0.
+        spool: the spilled records, set by the code that spilled them; None if ``spilled`` is 0.
     """
 
     __slots__ = (
@@ -90,11 +90,11 @@ class Transaction:
 
     @property
     def count(self) -> int:
-        """How many records there are, spilled ones included."""
+        """Number of records, including spilled ones."""
         return self.spilled + len(self.records)
 
     def without_records(self) -> Transaction:
-        """The same transaction, had it changed nothing."""
+        """Return the same transaction without changes."""
         return Transaction(
             xid=self.xid,
             final_lsn=self.final_lsn,
@@ -106,7 +106,7 @@ class Transaction:
         )
 
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
-        """All records in order, or those from number ``start`` on, in pieces of bounded size. May be called again."""
+        """All records in order, or those from number ``start``, in pieces of bounded size. May be called more than once."""
         if self.spool is not None and start < self.spilled:
             async for chunk in self.spool.chunks(start):
                 yield chunk
@@ -116,7 +116,7 @@ class Transaction:
             yield rest
 
     async def discard(self) -> None:
-        """Free what was spilled."""
+        """Delete the spilled records."""
         if self.spool is not None:
             await self.spool.discard()
 
@@ -126,11 +126,11 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A transaction that PREPARE TRANSACTION ended, and the publisher's gid of it."""
+    """A transaction that PREPARE TRANSACTION ended, and its gid on the publisher."""
 
     transaction: Transaction
     gid: str
 
 
 Event = Transaction | PreparedTransaction | CommitPrepared | RollbackPrepared | LogicalMessage
-"""What reassembly hands on, in order. A LogicalMessage here is a non-transactional one."""
+"""The results of reassembly, in order. A LogicalMessage here is a non-transactional one."""

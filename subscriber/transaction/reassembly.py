@@ -1,15 +1,15 @@
-"""Messages to whole transactions: streams, aborted subtransactions, two-phase commit, and what shall be spilled.
+"""Assemble messages to whole transactions: streams, aborted subtransactions, two-phase commit, and spilling.
 
 Purpose
-    A publisher sends small transactions whole (``B`` … ``C``, or ``b`` … ``P`` when prepared) and large ones, while they are still
-    running, in chunks (``S`` … ``E``) that interleave with everything else. This module puts them together and hands them on when the
-    publisher committed or prepared them, in that order, with the changes of aborted subtransactions left out. It does no IO: where a
-    transaction is too large for memory, the caller takes its records (:meth:`Reassembly.spill`), and carries out the orders on them
-    that :meth:`Reassembly.feed` returns.
+    A publisher sends small transactions whole (``B`` … ``C``, or ``b`` … ``P`` when prepared). It sends large ones in chunks
+    (``S`` … ``E``) while they are still running; chunks interleave with everything else. This module assembles transactions and returns
+    them in the order in which the publisher committed or prepared them, without the changes of aborted subtransactions. It does no IO:
+    if a transaction is too large for memory, the caller takes its records (:meth:`Reassembly.spill`), and carries out the orders for
+    them that :meth:`Reassembly.feed` returns.
 
 States
-    Between two calls exactly one block is open, or none (``BETWEEN``). Streamed transactions live beside it from their first ``S`` to
-    their ``c``, ``p`` or ``A``, any number of them. ``-`` is a ProtocolError::
+    Between two calls at most one block is open (``BETWEEN``: none). Any number of streamed transactions exist beside it, each from its
+    first ``S`` to its ``c``, ``p`` or ``A``. ``-`` is a ProtocolError::
 
                           BETWEEN          TRANSACTION   PREPARE       CHUNK
         B                 TRANSACTION      -             -             -
@@ -22,67 +22,65 @@ States
         K, r              event, dropped   -             -             -
         A, unknown        nothing          nothing       nothing       nothing
         A, known          dropped          -             -             -
-        O                 -                kept          kept          kept          right behind B, b or S only
+        O                 -                kept          kept          kept          right after B, b or S only
         I U D T R Y       -                record        record        record
         M transactional   -                record        record        record
         M other           event            event         event         event
 
-    The event of ``C`` and of ``P`` closes the block. After a ProtocolError the object is of no more use except for
-    :meth:`Reassembly.reset`.
+    The event of ``C`` and of ``P`` closes the block. After a ProtocolError the object can only be :meth:`Reassembly.reset`.
 
-Where messages can stand (read in pgoutput.c and reorderbuffer.c; what is said of ``A`` and ``M`` was also run on 16.14 and 18.4)
+Where messages can occur (from pgoutput.c and reorderbuffer.c; the facts on ``A`` and ``M`` were also tested on 16.14 and 18.4)
     * ``O`` is written together with the ``B``, ``b`` or first ``S`` before it, if the origin still has a name. It never has an xid.
     * ``A`` is written when the abort record is decoded, hence between blocks. PostgreSQL 18.4 also sends it for transactions that it
-      never streamed, with streaming off too: an ``A`` that names nothing we hold is no error anywhere.
-    * A transaction that was prepared before the stream began lies in the reorder buffer until its ``K`` or ``r``, and is streamed from
-      there if memory gets short, as if it were still running (``ReorderBufferLargestStreamableTopTXN``; run on 15 to 18). No ``p`` or ``A``
-      ends such a stream: the ``K`` or ``r`` does. Nothing of it is needed: it was received before. (What was prepared before the slot's
-      two-phase start was not, but has its ``p`` before the ``K``.)
-    * ``P`` without ``b`` is what PostgreSQL 18 writes of a prepared transaction that changed nothing (``SELECT … FOR UPDATE``; run on
-      18.4): ReorderBufferPrepare sends the PREPARE that ReorderBufferReplay left out with the rest. It gives a transaction without records.
-      Once that is prepared in the target, its ``K`` or ``r`` is as any other, after a restart too. 15 to 17 write nothing of it but the
-      ``K`` or ``r`` (run on 15.18, 16.14 and 17.10).
-    * A non-transactional ``M`` is written when its record is decoded, hence between blocks and without an xid; its LSN may be past
-      those of the chunk behind it. Inside a block it would do no harm, so it is let through.
-    * A transactional ``M`` in a chunk carries the *top* xid even where a subtransaction emitted it. It vanishes with an aborted
-      subtransaction if a row of that one came before it; a message before the first row of its subtransaction survives the abort:
-      the publisher does not tell whose it is.
+      never streamed, even with streaming off. So an ``A`` for an unknown transaction is not an error.
+    * A transaction that was prepared before the stream began stays in the reorder buffer until its ``K`` or ``r``. If memory gets short,
+      it is streamed from there as if it were still running (``ReorderBufferLargestStreamableTopTXN``; tested on 15 to 18). Its ``K`` or
+      ``r`` ends such a stream, not a ``p`` or ``A``. The stream is not needed, because its changes were received before. (Those of a
+      transaction prepared before two-phase was enabled were not, but it has its ``p`` before the ``K``.)
+    * ``P`` without ``b``: PostgreSQL 18 sends it for a prepared transaction without changes (``SELECT … FOR UPDATE``; tested on 18.4),
+      because ReorderBufferPrepare sends the PREPARE that ReorderBufferReplay left out. It gives a transaction without records. Once
+      that is prepared in the target, its ``K`` or ``r`` is like any other, also after a restart. 15 to 17 send only the ``K`` or ``r``
+      of such a transaction (tested on 15.18, 16.14 and 17.10).
+    * A non-transactional ``M`` is written when its record is decoded, hence between blocks and without an xid. Its LSN may be past
+      those of the next chunk. It is accepted inside a block too, where it would be harmless.
+    * A transactional ``M`` in a chunk carries the *top* xid even if a subtransaction emitted it. It is removed with an aborted
+      subtransaction if a row of that subtransaction precedes it. A message before the first row of its subtransaction survives the
+      abort: the publisher does not send which subtransaction it belongs to.
 
 Aborted subtransactions
-    The reorder buffer sends a transaction's changes in WAL order, and subtransactions nest. Hence between the first record of a
-    subtransaction and its abort there is nothing but its own records and those of its children, and dropping *everything from its first
-    record on* is exact. That is why the place of every subxid's first record is kept, and why a cut forgets the subxids that start
-    behind it. An abort names the children first and the parent last; whichever starts first cuts most, the others find nothing more.
-    ``A`` with ``subxid == xid`` ends the whole transaction.
+    The reorder buffer sends a transaction's changes in WAL order, and subtransactions nest. Hence all records between the first record
+    of a subtransaction and its abort belong to it or to its children. So it is exact to drop *everything from its first record on*.
+    For this the position of every subxid's first record is kept, and a cut removes the subxids that start after it. An abort lists the
+    children first and the parent last. The one that starts first cuts most; the others find nothing more. ``A`` with ``subxid == xid``
+    ends the whole transaction.
 
-    Relation and Type are records like the others, and vanish with the subtransaction in which they were sent. That is right because
-    the publisher forgets at *every* ``A``, a subtransaction's too, which relations it described in this stream, and describes them again
-    before their next row (cleanup_rel_sync_cache). At ``c`` it takes the relations of the stream for known to us: whoever consumes the
-    transaction reads its Relation records, even where it skips the rows.
+    Relation and Type are records like the others, and are removed with the subtransaction in which they were sent. That is correct,
+    because at *every* ``A``, also of a subtransaction, the publisher forgets which relations it described in this stream. It describes
+    them again before their next row (cleanup_rel_sync_cache). After ``c`` it assumes that the subscriber knows the relations of the
+    stream. So the consumer of a transaction must read its Relation records even if it skips the rows.
 
-Worked traces (7 is the top transaction, 8 a subtransaction; ``S7!`` is a first segment)
+Examples (7 is the top transaction, 8 a subtransaction; ``S7!`` is a first segment)
     1. ``S7! I7 I8 E  B9 I C  S7 I8 E  A7,8  S7 R7 I7 E  c7``: transaction 9 with one row, then 7 with ``I7 R7 I7``. ``A7,8`` cut at
        record 1, through two chunks.
-    2. The same with the first chunk spilled: ``A7,8`` gives ``SpoolTruncate(id, 1)`` and drops what is in memory. Transaction 7 comes
-       with one spilled record and ``R7 I7`` in memory.
-    3. ``S7! E  S7 E  A7,8  A7,7``: a large aborted transaction as 14 to 17 send it. Nothing comes out.
+    2. The same with the first chunk spilled: ``A7,8`` gives ``SpoolTruncate(id, 1)`` and drops the records in memory. Transaction 7 has
+       one spilled record, and ``R7 I7`` in memory.
+    3. ``S7! E  S7 E  A7,8  A7,7``: a large aborted transaction as 14 to 17 send it. There is no output.
     4. ``S7! I7 E  p7 … K7``: a PreparedTransaction, later CommitPrepared. ``r7`` instead, or without any ``p7``, passes through as well.
-    5. ``S7! I7 E  K7``: prepared long ago. The stream is dropped, CommitPrepared comes.
-    6. ``S7! I7 E  S7! I7 E  c7``: the end of the first 7 was missed. Its part is discarded; a spool id of its own keeps the two apart.
+    5. ``S7! I7 E  K7``: prepared before this stream. The chunks are dropped, CommitPrepared is returned.
+    6. ``S7! I7 E  S7! I7 E  c7``: the end of the first 7 was missed. Its part is discarded; each part has its own spool id.
 
 Memory
-    ``memory`` is what the unfinished transactions hold: payload bytes and what Python adds to each. The largest of them is spilled
-    first, as the publisher does on its side. No object is made of a row, and nothing in it is looked at but the tag and, in a chunk,
-    the xid.
+    ``memory`` is the size of the unfinished transactions: payload bytes and Python's overhead for each. The largest of them is spilled
+    first, as on the publisher. No object is built per row. Only the tag of a row is read and, in a chunk, the xid.
 
-Looking in
-    ``streams`` are the streamed transactions that have not ended. Whoever applies one of them before its end reads it from there. Its
-    records may depend on what was committed before their chunk came, hence each chunk notes how many events had been handed on by then.
+Reading unfinished transactions
+    ``streams`` are the streamed transactions that have not ended. Parallel apply reads them from there before they end. The records of a
+    chunk may depend on transactions that were committed before it. Hence each chunk notes how many events had been returned by then.
 
 Rejected
-    One list of records a subtransaction, merged at commit: it needs the order across them, and a merge for the common case that nothing
-    aborts. Handing chunks on as events of their own: they would wait in memory, or in a second spool, for whoever applies them.
-    Spilling from here: this room does no IO.
+    One list of records per subtransaction, merged at commit: the merge needs the order across the lists, and it costs time in the common
+    case without aborts. Returning chunks as events of their own: they would wait in memory, or in a second spool, until they are applied.
+    Spilling here: this package does no IO.
 """
 
 from __future__ import annotations
@@ -123,16 +121,16 @@ from subscriber.transaction.unfinished import RECORD_OVERHEAD, SpoolDiscard, Spo
 __all__ = ["RECORD_OVERHEAD", "ROW_TAGS", "Output", "Reassembly", "SpoolDiscard", "SpoolTruncate"]
 
 Output = Event | SpoolTruncate | SpoolDiscard
-"""What :meth:`Reassembly.feed` returns: events for the sink and orders for the spool, to be carried out in their order."""
+"""The results of :meth:`Reassembly.feed`: events for the sink and orders for the spool, to be carried out in order."""
 
 _ORDERS: Final = (SpoolTruncate, SpoolDiscard)
 _NOTHING: Final[tuple[Output, ...]] = ()
 ROW_TAGS: Final = frozenset(map(int, (Tag.INSERT, Tag.UPDATE, Tag.DELETE, Tag.TRUNCATE, Tag.RELATION, Tag.TYPE)))
-"""Of messages that only ever are records of the transaction that is open."""
+"""Tags of messages that are always records of the open transaction."""
 
 
 class _Block(Enum):
-    """What is open; the value is the message that closes it."""
+    """The open block. The value is the message that closes it."""
 
     BETWEEN = ""
     TRANSACTION = "COMMIT"
@@ -149,15 +147,15 @@ _LEGAL: Final[dict[type, frozenset[_Block]]] = {
     StreamStop: frozenset({_Block.CHUNK}),
     Origin: _ANYWHERE - _BETWEEN,
 }
-"""The state table of the module's text, for control messages; the others depend on more than the block."""
+"""The state table of the module's docstring, for control messages. For the other messages the block alone does not decide."""
 
 _OPENER: Final[dict[type, str]] = {Commit: "BEGIN", StreamStop: "STREAM START"}
 
 
 class Reassembly:
-    """Puts one connection's messages together to transactions. See the module's text.
+    """Assembles one connection's messages to transactions. See the module's docstring.
 
-    Calls are made one at a time, in the order of the messages. Orders for the spool are carried out before the next :meth:`spill`.
+    Make one call at a time, in the order of the messages. Carry out orders for the spool before the next :meth:`spill`.
     """
 
     def __init__(self) -> None:
@@ -170,19 +168,19 @@ class Reassembly:
 
     @property
     def streams(self) -> Collection[UnfinishedTransaction]:
-        """Streamed transactions whose end was not received, the oldest first. To look at."""
+        """Streamed transactions whose end was not received, oldest first. Do not change them."""
         return self._streams.values()
 
     @property
     def memory(self) -> int:
-        """Bytes held by transactions whose end was not received: payloads, and :data:`RECORD_OVERHEAD` for each."""
+        """Bytes held by unfinished transactions: payloads, and :data:`RECORD_OVERHEAD` for each."""
         return self._memory
 
     def feed(self, payload: bytes) -> Sequence[Output]:
-        """Take the next message, as the payload of an XLogData frame; return what it completes, most often nothing.
+        """Take the next message (the payload of an XLogData frame). Return what it completes, most often nothing.
 
         Raises:
-            ProtocolError: it is no message, or stands where it must not.
+            ProtocolError: it is not a message, or not allowed in the current state.
         """
         current = self._current
         if current is not None and payload and payload[0] in ROW_TAGS:
@@ -196,11 +194,11 @@ class Reassembly:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a row may come next: a block is open."""
+        """Whether a block is open, so that a row may follow."""
         return self._current is not None
 
     def feed_rows(self, payloads: Sequence[bytes]) -> None:
-        """Take messages that all have one of :data:`ROW_TAGS`, as :meth:`feed` takes each of them. Only where one may come.
+        """Feed messages that all have one of :data:`ROW_TAGS`. Call it only if :attr:`in_transaction`.
 
         Raises:
             ProtocolError
@@ -210,16 +208,16 @@ class Reassembly:
         self._memory += current.extend(payloads)
 
     def feed_whole(self, begin: bytes, payloads: list[bytes], commit: bytes) -> Transaction:
-        """Take a BEGIN, messages that all have one of :data:`ROW_TAGS`, and a COMMIT, as :meth:`feed` takes each of them.
+        """Feed a BEGIN, messages that all have one of :data:`ROW_TAGS`, and a COMMIT.
 
-        Most transactions are small, and come at once: a third of what they cost is spared. Only while none is open
-        (:attr:`in_transaction`).
+        Most transactions are small and arrive at once. For these this saves a third of the cost of :meth:`feed`. Call it only if no
+        transaction is open (:attr:`in_transaction`).
 
         Raises:
             ProtocolError
         """
         opening, closing = decode(begin), decode(commit)
-        assert isinstance(opening, Begin)  # the tags
+        assert isinstance(opening, Begin)  # by its tag
         assert isinstance(closing, Commit)
         _check_commit(closing, opening)
         self._events += 1
@@ -235,7 +233,7 @@ class Reassembly:
         )
 
     def spill(self) -> tuple[int, list[bytes]] | None:
-        """Hand over the records in memory of the transaction that holds most: the spool id to append them to, and the records.
+        """Return the records in memory of the largest open transaction, with the spool id to append them to.
 
         They count as spilled from now on. None if no open transaction has records in memory.
         """
@@ -246,7 +244,7 @@ class Reassembly:
         return largest.spool_id, largest.spill()
 
     def reset(self) -> list[SpoolDiscard]:
-        """The connection ended: forget everything, and return what has to be discarded. The publisher will send it again."""
+        """Drop everything after the connection ended. Return what to discard in the spool. The publisher will send it again."""
         orders = [order for transaction in self._unfinished() for order in transaction.discard()]
         self._block = _Block.BETWEEN
         self._current = None
@@ -260,7 +258,7 @@ class Reassembly:
             found.append(self._current)
         return found
 
-    # --- everything that is not a row in its place
+    # --- everything except rows inside a block
 
     def _control(self, payload: bytes) -> Sequence[Output]:
         message = decode(payload, in_stream=self._block is _Block.CHUNK)
@@ -292,13 +290,13 @@ class Reassembly:
             case LogicalMessage():
                 return self._logical_message(message, payload)
             case Relation() | Type() | Insert() | Update() | Delete() | Truncate():
-                raise self._out_of_order(message, payload)  # inside a block feed() takes them
+                raise self._out_of_order(message, payload)  # feed() handles these inside a block
             case _:
                 assert_never(message)
         return _NOTHING
 
     def _out_of_order(self, message: Message, payload: bytes) -> ProtocolError:
-        """Say what is wrong in the words of native's apply worker, as far as it has any."""
+        """Report the error in the words of PostgreSQL's apply worker where it has any."""
         name = Tag(payload[0]).name.replace("_", " ")
         current = self._current
         if isinstance(message, Origin):
@@ -321,9 +319,9 @@ class Reassembly:
         self._block = _Block.BETWEEN
 
     def _end_current(self) -> UnfinishedTransaction:
-        """End the transaction that is not streamed, and return it."""
+        """End the open transaction that is not streamed, and return it."""
         current = self._current
-        assert current is not None  # the state table: its block was open
+        assert current is not None  # by the state table, its block was open
         self._memory -= current.memory
         self._close()
         return current
@@ -337,7 +335,7 @@ class Reassembly:
 
     def _origin(self, message: Origin) -> None:
         current = self._current
-        assert current is not None  # the state table: Origin stands in a block
+        assert current is not None  # by the state table, Origin occurs in a block
         if current.count != current.origin_at:
             raise ProtocolError("ORIGIN message sent out of order", tag="O")
         current.origin_at = None
@@ -354,7 +352,7 @@ class Reassembly:
 
     def _commit(self, message: Commit) -> Sequence[Output]:
         current = self._end_current()
-        assert isinstance(current.opening, Begin)  # the state table
+        assert isinstance(current.opening, Begin)  # by the state table
         _check_commit(message, current.opening)
         return (current.finish(message.commit_lsn, message.end_lsn, message.commit_time),)
 
@@ -363,7 +361,7 @@ class Reassembly:
             return self._empty_prepare(message)
         current = self._end_current()
         opening = current.opening
-        assert isinstance(opening, BeginPrepare)  # the state table
+        assert isinstance(opening, BeginPrepare)  # by the state table
         if message.prepare_lsn != opening.prepare_lsn:
             text = f"incorrect prepare LSN {message.prepare_lsn} in prepare message (expected {opening.prepare_lsn})"
             raise ProtocolError(text, tag="P")
@@ -401,7 +399,7 @@ class Reassembly:
         return (PreparedTransaction(stream.finish(message.prepare_lsn, message.end_lsn, message.prepare_time), message.gid),)
 
     def _drop_stream(self, xid: int) -> tuple[SpoolDiscard, ...]:
-        """Nothing of it is needed any more, if there is one."""
+        """Drop the streamed transaction, if there is one. It is not needed any more."""
         stream = self._streams.pop(xid, None)
         if stream is None:
             return ()

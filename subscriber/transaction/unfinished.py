@@ -1,10 +1,10 @@
-"""A transaction whose end was not received yet: its records, and what of them is spilled or cut off.
+"""A transaction whose end was not received yet: its records, and which of them are spilled or cut off.
 
-The records form one sequence, whose first ones may have been spilled. For each subtransaction of a streamed transaction the place of
-its first record in that sequence is kept, with the bytes before it: an abort cuts the sequence and the accounts in one step.
+The records form one sequence. The first ones may have been spilled. For each subtransaction of a streamed transaction the index of its
+first record is kept, with the number of bytes before it. So an abort cuts the sequence and the byte counts in one step.
 
-Whoever applies a streamed transaction while it is still received looks in from beside, at its own pace: it asks which records are there
-(:meth:`UnfinishedTransaction.available`), and learns of cuts when it looks next (:meth:`UnfinishedTransaction.take_cut`).
+Parallel apply reads a streamed transaction while it is still being received, at its own pace. It asks which records are available
+(:meth:`UnfinishedTransaction.available`), and then whether records were cut off (:meth:`UnfinishedTransaction.take_cut`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from subscriber.transaction.model import Transaction
 __all__ = ["RECORD_OVERHEAD", "SpoolDiscard", "SpoolTruncate", "UnfinishedTransaction"]
 
 RECORD_OVERHEAD: Final = 56
-"""Bytes that Python adds to a record: the header of the bytes object, its rounding, its place in a list."""
+"""Bytes that Python adds to a record: the header of the bytes object, its rounding, its slot in a list."""
 _UNKNOWN_XID: Final = b"longer than any"
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolTruncate:
-    """Order: keep only the first ``count`` (at least one) of the records that were spilled under ``spool_id``."""
+    """Order: keep only the first ``count`` (at least one) records that were spilled under ``spool_id``."""
 
     spool_id: int
     count: int
@@ -36,24 +36,24 @@ class SpoolTruncate:
 
 @dataclass(frozen=True, slots=True)
 class SpoolDiscard:
-    """Order: forget what was spilled under ``spool_id``."""
+    """Order: delete the records that were spilled under ``spool_id``."""
 
     spool_id: int
 
 
 class UnfinishedTransaction:
-    """Built up by :class:`subscriber.transaction.reassembly.Reassembly`.
+    """Filled by :class:`subscriber.transaction.reassembly.Reassembly`.
 
     Attributes:
         opening: its Begin, BeginPrepare or first StreamStart.
-        spool_id: where its records are spilled to; never used for another transaction.
-        streamed: whether every record carries an xid.
-        origin: where the publisher has it from, or None.
-        origin_at: how many records there are when an Origin may come, which is right behind the message that opens a block; None after it.
+        spool_id: under which its records are spilled. It is never reused.
+        streamed: whether every record has an xid.
+        origin: where the publisher replicated it from, or None.
+        origin_at: the number of records at which an Origin is allowed, which is right after the message that opens a block; else None.
         size: payload bytes of all records.
         largest: payload bytes of the largest record that was ever spilled.
-        finished: its end came, and a :class:`Transaction` has its records now.
-        dropped: it was given up: aborted, or the connection ended.
+        finished: its end was received, and a :class:`Transaction` has its records.
+        dropped: it was abandoned: aborted, or the connection ended.
     """
 
     __slots__ = (
@@ -85,15 +85,15 @@ class UnfinishedTransaction:
         self.largest = 0
         self.finished = False
         self.dropped = False
-        # of chunks, the number of their first record and of the events before them; only where the latter grew, and not yet looked behind
+        # for chunks: number of their first record, and of the events before them; only where the latter grew and is not reached yet
         self._barriers: deque[tuple[int, int]] = deque()
         self._cut_to: int | None = None
         self._records: list[bytes] = []
         self._spilled = 0
         self._spilled_size = 0
-        # for each xid, in the order of their first records: how many records, and bytes of them, there were before its first one
+        # for each xid, in the order of their first records: number and bytes of the records before its first one
         self._firsts: dict[int, tuple[int, int]] = {}
-        # the four bytes of the last record's xid: while they stay the same there is nothing to look up
+        # the four bytes of the last record's xid: while they stay the same, no lookup is needed
         self._last_xid = _UNKNOWN_XID
 
     @property
@@ -103,21 +103,21 @@ class UnfinishedTransaction:
 
     @property
     def count(self) -> int:
-        """Number of records, spilled ones included."""
+        """Number of records, including spilled ones."""
         return self._spilled + len(self._records)
 
     @property
     def spilled(self) -> int:
-        """How many records, from the first one on, are spilled."""
+        """Number of spilled records. They are the first ones."""
         return self._spilled
 
     @property
     def memory(self) -> int:
-        """Bytes held: payloads, and :data:`RECORD_OVERHEAD` for each."""
+        """Bytes in memory: payloads, and :data:`RECORD_OVERHEAD` for each."""
         return self.size - self._spilled_size + RECORD_OVERHEAD * len(self._records)
 
     def append(self, payload: bytes) -> int:
-        """Add a record; return the memory it takes.
+        """Add a record; return the memory that it takes.
 
         Raises:
             ProtocolError: the transaction is streamed, and the record has no xid.
@@ -130,7 +130,7 @@ class UnfinishedTransaction:
         return size + RECORD_OVERHEAD
 
     def extend(self, payloads: Sequence[bytes]) -> int:
-        """Add records; return the memory they take.
+        """Add records; return the memory that they take.
 
         Raises:
             ProtocolError: as :meth:`append`.
@@ -143,7 +143,7 @@ class UnfinishedTransaction:
         return size + RECORD_OVERHEAD * len(payloads)
 
     def _note_xid(self, payload: bytes) -> None:
-        """Another (sub)transaction than that of the last record: remember where it starts."""
+        """Note where a (sub)transaction starts, if the record is its first one."""
         prefix = payload[1:5]
         xid = int.from_bytes(prefix)
         if len(prefix) < 4 or xid == 0:
@@ -152,14 +152,14 @@ class UnfinishedTransaction:
         self._last_xid = prefix
 
     def knows(self, subxid: int) -> bool:
-        """Whether there is a record of this subtransaction."""
+        """Whether this subtransaction has a record."""
         return subxid in self._firsts
 
     def cut(self, subxid: int) -> tuple[SpoolTruncate | SpoolDiscard, ...]:
-        """Drop everything from the first record of ``subxid`` on; it must be known. Return what to do to the spool."""
+        """Drop everything from the first record of ``subxid``, which must be known. Return the orders for the spool."""
         kept, self.size = self._firsts[subxid]
         while self._firsts.popitem()[0] != subxid:
-            pass  # subtransactions that start behind the cut
+            pass  # remove subtransactions that start after the cut
         while self._barriers and self._barriers[-1][0] >= kept:
             self._barriers.pop()
         self._cut_to = kept if self._cut_to is None else min(kept, self._cut_to)
@@ -173,7 +173,7 @@ class UnfinishedTransaction:
         return (SpoolTruncate(self.spool_id, kept) if kept else SpoolDiscard(self.spool_id),)
 
     def spill(self) -> list[bytes]:
-        """Give the records in memory away; they count as spilled from now on."""
+        """Return the records in memory and release them. They count as spilled from now on."""
         records, self._records = self._records, []
         self.largest = max(self.largest, max(map(len, records), default=0))
         self._spilled += len(records)
@@ -181,36 +181,36 @@ class UnfinishedTransaction:
         return records
 
     def discard(self) -> tuple[SpoolDiscard, ...]:
-        """The transaction is given up; return what to do to the spool."""
+        """Abandon the transaction. Return the orders for the spool."""
         self.dropped = True
         return (SpoolDiscard(self.spool_id),) if self._spilled else ()
 
-    # --- for whoever applies it meanwhile
+    # --- for parallel apply
 
     def begin_chunk(self, events: int) -> None:
-        """The next records come after so many events: what those committed, they may depend on."""
+        """Note that the next records may depend on the first ``events`` events."""
         if self._barriers and self._barriers[-1][0] == self.count:
             self._barriers.pop()
         if not self._barriers or self._barriers[-1][1] != events:
             self._barriers.append((self.count, events))
 
     def available(self, events: int) -> int:
-        """How many records, from the first one on, depend on the first so many events only. ``events`` never gets less."""
+        """Return how many of the first records depend only on the first ``events`` events. ``events`` must never decrease."""
         while self._barriers and self._barriers[0][1] <= events:
             self._barriers.popleft()
         return self._barriers[0][0] if self._barriers else self.count
 
     def take_cut(self) -> int | None:
-        """How many records the deepest cut since the last call left; None: there was none."""
+        """Return how many records the deepest cut since the last call left; None if there was none."""
         cut, self._cut_to = self._cut_to, None
         return cut
 
     def held(self, start: int, stop: int) -> list[bytes]:
-        """The records from number ``start`` to before ``stop``; none if they begin among the spilled ones."""
+        """Return the records from number ``start`` to before ``stop``; none if they begin among the spilled ones."""
         return self._records[start - self._spilled : stop - self._spilled] if start >= self._spilled else []
 
     def finish(self, final_lsn: Lsn, end_lsn: Lsn, commit_time: int) -> Transaction:
-        """Its end came."""
+        """End the transaction; return it."""
         self.finished = True
         return Transaction(
             xid=self.xid,

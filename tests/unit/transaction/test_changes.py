@@ -81,7 +81,7 @@ def test_in_a_streamed_transaction() -> None:
     assert read(reader, Insert(5, TupleData(b"tn", [b"1", None]), xid=8)) == InsertChange(T, {"id": "1", "note": None})
 
 
-def test_relations_hold_from_where_they_are_described() -> None:
+def test_relation_applies_from_its_description_on() -> None:
     known = {5: T}
     reader = ChangeReader(known, prefixed=False)
     first = read(reader, Insert(5, TupleData(b"tn", [b"1", None])))
@@ -98,8 +98,8 @@ def test_unknown_relation(reader: ChangeReader) -> None:
         read(reader, Insert(99, TupleData(b"", [])))
 
 
-def test_row_of_another_width(reader: ChangeReader) -> None:
-    with pytest.raises(ProtocolError, match=r"a row of 1 columns for relation public\.t, which was described with 2"):
+def test_row_with_wrong_number_of_columns(reader: ChangeReader) -> None:
+    with pytest.raises(ProtocolError, match=r"a row of relation public\.t has 1 columns, its description has 2"):
         read(reader, Insert(5, TupleData(b"t", [b"secret"])))
 
 

@@ -21,7 +21,7 @@ def test_starts_at_the_durable_position() -> None:
     assert tracker.idle_lsn() is None
 
 
-def test_idle_follows_what_is_received_through_the_target() -> None:
+def test_idle_position_is_stored_in_the_target_first() -> None:
     tracker = tracker_at(100)
     tracker.receive(Lsn(150))
     assert tracker.status() == (150, 100, 150)
@@ -31,7 +31,7 @@ def test_idle_follows_what_is_received_through_the_target() -> None:
     assert tracker.idle_lsn() is None
 
 
-def test_keepalive_is_no_progress_over_pending_data() -> None:
+def test_keepalive_does_not_acknowledge_pending_data() -> None:
     tracker = tracker_at(100)
     tracker.pend(Lsn(200))
     tracker.receive(Lsn(900))
@@ -61,7 +61,7 @@ def test_durable_is_visible() -> None:
     assert not tracker.idle
 
 
-def test_idle_again_after_the_last_one_is_durable() -> None:
+def test_idle_once_all_pending_data_is_durable() -> None:
     tracker = tracker_at(100)
     tracker.pend(Lsn(200))
     tracker.receive(Lsn(250))
@@ -115,7 +115,7 @@ def test_nothing_goes_back() -> None:
     assert tracker.status() == (200, 200, 200)
 
 
-def test_late_prepare_lies_below_what_is_flushed() -> None:
+def test_late_prepare_below_the_flushed_position_is_not_pending() -> None:
     """b … P of before the slot's two-phase start, right before its K: the K holds the acknowledgement back."""
     tracker = tracker_at(500)
     tracker.pend(Lsn(200))
@@ -128,7 +128,7 @@ def test_late_prepare_lies_below_what_is_flushed() -> None:
     assert tracker.status() == (600, 600, 600)
 
 
-def test_late_prepare_above_what_is_flushed_is_pending() -> None:
+def test_late_prepare_above_the_flushed_position_is_pending() -> None:
     tracker = tracker_at(100)
     tracker.receive(Lsn(500))
     assert tracker.status() == (500, 100, 500)
@@ -138,7 +138,7 @@ def test_late_prepare_above_what_is_flushed_is_pending() -> None:
 
 
 @pytest.mark.parametrize("call", ["applied_to", "flush"])
-def test_beyond_received_is_a_programming_error(call: str) -> None:
+def test_position_beyond_received_is_a_programming_error(call: str) -> None:
     tracker = tracker_at(100)
     tracker.receive(Lsn(0x1_0000_0000))
     with pytest.raises(ValueError, match=r"1/1 cannot have been applied: only 1/0 was received"):
@@ -146,7 +146,7 @@ def test_beyond_received_is_a_programming_error(call: str) -> None:
     assert tracker.status() == (0x1_0000_0000, 100, 0x1_0000_0000)
 
 
-def test_commit_below_what_was_received_contradicts_it() -> None:
+def test_commit_below_the_received_position_contradicts_it() -> None:
     tracker = tracker_at(100)
     tracker.pend(Lsn(200), in_order=True)
     tracker.receive(Lsn(200))
@@ -161,7 +161,7 @@ def test_commit_below_what_was_received_contradicts_it() -> None:
     assert tracker.status() == (900, 200, 900), "what is reported never goes back"
 
 
-def test_wrong_end_that_was_stored_already() -> None:
+def test_wrong_wal_end_that_was_already_stored() -> None:
     tracker = tracker_at(100)
     tracker.receive(Lsn(900))
     tracker.flush(Lsn(900))
@@ -188,7 +188,7 @@ def test_contradicted_while_transactions_are_pending() -> None:
     assert tracker.idle_lsn() is None
 
 
-def test_order_is_of_one_session_and_not_of_late_prepares() -> None:
+def test_order_is_checked_within_a_session_except_for_late_prepares() -> None:
     tracker = tracker_at(1000)
     tracker.pend(Lsn(500), in_order=True)
     tracker.receive(Lsn(600))
@@ -278,7 +278,7 @@ TestFollowing = Following.TestCase
 
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(["receive", "pend", "applied_to", "flush", "status"]), st.integers(0, 40)), max_size=40))
-def test_invariants_whatever_is_called(calls: list[tuple[str, int]]) -> None:
+def test_invariants_for_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:
     tracker = tracker_at(10)
     before = tracker.status()
     flushes = 10

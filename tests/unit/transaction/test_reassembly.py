@@ -155,7 +155,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("trace", "expected"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused(trace: str, expected: str) -> None:
+def test_messages_out_of_order_are_rejected(trace: str, expected: str) -> None:
     *before, last = messages(trace)
     reassembly = Reassembly()
     for message in before:
@@ -166,7 +166,7 @@ def test_refused(trace: str, expected: str) -> None:
     assert caught.value.tag == expected.split("in message '")[1][0]
 
 
-def test_every_tag_is_refused_or_taken_in_every_block() -> None:
+def test_every_tag_in_every_block() -> None:
     """No combination gives anything but outputs or a ProtocolError."""
     openings = ["", "B9", "b9", "S7!", "S7! E"]
     rows = [f"{tag}{xid}" for tag in "IUDTRYM" for xid in ("", "8")]
@@ -195,7 +195,7 @@ def test_every_tag_is_refused_or_taken_in_every_block() -> None:
 @pytest.mark.parametrize(
     ("payload", "error"), [(b"", "empty message at offset 0"), (b"?", "unknown message type in message '?' at offset 0")]
 )
-def test_what_is_no_message(opening: str, payload: bytes, error: str) -> None:
+def test_invalid_messages(opening: str, payload: bytes, error: str) -> None:
     reassembly = Reassembly()
     feed(reassembly, opening)
     with pytest.raises(ProtocolError) as caught:
@@ -312,7 +312,7 @@ def held(*records: tuple[str, str, int | None]) -> int:
     return sum(len(encode(record(*each))) + RECORD_OVERHEAD for each in records)
 
 
-def test_memory_counts_what_is_open() -> None:
+def test_memory_counts_unfinished_transactions() -> None:
     reassembly = Reassembly()
     assert reassembly.memory == 0
     feed(reassembly, "S7! I7:a I8:bb M7:m E")
@@ -407,14 +407,14 @@ def test_cut(before: str, after: str, orders: str, left: str, spilled: int) -> N
     assert transaction.size == transaction.count * len(encode(record("I", "a", 7)))
 
 
-def test_subtransactions_behind_a_cut_are_forgotten() -> None:
+def test_cut_forgets_later_subtransactions() -> None:
     """The bug would be a second truncation, at a place that was written anew meanwhile."""
     reassembly = Reassembly()
     feed(reassembly, "S7! I7:a I8:b I9:c E A7,8 S7 I7:d I7:e I7:f E")
     assert show(feed(reassembly, "A7,9 c7")) == "7(a d e f)"
 
 
-def test_same_subtransaction_after_a_cut_is_known_anew() -> None:
+def test_same_subtransaction_may_start_again_after_a_cut() -> None:
     """The xid of the last record before a cut is not taken for seen after it."""
     reassembly = Reassembly()
     feed(reassembly, "S7! I7:a I8:b I9:c E A7,9 S7 I8:d E A7,8 S7 I8:x E")
@@ -422,7 +422,7 @@ def test_same_subtransaction_after_a_cut_is_known_anew() -> None:
 
 
 @pytest.mark.parametrize(("trace", "orders"), [("A7,7", "discard(1)"), ("S7!", "discard(1)")])
-def test_what_is_given_up_is_discarded(trace: str, orders: str) -> None:
+def test_abandoned_transactions_are_discarded(trace: str, orders: str) -> None:
     reassembly = Reassembly()
     feed(reassembly, "S7! I7:a E")
     reassembly.spill()
@@ -472,7 +472,7 @@ def test_reset_after_an_error() -> None:
     assert show(feed(reassembly, "B9 I:b C")) == "9(b)"
 
 
-def test_payloads_are_kept_as_they_came() -> None:
+def test_payloads_are_kept_unchanged() -> None:
     """No copy is made of a row, and nothing behind its xid is looked at."""
     reassembly = Reassembly()
     feed(reassembly, "S7!")

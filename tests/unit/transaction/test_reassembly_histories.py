@@ -109,7 +109,7 @@ def test_surviving_rows_of_long_histories(history: bytes) -> None:
     play(history)
 
 
-def test_the_model_plays_everything() -> None:
+def test_model_generates_every_case() -> None:
     """The histories above are worth something: each kind of message, cut and event is among them."""
     seen = set()
     kinds = set()

@@ -29,10 +29,10 @@ def test_rows_and_truncate() -> None:
     assert found == frozenset({1, 2, 3, 4, 70000})
 
 
-def test_behind_an_xid() -> None:
+def test_relations_of_records_with_an_xid() -> None:
     assert changed_relations(transaction(row(b"I", 1, xid=7), truncate(2, xid=7), prefixed=True)) == frozenset({1, 2})
 
 
-def test_nothing_and_spilled() -> None:
+def test_empty_and_spilled_transactions() -> None:
     assert changed_relations(transaction()) == frozenset()
     assert changed_relations(transaction(row(b"I", 1), spilled=3)) is None
