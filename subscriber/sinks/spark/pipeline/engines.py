@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -81,7 +81,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
+        """The value of the option that selects it."""
         ...
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
@@ -96,10 +96,7 @@ class Engine(Protocol):
 class UnitEngine(ABC):
     """An engine whose units write files, which it then commits."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """See :attr:`Engine.name`."""
+    name: ClassVar[str]
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
@@ -132,14 +129,11 @@ class LocalEngine(UnitEngine):
         threads: how many units at once.
     """
 
+    name = "local"
+
     def __init__(self, storage: Storage, threads: int = 2) -> None:
         self._storage = storage
         self._threads = threads
-
-    @property
-    def name(self) -> str:
-        """See :attr:`Engine.name`."""
-        return "local"
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         """See :meth:`UnitEngine.run`."""
@@ -157,14 +151,11 @@ class RewriteEngine(UnitEngine):
         location: of the lake.
     """
 
+    name = "rewrite"
+
     def __init__(self, spark: SparkSession, location: Location) -> None:
         self._spark = spark
         self._location = location
-
-    @property
-    def name(self) -> str:
-        """See :attr:`subscriber.sinks.spark.pipeline.engines.Engine.name`."""
-        return "rewrite"
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
         """See :meth:`UnitEngine.run`."""

@@ -88,17 +88,14 @@ class MergeEngine:
         directory: relative to the lake, for files of a round.
     """
 
+    name = "merge"
+
     def __init__(self, spark: SparkSession, location: Location, storage: Storage, directory: str = "round") -> None:
         self._spark = spark
         self._storage = storage
         self._directory = directory
         self._units = RewriteEngine(spark, location)
         self._sessions: dict[str, SparkSession] = {}
-
-    @property
-    def name(self) -> str:
-        """See the protocol."""
-        return "merge"
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
         """See the protocol: units first, then the tables that are merged, some beside each other."""
