@@ -45,7 +45,7 @@ _PATIENCE_SECONDS: Final = 10.0
 
 
 class CopyRunner(Protocol):
-    """Where parts are read."""
+    """Runs the parts of a copy, in threads or on executors."""
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
         """Store these parts, ``order.workers`` at once; None: all are stored. May end early once ``stop`` is set.
@@ -56,12 +56,12 @@ class CopyRunner(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Let :meth:`run`, in other threads, come to its end. ``stop`` is set; called again and again until it has. Never blocks."""
+        """Make :meth:`run` end in other threads, after ``stop`` was set. It is called repeatedly until they have ended. Never blocks."""
         ...
 
 
 class LocalCopyRunner:
-    """Threads of this process.
+    """Runs parts in threads of this process.
 
     Args:
         storage: the lake's.
@@ -91,7 +91,7 @@ class LocalCopyRunner:
         return worst_failure([part.result() for part in parts.values()])
 
     def cancel(self) -> None:
-        """They see by themselves that they shall stop, unless the publisher keeps them waiting."""
+        """Cancel statements at the publisher; apart from these, the threads see ``stop`` themselves."""
         self._sessions.cancel()
 
 
@@ -104,7 +104,7 @@ def try_copy_part(
     *,
     sessions: Sessions | None = None,
 ) -> CopyFailure | None:
-    """Store one part; what went wrong, if it could not be. Once ``stop`` is set that is the stop, and nothing to tell."""
+    """Store one part. Returns the failure, if any; once ``stop`` is set, an error is due to the stop and not returned."""
     if stop is not None and stop.is_set():
         return None
     try:
@@ -117,7 +117,7 @@ def try_copy_part(
 
 
 def worst_failure(failures: Sequence[CopyFailure | None]) -> CopyFailure | None:
-    """The one to tell: that the snapshot is gone, before all others."""
+    """The failure to report: a lost snapshot before all others."""
     found = [failure for failure in failures if failure is not None]
     return next((failure for failure in found if failure.gone), found[0] if found else None)
 
@@ -163,7 +163,7 @@ class Copier:
             running[0].join(_LOOK_SECONDS)
 
     def check(self) -> None:
-        """Whether parts can still be read here.
+        """Check that parts can still be read here.
 
         Raises:
             SparkLost: they cannot, until the applier is started again.
@@ -271,7 +271,7 @@ class SparkCopyRunner:
 
 
 def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:
-    """What an executor does."""
+    """Store parts on an executor."""
     storage = Storage.open(location)
     # from the driver of this job, by Spark's own channel, which carries pickled code anyway
     order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301

@@ -21,7 +21,7 @@ COPY_DOCUMENT: Final = "copy.json"
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table's copy: as of which LSN, its schema, and its files: landed ones, or those of the Delta table that executors wrote."""
+    """A table's copy: its LSN, its schema, and its files. ``base``: files of the Delta table, if executors wrote them."""
 
     lsn: Lsn
     schema: TableSchema
@@ -30,7 +30,7 @@ class TableCopy:
 
 
 def read_copy(storage: Storage, directory: str) -> TableCopy | None:
-    """What a table's copy says of itself; None: there was none.
+    """Read the document of a table's copy; None: there is none.
 
     Raises:
         TargetError: it is damaged.

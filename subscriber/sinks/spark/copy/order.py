@@ -52,7 +52,7 @@ class DonePart:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The count of its rows."""
         return sum(file.rows for file in self.files)
 
 
@@ -94,7 +94,7 @@ class CopyOrder:
     workers: int
 
     def place(self, storage: Storage) -> None:
-        """Write it.
+        """Write the order.
 
         Raises:
             TargetError: it cannot be written.
@@ -145,7 +145,7 @@ class CopyOrder:
     # --- what is done
 
     def mark(self, storage: Storage, number: int, files: Iterable[DataFile]) -> None:
-        """A part is stored; durable on return, its files with it.
+        """Mark a part as stored; durable on return, including its files.
 
         Raises:
             TargetError: it cannot be written, or the copy was given up.
@@ -154,7 +154,7 @@ class CopyOrder:
         write_document(storage, f"{self.directory}/done-{number:06d}.json", {"files": [file_to_json(file) for file in files]})
 
     def numbers_done(self, storage: Storage) -> set[int]:
-        """Which parts are stored."""
+        """The numbers of the parts that are stored."""
         return {int(match[1]) for file in storage.files(self.directory) if (match := _DONE.fullmatch(file.name))}
 
     def done(self, storage: Storage, number: int) -> DonePart:
@@ -185,7 +185,7 @@ class CopyOrder:
         write_document(storage, f"{self.directory}/{_FAILURE}", {"text": failure.text, "gone": failure.gone}, durable=False)
 
     def failure(self, storage: Storage) -> CopyFailure | None:
-        """What :meth:`report` told last."""
+        """The last failure that :meth:`report` stored."""
         document = read_document(storage, f"{self.directory}/{_FAILURE}")
         return None if document is None else CopyFailure(str(document.get("text")), bool(document.get("gone")))
 
@@ -196,7 +196,7 @@ def base_file_name(table_id: int, generation: int) -> str:
 
 
 def remove_base_files(storage: Storage, base: str, table_id: int, generations: range) -> None:
-    """Remove what copies of a table that never counted left in its directory.
+    """Remove base files of copies of a table that were never finished.
 
     Args:
         storage: the lake's.

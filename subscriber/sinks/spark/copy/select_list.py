@@ -99,7 +99,7 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
 
 
 def _paired(schema: TableSchema, columns: Sequence[pa.Array]) -> Iterator[tuple[LakeColumn, pa.Array, pa.Array | None]]:
-    """Each column with its values; and with the texts of those that the lake cannot hold, if it has temporal ones."""
+    """Each column with its values, and for temporal columns with the texts of values that the lake cannot hold."""
     place = 0
     for column in schema.columns:
         pair = place < len(columns) and pa.types.is_temporal(columns[place].type)

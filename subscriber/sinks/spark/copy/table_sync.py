@@ -147,7 +147,7 @@ class SparkTableSink:
         await run_in_thread(lambda: storage.make_directory(directory))
 
     async def describe(self, table: PublishedTable) -> None:
-        """What the copied columns are."""
+        """Take the description of the copied columns."""
         self._schema = TableSchema.of_published(table)
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
@@ -204,7 +204,7 @@ class SparkTableSink:
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
 
     async def position(self) -> Position:
-        """Of the snapshot, or of the last batch behind it."""
+        """The position: of the snapshot, or of the last batch after it."""
         lake = self._lake()
         position = lake.table(self._table).position
         if position is None or read_document(lake.storage, f"{self._directory}/{COPY_DOCUMENT}") is None:
@@ -222,7 +222,7 @@ class SparkTableSink:
         return self.relation_id if TableName(relation.namespace, relation.name) == self._table else None
 
     async def apply(self, batch: Batch) -> None:
-        """Land the table's share, or, of a batch without any, store the position alone; durable on return."""
+        """Land the table's part of a batch; without any, store only the position. Durable on return."""
         if self._lander is None:
             await self.position()
         lander = self._lander
@@ -246,12 +246,12 @@ class SparkTableSink:
 
 
 class ExecutorTableSink(SparkTableSink):
-    """One whose rows are copied by tasks of the applier: a :class:`subscriber.abc.SnapshotTableSink`."""
+    """A table whose rows are copied by tasks of the applier: a :class:`subscriber.abc.SnapshotTableSink`."""
 
     _published: PublishedTable | None = None
 
     async def describe(self, table: PublishedTable) -> None:
-        """What is selected."""
+        """Take the description of the selected columns."""
         await super().describe(table)
         self._published = table
 

@@ -41,14 +41,14 @@ class OrderOutdated(PublisherUnavailable):
 
 
 class Sessions:
-    """Those with the publisher that are open in this process, so that another thread can end what they wait for."""
+    """The open sessions of this process with the publisher, so that another thread can cancel their statements."""
 
     def __init__(self) -> None:
         self._open: dict[Connection, threading.Lock] = {}
 
     @contextlib.contextmanager
     def known(self, connection: Connection) -> Iterator[None]:
-        """While the block lasts, which may wait at its end for a cancel that is under way: none must meet a session that is closed."""
+        """Register a session for the block. Its end waits for a cancel that is under way, which must not meet a closed session."""
         lock = self._open[connection] = threading.Lock()
         try:
             yield
@@ -57,7 +57,7 @@ class Sessions:
                 del self._open[connection]
 
     def cancel(self) -> None:
-        """Cancel their statements. One who is just between two statements does not feel it: to be repeated. Never blocks."""
+        """Cancel their statements. A session between two statements ignores it, so call this repeatedly. Never blocks."""
         for connection, lock in list(self._open.items()):
             # a cancel is a connection of its own, which a dead peer keeps waiting
             threading.Thread(target=self._cancel, args=[connection, lock], name="cancel", daemon=True).start()
@@ -84,7 +84,7 @@ def copy_part(
     *,
     sessions: Sessions | None = None,
 ) -> None:
-    """Store a part, and say so. Nothing, if it is stored already.
+    """Store a part and mark it as stored. Does nothing if it is stored already.
 
     Args:
         storage: the lake's.
@@ -166,7 +166,7 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
 
 
 def _check(cursor: Any, query: str, *, read: bool) -> None:
-    """See that the part is of the table that was described.
+    """Check that the part is of the table that was described.
 
     Args:
         cursor: of the transaction that reads it.
@@ -183,7 +183,7 @@ def _check(cursor: Any, query: str, *, read: bool) -> None:
 
 
 def _refused(error: BaseException) -> PublisherError:
-    """Without the server's text, which may hold a value; its log has it."""
+    """The error without the server's text, which may contain a value; the server's log has it."""
     state: Any = getattr(error, "sqlstate", None)
     if not state or state[:2] in {"08", "57", "53"}:
         return PublisherUnavailable(f"the publisher ended the session of an executor{f' (SQLSTATE {state})' if state else ''}")

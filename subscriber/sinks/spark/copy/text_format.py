@@ -14,7 +14,7 @@ _LETTERS: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\
 
 
 class CopyReader:
-    """Cuts a stream of COPY data, whatever its pieces, into rows.
+    """Splits a stream of COPY data, in pieces of any size, into rows.
 
     Args:
         columns: how many fields each row has.
@@ -25,7 +25,7 @@ class CopyReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[list[bytes | None]]:
-        """Rows that ``data`` completes; values in text format, NULL as None.
+        """The rows that ``data`` completes; values in text format, NULL as None.
 
         Raises:
             ProtocolError: a row has another number of fields.
@@ -35,7 +35,7 @@ class CopyReader:
         return [self._row(line) for line in lines]
 
     def finish(self) -> None:
-        """The stream has ended.
+        """Check the end of the stream.
 
         Raises:
             ProtocolError: in the middle of a row.

@@ -61,7 +61,7 @@ class ChangeLog:
         self._target_rows = target_rows
 
     def compact(self, cut: Cut, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> None:
-        """Append what the cut has and the logs have not, if more than ``enough`` files wait; then remove what is no longer needed.
+        """Append the changes of the cut that the logs lack, if more than ``enough`` files wait; then remove landed files.
 
         Args:
             cut: that is published.
@@ -154,7 +154,7 @@ class ChangeLog:
         self._merge_small(log, application, end)
 
     def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
-        """Up to where the log has what was landed of a table, whichever of its copies that was."""
+        """The LSN up to which the log has a table's landed changes, whichever of its copies they belong to."""
         applications = [f"subscriber-{self._lake.target_identifier}-{table.id}-{number}-log" for number in range(table.generation + 1)]
         return max(log.applied(application) or INVALID_LSN for application in applications)
 
@@ -163,11 +163,11 @@ class ChangeLog:
         return replace(file, path=renamed_file(self._storage, file.path, names), schema=schema) if names else file
 
     def _require_ours(self, log: LakeDelta) -> None:
-        """After each time that it is loaded: from then on only a commit of ours can come next."""
+        """Check the log each time after it was loaded: from then on only a commit of ours can succeed."""
         require_no_foreign_log_commits(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
-        """Small files become one, if there are many: a log is read whole more often than not.
+        """Compaction: rewrite small files as one, if there are many. Most reads of a log read all of it.
 
         Only such as lie beside each other: the order of rows is that of their files.
         """
@@ -226,13 +226,13 @@ class ChangeLog:
 
 
 def _in_the_table(name: TableName, table: LakeTable, copied: TableCopy, file: DataFile) -> LandedFile:
-    """A base file that executors wrote, as if it were landed. It is there, whatever became of its rows: the log comes before vacuum."""
+    """A base file that executors wrote, as if it were landed. The file still exists, because the log is written before it is removed."""
     path = f"{table_directory('tables', name, table.id)}/{file.path}"
     return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copied.schema)
 
 
 def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
-    """Rows of a copy, of the LSN of its snapshot; base files have none of our columns before the table's own."""
+    """Rows of a copy, with the LSN of its snapshot. Base files lack the columns that landed files have before the table's own."""
     values = {"_op": "c", "_lsn": int(lsn), "_seq": 0, "_xid": 0, "_moved": False}
     for name, value in values.items():
         position = rows.schema.get_field_index(name)
@@ -242,7 +242,7 @@ def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
 
 
 def log_order(file: FileRanges) -> tuple[int, int, int]:
-    """Where a file of a log comes, by ``_lsn`` and ``_seq``: of those that a transaction fills, by its place in it."""
+    """The place of a file in a log, by ``_lsn``, and within one transaction by ``_seq``."""
     return (*file.bounds["_lsn"], file.bounds["_seq"][0])
 
 

@@ -25,7 +25,7 @@ _DIRECTORY: Final = re.compile(r"(\d+)-(\d+)")
 
 
 def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDelta], grace_hours: int) -> int:
-    """Remove what has to go.
+    """Remove files that are no longer needed.
 
     Args:
         storage: the lake's.
@@ -52,7 +52,7 @@ def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDel
 
 
 def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], grace_hours: int) -> int:
-    """What was being written as a process was killed. Delta's library passes over names that begin with a dot."""
+    """Remove files that were being written when a process was killed. Delta's library ignores names that begin with a dot."""
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
     hours = {table_directory(root, name, table.id): grace_hours for root in ("tables", "log") for name, table in known}
     # others may be writing there, small files

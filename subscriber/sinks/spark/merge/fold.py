@@ -50,7 +50,7 @@ class Folded:
 
 
 def since_truncate(changes: pa.Table) -> tuple[pa.Table, bool]:
-    """The rows behind the last TRUNCATE, and whether there was one."""
+    """The changes after the last TRUNCATE, and whether there was one."""
     truncates = pc.indices_nonzero(pc.equal(changes["_op"], "t"))
     if not len(truncates):
         return changes, False
@@ -91,13 +91,13 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
 
 
 def _of_old_rows(changes: pa.Table) -> pa.Array:
-    """Which changes need a row of their key."""
+    """Mark changes that need an existing row of their key."""
     updates = pc.and_not(pc.equal(changes["_op"], "u"), changes["_moved"])
     return pc.or_(pc.equal(changes["_op"], "d"), updates).combine_chunks()
 
 
 def _consistent(changes: pa.Table, ids: pa.Array, old: pa.Array) -> bool:
-    """Whether no change needs a row that an earlier one deleted."""
+    """Whether no change needs a row that an earlier change deleted."""
     if not pc.any(pc.equal(changes["_op"], "d")).as_py():
         return True
     order = pc.sort_indices(
@@ -114,7 +114,7 @@ def _puts(changes: pa.Table, last_rows: pa.Array) -> pa.Array:
 
 
 def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Table, dict[int, tuple[int, list[str]]]]:
-    """Fill in what earlier changes have.
+    """Fill in unchanged values from earlier changes.
 
     Returns:
         The rows, and for those with values that only the table has: row to (the key it was under, fields).
@@ -164,7 +164,7 @@ def _replaced(current: pa.Table, sources: Mapping[int, Mapping[str, int]]) -> pa
 
 
 def with_special(own: str | None, other: str | None, fields: list[str]) -> str | None:
-    """A row's ``_special`` once these fields are another row's."""
+    """A row's ``_special`` after these fields were taken from another row."""
     if own is None and other is None:
         return None
     values: dict[str, Any] = {} if own is None else json.loads(own)
@@ -177,7 +177,7 @@ def with_special(own: str | None, other: str | None, fields: list[str]) -> str |
 
 
 def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, MissingRows]:
-    """Apply changes to a table whose rows are known by all their columns, and may be there several times.
+    """Apply changes to a table whose rows are identified by all their columns, and may occur several times.
 
     Args:
         base: rows of the table, in the current-state columns.
@@ -214,7 +214,7 @@ def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, add
 
 
 def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
-    """Whether somewhere more rows of one kind are deleted than there are."""
+    """Whether more equal rows are deleted than there are."""
     gone = pc.unique(ids.filter(pc.less(weights, 0)))
     if not len(gone):
         return False
@@ -254,7 +254,7 @@ class MergedRows:
 
 
 def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, passed_over: MissingRows | None = None) -> MergedRows:
-    """Fold changes and complete them from the table.
+    """Fold the changes of a table with a key, and complete them from its rows.
 
     Args:
         base: rows of the table in the current-state columns: at least all those that changes touch, or that a row moved away from.
@@ -283,7 +283,7 @@ def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, 
 
 
 def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int | None]) -> pa.Table:
-    """Fill in what only the table has. ``places``: where in ``base`` each touched key is."""
+    """Fill in unchanged values from the table's rows. ``places``: the row of each touched key in ``base``."""
     both = pa.concat_tables([puts, base.select(puts.schema.names)])
     indices: dict[str, list[int]] = {}
     special = both[SPECIAL].to_pylist()

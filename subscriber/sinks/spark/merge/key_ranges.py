@@ -24,13 +24,13 @@ RANGE: Final = b"subscriber.range"
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Values of a table's first key column from ``low`` on, and below ``high``; None: without end."""
+    """Values of a table's first key column, from ``low`` (inclusive) to ``high`` (exclusive); None: unbounded."""
 
     low: Bound | None = None
     high: Bound | None = None
 
     def mask(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Which values of a column are in it."""
+        """Mark the values of a column that are in the range."""
         inside: Any = pa.chunked_array([pa.array([True] * len(column), pa.bool_())])
         if self.low is not None and len(self.low) == 2:
             inside = pc.fill_null(pc.greater_equal(column, pa.scalar(self.low[1], column.type)), False)
@@ -40,7 +40,7 @@ class KeyRange:
         return inside
 
     def meets(self, low: Bound, high: Bound) -> bool:
-        """Whether one of the values from ``low`` to ``high`` may be in it."""
+        """Whether the range overlaps the values from ``low`` to ``high``."""
         return (self.low is None or high >= self.low) and (self.high is None or low < self.high)
 
 

@@ -21,17 +21,17 @@ __all__ = ["group_ids", "is_orderable", "key_columns", "rank"]
 
 
 def rank(value: Any) -> Bound:
-    """A value's place in the order of keys: NULL is below everything. Text is ordered by its bytes, as code points are."""
+    """A value's place in the order of keys. NULL sorts first; text is ordered by code points."""
     return (0,) if value is None else (1, value)
 
 
 def is_orderable(type_: pa.DataType) -> bool:
-    """Whether ranges of such a key make sense: floats have NaN, and lists no order in Arrow."""
+    """Whether a key of this type has ranges: floats have NaN, and lists have no order in Arrow."""
     return not (pa.types.is_floating(type_) or pa.types.is_nested(type_))
 
 
 def key_columns(table: pa.Table, keys: Sequence[str]) -> list[pa.ChunkedArray]:
-    """The columns that together are the key of each row, what could not be held included."""
+    """The columns that together are the key of each row, including the texts of values that they could not hold."""
     return [*(table[key] for key in keys), _special_part(table[SPECIAL], frozenset(keys))]
 
 
@@ -48,7 +48,7 @@ def _only(text: str, keys: frozenset[str]) -> str | None:
 
 
 def group_ids(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """A number a row, the same for rows that are equal in all columns; from 0 on, without gaps."""
+    """A number for each row, the same for rows that are equal in all columns; from 0, without gaps."""
     found: pa.Array | None = None
     for column in columns:
         if column.null_count == len(column) and found is not None:

@@ -65,7 +65,7 @@ def read_changes(
 
 
 def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table in other columns: missing ones are NULL, types are converted, what is not wanted is left out."""
+    """A table with the columns of another schema: missing ones are NULL, types are converted, others are left out."""
     columns = [
         converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
         for field in wanted
@@ -93,7 +93,7 @@ def _read(
 
 
 def read_base(storage: Storage, directory: str, files: Sequence[str], schema: TableSchema, names: Sequence[str]) -> pa.Table:
-    """Rows of a table's files in its current-state columns; those that are not among ``names`` are NULL.
+    """Read files of a table in its current-state columns; columns that are not among ``names`` are NULL.
 
     Raises:
         TargetError: one cannot be read.
@@ -128,7 +128,7 @@ def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], 
 
 
 def _is_sorted(column: pa.ChunkedArray) -> bool:
-    """As the rows of a table often lie on disk already. Sorting takes all columns along; this looks at one."""
+    """Whether the rows are already sorted, as they often are. Sorting would move all columns; this reads one."""
     if column.null_count or not pa.types.is_integer(column.type):
         return False
     array = column.combine_chunks()

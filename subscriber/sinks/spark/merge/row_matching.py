@@ -25,24 +25,24 @@ __all__ = ["MissingRows", "identity_names", "match_incomplete_rows", "without_mi
 
 @dataclass(slots=True)
 class MissingRows:
-    """How many changes were passed over: their row was not there."""
+    """The count of changes that were skipped because their row was not there."""
 
     updates: int = 0
     deletes: int = 0
 
     def add(self, other: MissingRows) -> None:
-        """Count these too."""
+        """Add other counts."""
         self.updates += other.updates
         self.deletes += other.deletes
 
 
 def identity_names(schema: TableSchema) -> list[str]:
-    """The columns that tell rows of a table apart."""
+    """The columns that identify a row of a table."""
     return schema.current.names if schema.full else [*schema.keys, SPECIAL]
 
 
 def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
-    """Leave out what finds no row.
+    """Leave out changes whose row is not there.
 
     Args:
         base: what the table holds; at least :func:`identity_names`.
@@ -92,7 +92,7 @@ def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema)
 
 
 def match_incomplete_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str]) -> pa.Table:
-    """Let old rows that are of no row be of one that lacks values of later columns.
+    """Replace old rows that equal no stored row by a stored row that lacks only values of columns added later.
 
     Args:
         base: rows of the table, in the current-state columns.

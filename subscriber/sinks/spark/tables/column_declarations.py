@@ -26,7 +26,7 @@ _NAME: Final = "_declared.json"
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumns:
-    """A table's columns once it is at an LSN; ``doubtful``: those in which rows may have other values than the publisher's."""
+    """A table's columns as of an LSN. ``doubtful``: columns in which rows may have other values than at the publisher."""
 
     lsn: Lsn
     schema: TableSchema
@@ -44,7 +44,7 @@ class DeclaredColumns:
 
 @dataclass(slots=True)
 class ColumnDeclarations:
-    """Those of a lake's tables, for their one applier.
+    """The declarations of all tables of a lake, for its applier.
 
     Attributes:
         storage: the lake's.
@@ -55,7 +55,7 @@ class ColumnDeclarations:
     known: dict[str, tuple[str, tuple[DeclaredColumns, ...]]] = field(default_factory=dict)
 
     def find(self, directory: str, application: str, applied: Lsn | None) -> DeclaredColumns | None:
-        """What holds for a table that is at an LSN; None: it is not known.
+        """The declarations of a table that is at an LSN; None: not known.
 
         Raises:
             TargetError: the document is damaged.
@@ -79,7 +79,7 @@ class ColumnDeclarations:
             ) from None
 
     def keep(self, directory: str, application: str, before: DeclaredColumns | None, now: DeclaredColumns) -> None:
-        """Note what holds once the table is at an LSN, before it is; ``before``: what :meth:`find` gave.
+        """Store the declarations that will hold once the table is at an LSN; ``before``: the result of :meth:`find`.
 
         Raises:
             TargetError: it cannot be written.

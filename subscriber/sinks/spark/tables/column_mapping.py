@@ -28,7 +28,7 @@ ROUND_DIRECTORY: Final = "round"
 
 
 def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> list[TableSchema]:
-    """Descriptions with the fields that their columns are in a table.
+    """Assign each described column its field in the table.
 
     Args:
         present: fields of the table.
@@ -55,13 +55,13 @@ def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> 
 
 
 def new_names(landed: TableSchema, table: TableSchema) -> dict[str, str]:
-    """By what field of the file, what field of the table, where they differ."""
+    """The table's fields by the file's fields, where they differ."""
     pairs = zip(landed.columns, table.columns, strict=True)
     return {before.field: now.field for before, now in pairs if before.field != now.field}
 
 
 def renamed_rows(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
-    """Landed rows under other names, those within ``_un`` and ``_special``, too."""
+    """Landed rows with renamed fields, including the names within ``_un`` and ``_special``."""
     arrays: list[Any] = []
     for name, array in zip(rows.schema.names, rows.columns, strict=True):
         if name == "_un":
@@ -83,7 +83,7 @@ def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
 
 
 def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
-    """A landed file, or a base file of a copy, under other names: the path of one in :data:`ROUND_DIRECTORY`.
+    """Copy a landed file, or a base file of a copy, with renamed fields. Returns the path of the new file, in :data:`ROUND_DIRECTORY`.
 
     Raises:
         TargetError: it cannot be read, or the other not be written.

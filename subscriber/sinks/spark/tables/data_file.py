@@ -20,7 +20,7 @@ __all__ = ["Bound", "DataFile", "file_from_json", "file_statistics", "file_to_js
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file that a unit wrote.
+    """A file of a Delta table, written by a unit of work or by a copy.
 
     Attributes:
         path: relative to the table.
@@ -38,7 +38,7 @@ class DataFile:
 
 
 def file_to_json(file: DataFile) -> dict[str, Any]:
-    """For storing. The range of keys is in the file itself."""
+    """The file as JSON. Its range of keys is in the file itself."""
     return {"path": file.path, "size": file.size, "rows": file.rows, "stats": file.stats}
 
 
@@ -56,7 +56,7 @@ _TEXT_LIMIT: Final = 32
 
 
 def file_statistics(rows: pa.Table) -> str:
-    """JSON: how many rows, and of each column how many NULLs, and its least and greatest value where these are exact."""
+    """Statistics as JSON: the count of rows, and for each column the count of NULLs and, where exact, the minimum and maximum."""
     nulls, low, high = {}, {}, {}
     for field in rows.schema:
         column = rows[field.name]

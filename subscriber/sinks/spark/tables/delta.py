@@ -52,7 +52,7 @@ _LAST_COMMITS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class FileRanges:
-    """A file, relative to its table, and per column the least and greatest value in it."""
+    """A file, relative to its table, and the minimum and maximum of each column."""
 
     path: str
     bounds: Mapping[str, tuple[int, int]]
@@ -74,7 +74,7 @@ class LakeDelta:
 
     @property
     def uri(self) -> str:
-        """Where it is, for readers."""
+        """The URI for readers."""
         if self._storage.root is not None:
             return str(self._storage.root / self.directory)
         return f"{self._storage.place.rstrip('/')}/{self.directory}"
@@ -93,7 +93,7 @@ class LakeDelta:
         return self._table is not None
 
     def create(self, schema: pa.Schema) -> None:
-        """Make it, empty.
+        """Create the table, empty.
 
         Raises:
             TargetError: it cannot be made.
@@ -107,7 +107,7 @@ class LakeDelta:
 
     @property
     def is_there(self) -> bool:
-        """Whether there was a table when it was loaded."""
+        """Whether the table existed when it was loaded."""
         return self._table is not None
 
     @property
@@ -127,11 +127,11 @@ class LakeDelta:
 
     @property
     def added(self) -> frozenset[str]:
-        """Columns that came when it had rows."""
+        """Columns that were added when the table had rows."""
         return frozenset(field.name for field in self._there.schema().fields if _ADDED_KEY in field.metadata)
 
     def files(self) -> dict[str, int]:
-        """Rows by file, the path relative to the table."""
+        """The count of rows of each file; paths are relative to the table."""
         actions = self._actions()
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
 
@@ -140,7 +140,7 @@ class LakeDelta:
             return pa.table(self._there.get_add_actions(flatten=True))
 
     def files_at(self, version: int) -> list[str]:
-        """Paths of the files that it had at a version.
+        """Paths of the files that belonged to a version.
 
         Raises:
             TargetError: the log does not reach so far back.
@@ -150,7 +150,7 @@ class LakeDelta:
         return list(actions["path"].to_pylist())
 
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
-        """Each file with the least and greatest value of integer columns, by its statistics; files of ours always have them."""
+        """The files with the minimum and maximum of integer columns, from Delta's statistics; our files always have them."""
         actions = self._actions()
         if not actions.num_rows:
             return []
@@ -159,7 +159,7 @@ class LakeDelta:
         return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
     def has_values(self, field: str) -> bool:
-        """Whether some row has a value in this column: by Delta's statistics, and by the files' own where Delta keeps none of it.
+        """Whether some row has a value in this column: by Delta's statistics, or by those in the files where Delta keeps none.
 
         A list without an element that is a value counts as none.
 
@@ -194,13 +194,13 @@ class LakeDelta:
         return False
 
     def applied(self, application: str) -> Lsn | None:
-        """What an application brought it to; None if it never did."""
+        """The LSN of an application's last commit; None: it never committed."""
         with self._translated():
             found = self._table.transaction_version(application) if self._table is not None else None
         return None if found is None else Lsn(found)
 
     def applied_at(self, version: int, application: str) -> Lsn | None:
-        """The same, as of a version.
+        """The LSN of an application's last commit, as of a version.
 
         Raises:
             TargetError: the log does not reach so far back.
@@ -220,7 +220,7 @@ class LakeDelta:
             self.make_durable()
 
     def mark_added(self, fields: Iterable[str]) -> None:
-        """Let these columns be among :attr:`added`; a commit for each that is not yet."""
+        """Mark these columns as :attr:`added`; one commit for each that is not marked yet."""
         for field in sorted({*fields} - self.added):
             with self._translated():
                 self._there.alter.set_column_metadata(field, dict(_ADDED))
@@ -237,7 +237,7 @@ class LakeDelta:
         overwrite: pa.Schema | None = None,
         same_rows: bool = False,
     ) -> None:
-        """Bring it to ``lsn``.
+        """Commit files, and ``lsn`` as the table's position.
 
         Args:
             added: files that lie in its directory.
@@ -271,7 +271,7 @@ class LakeDelta:
         self._sync_log(self.version)
 
     def _take_types(self, schema: pa.Schema) -> None:
-        """Have the table's protocol allow what these columns need, in a commit of its own."""
+        """Enable the table features that these columns need, in a commit of their own."""
         needed = any(_is_without_zone(field.type) for field in schema)
         if needed and _WITHOUT_ZONE not in (self._there.protocol().writer_features or ()):
             with self._translated():
@@ -311,7 +311,7 @@ class LakeDelta:
                 self._there.cleanup_metadata()
 
     def unneeded(self, grace_hours: int) -> list[str]:
-        """Files in its directory that no version younger than the grace time has, and that are themselves older."""
+        """Files in the table's directory that no version within the retention time has, and that are older than it themselves."""
         with self._translated():
             return list(self._there.vacuum(retention_hours=grace_hours, dry_run=True, enforce_retention_duration=False, full=True))
 
@@ -332,7 +332,7 @@ class LakeDelta:
 
 
 def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
-    """Columns for a table, these among :attr:`LakeDelta.added`."""
+    """The schema with these columns marked as :attr:`LakeDelta.added`."""
     marked = {*fields}
     return pa.schema([field.with_metadata(_ADDED) if field.name in marked else field for field in schema])
 
@@ -348,7 +348,7 @@ def _lake_field(field: pa.Field) -> pa.Field:
 
 
 def _lake_type(type_: pa.DataType) -> pa.DataType:
-    """delta-rs gives views and large types where the lake has plain ones."""
+    """The lake's type: delta-rs uses views and large types for some of them."""
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return pa.list_(_lake_type(type_.value_type))
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):

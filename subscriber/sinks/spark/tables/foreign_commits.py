@@ -33,12 +33,12 @@ COPY_AGAIN: Final = "take it out of the publication and in again, which copies i
 
 
 def copy_application(application: str) -> str:
-    """In whose name the files of a copy by executors become a table's, before anything else of this copy."""
+    """The application that commits the files of a copy by executors, as the first commit of this copy."""
     return f"{application}-copied"
 
 
 def require_published_version(delta: LakeDelta, published: CutTable, applied: Lsn | None) -> None:
-    """See that what was published of a table is still there.
+    """Check that the published version of a table is still there.
 
     Args:
         delta: the table, loaded.
@@ -63,7 +63,7 @@ def require_published_version(delta: LakeDelta, published: CutTable, applied: Ls
 
 
 def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, prefix: str, application: str) -> None:
-    """See that commits behind a version are all ours, or undone before another one of ours came.
+    """Check that all commits after a version are ours, or were undone before our next one.
 
     Args:
         storage: the lake's.
@@ -114,7 +114,7 @@ def copied_version(storage: Storage, delta: LakeDelta, application: str) -> int:
 
 
 def require_no_foreign_log_commits(storage: Storage, log: LakeDelta, prefix: str) -> None:
-    """See that a change log has the files that the last commit of ours left.
+    """Check that a change log has the files that our last commit left.
 
     Args:
         storage: the lake's.
@@ -142,7 +142,7 @@ def _actions(storage: Storage, delta: LakeDelta, version: int) -> list[dict[str,
 
 
 def _writer(storage: Storage, delta: LakeDelta, version: int, prefix: str) -> Literal["ours", "foreign", "none"] | None:
-    """Who added or removed files in a commit. None: the log has no longer that commit."""
+    """The writer that added or removed files in a commit. None: the log no longer has that commit."""
     actions = _actions(storage, delta, version)
     if actions is None:
         return None
