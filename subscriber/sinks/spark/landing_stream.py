@@ -1,4 +1,4 @@
-"""What a lake does with the stream while it is open: gathers, lands, reports what is durable; and what an error leaves.
+"""The stream of an open lake: transactions are gathered, landed, and reported as durable.
 
 Transactions are gathered for ``batch_delay`` or ``batch_size``, whatever comes first, and landed together (``writer.py``). The position
 is the end of the last manifest, or that of ``position.json`` where it is further.
@@ -107,7 +107,7 @@ class LandingStream:
                 raise bug
 
     def _report(self, lsn: Lsn) -> None:
-        """Everything up to there is durable. What is told never goes back."""
+        """Report an LSN as durable. Reported LSNs never decrease."""
         self._reported = max(self._reported, lsn)
         self._on_durable(self._reported)
 
@@ -175,7 +175,7 @@ class LandingStream:
 
     @contextlib.asynccontextmanager
     async def _failing(self) -> AsyncIterator[None]:
-        """After an error that is not one transaction's nothing more is taken: what was gathered is lost, and comes again."""
+        """After an error that is not one transaction's, refuse further calls: what was gathered is lost, and will be sent again."""
         if self.failure is not None:
             # of who had the lock before
             raise self.failure
@@ -195,7 +195,7 @@ class LandingStream:
             raise
 
     async def _land_in_time(self) -> None:
-        """Land what has waited for ``batch_delay``. An error is told by the next call."""
+        """Land what has waited for ``batch_delay``. The next call raises its error."""
         loop = asyncio.get_running_loop()
         delay = self._location.batch_delay
         while self.failure is None:
@@ -210,7 +210,7 @@ class LandingStream:
     # --- what the applier has published
 
     async def applied(self) -> Lsn:
-        """Up to where nothing that was landed is still to be applied. Copies of tables are none of this."""
+        """The LSN up to which everything that was landed is applied. Copies of tables do not count."""
         lake = self._lake
         landed = max(self.lander.zone.last, lake.position.lsn if lake.position is not None else INVALID_LSN)
 

@@ -15,7 +15,7 @@ __all__ = ["check_place", "check_tables"]
 
 
 def check_place(storage: Storage) -> list[Finding]:
-    """Whether the lake is one, or can be made there. Blocks; changes nothing."""
+    """Check that the place has a lake, or that one can be made there. Blocks; changes nothing."""
     try:
         Lake.find(storage)
     except SubscriberError as error:

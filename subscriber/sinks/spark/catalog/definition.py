@@ -43,7 +43,7 @@ class LakeDefinition:
 
 
 def read_definition(storage: Storage) -> LakeDefinition | None:
-    """What the verbs defined; None: nothing.
+    """Read the definition; None: there is none.
 
     Raises:
         TargetError: it is damaged.
@@ -85,7 +85,7 @@ def write_definition(storage: Storage, definition: LakeDefinition) -> None:
 
 
 def read_generation(storage: Storage) -> int:
-    """How often a verb has claimed the subscription.
+    """The count of claims by verbs.
 
     Raises:
         TargetError: it is damaged.

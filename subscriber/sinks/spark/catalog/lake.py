@@ -92,7 +92,7 @@ class Lake:
 
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
-        """The lake in a directory; None if there is none. Nothing is made.
+        """Find the lake in a directory; None: there is none. Nothing is created.
 
         Raises:
             TargetError: the directory is something else's, or the lake is damaged.
@@ -175,7 +175,7 @@ class Lake:
         return found
 
     def landed(self) -> Lsn | None:
-        """Up to where the lake has everything durably: the position, or the end of the last manifest; None: neither is there.
+        """The LSN up to which everything is durable: the position, or the end of the last manifest; None: neither is there.
 
         A landing zone that cannot be looked at is none: who lands or applies says what is wrong with it.
         """
@@ -195,7 +195,7 @@ class Lake:
 
 
 def copy_directory(table: LakeTable) -> str:
-    """Where a table's copy and its own batches lie."""
+    """The directory of a table's copy and its own batches."""
     return f"copy/{table.id}-{table.generation}"
 
 

@@ -24,7 +24,7 @@ CUTS: Final = "cuts"
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table in a cut: where it is, relative to the lake, the version of its current state, and up to which LSN that says it is."""
+    """One table in a cut: its path, relative to the lake; the version of its current state; and the LSN of that version."""
 
     path: str
     version: int
@@ -88,7 +88,7 @@ def write_cut(storage: Storage, cut: Cut) -> None:
 
 
 def restore_cut(storage: Storage) -> None:
-    """Publish the newest cut that is remembered, if an applier that was thought dead has published an older one behind it.
+    """Publish the newest remembered cut again, if an applier that was thought dead has published an older one after it.
 
     What comes behind the older one may be in no landed file any more. Only where files are durable as they are written, in any order.
 
@@ -116,7 +116,7 @@ def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
 
 
 def forget_cuts(storage: Storage, keep: int) -> None:
-    """Remember only so many, the newest."""
+    """Keep only the newest ``keep`` cuts."""
     storage.delete(f"{CUTS}/{name}" for name in _remembered(storage)[:-keep])
 
 

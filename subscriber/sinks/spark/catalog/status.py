@@ -46,7 +46,7 @@ _APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
 
 
 def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
-    """A document of no importance: nothing, if it is not there or damaged.
+    """Read a document that is only for monitoring; empty if it is missing or damaged.
 
     Raises:
         TargetUnavailable: the lake cannot be read.
@@ -84,7 +84,7 @@ def write_error(storage: Storage, text: str, details: str | None = None) -> None
 
 
 def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:
-    """From now on these counts are none.
+    """Reset the counters: from now on these counts are subtracted.
 
     Raises:
         TargetError: it cannot be written.

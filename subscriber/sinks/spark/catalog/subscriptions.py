@@ -61,7 +61,7 @@ _POLL_SECONDS: Final = 0.05
 
 
 def require_name(name: str) -> None:
-    """Refuse a subscription name that PostgreSQL's own catalog could not hold.
+    """Reject a subscription name that PostgreSQL's own catalog could not hold.
 
     Raises:
         ConfigurationError: it is empty, too long, or holds a null character.
@@ -149,7 +149,7 @@ class LakeCatalog:
         return lake
 
     async def subscriptions(self) -> Sequence[Definition]:
-        """The one there is, or none.
+        """The subscription, or none.
 
         Raises:
             TargetUnavailable, TargetError
@@ -219,7 +219,7 @@ class LakeCatalog:
 
     @contextlib.asynccontextmanager
     async def _writing(self, name: str, wait: float = _VERB_SECONDS) -> AsyncIterator[None]:
-        """Be the one who writes the lake's documents."""
+        """Hold the writer's lock for the block."""
         lock = self._lock(
             _WRITER,
             f'subscription "{name}" is in use by another process',
@@ -302,7 +302,7 @@ class LakeCatalog:
         storage.sync([""])
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
-        """Where status shows it.
+        """Store an error, which ``status`` shows.
 
         Raises:
             TargetUnavailable, TargetError
@@ -320,7 +320,7 @@ class LakeCatalog:
         await run_in_thread(lambda: write_reset(self._storage, read_counters(self._storage)))
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """The publisher's names of those that wait here.
+        """The names of prepared transactions, as at the publisher.
 
         Raises:
             TargetUnavailable, TargetError

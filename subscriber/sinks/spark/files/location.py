@@ -130,7 +130,7 @@ class Location:
         return replace(found, **_parameters(parts.query))
 
     def __str__(self) -> str:
-        """Without parameters."""
+        """The URL without parameters."""
         return self.path or self.uri or ""
 
 

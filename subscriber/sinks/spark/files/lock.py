@@ -23,7 +23,7 @@ _LOOKER_SECONDS: Final = 0.004
 
 
 class FileLock:
-    """A lock that may be taken several times by this object, and is free when it was given back as often.
+    """A lock that this object may take several times. It is free after it was released as many times.
 
     Args:
         path: of the file; None: nothing is locked.
@@ -81,7 +81,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def is_held(path: Path | None) -> bool:
-    """Whether anybody has the lock of this file. Makes no file."""
+    """Whether a process holds the lock of this file. Does not create the file."""
     if path is None:
         return False
     try:

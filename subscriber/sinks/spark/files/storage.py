@@ -91,7 +91,7 @@ class Storage:
 
     @classmethod
     def open(cls, location: Location) -> Self:
-        """Reach the place; nothing is made.
+        """Open the place; nothing is created.
 
         Raises:
             ConfigurationError: pyarrow knows no such file system.
@@ -167,7 +167,7 @@ class Storage:
                 _fsync(self.root / directory)
 
     def sync_files(self, names: Iterable[str]) -> None:
-        """Make the content of files durable that others wrote; those that are not there are passed over.
+        """Make the content of files of other writers durable; missing ones are skipped.
 
         Raises:
             TargetError: the file system refuses.
@@ -190,7 +190,7 @@ class Storage:
                 return None
 
     def _read_object(self, name: str) -> bytes:
-        """All of an object, or of what replaced it meanwhile: how long it is and what is in it are two questions to the store.
+        """Read an object. It may be replaced between the request for its size and the one for its content; then read it again.
 
         What is asked for in between may be cut off, or filled up with zeros, or an error.
         """

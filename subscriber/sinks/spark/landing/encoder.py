@@ -27,13 +27,13 @@ _ROW_OVERHEAD: Final = 100
 
 
 class DescribedRelations:
-    """What the stream described: relations by id, each with its schema. Lives as long as the stream."""
+    """The relations that the stream has described, by id, with their schemas. It lives as long as the stream."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Relation, TableSchema]] = {}
 
     def define(self, relation: Relation) -> None:
-        """A Relation message came."""
+        """Store a Relation message."""
         known = self._known.get(relation.relation_id)
         schema = TableSchema.of_relation(relation)
         # the same again leaves the object the same: files are told apart by it
@@ -51,7 +51,7 @@ class DescribedRelations:
             raise ProtocolError(f"no relation map entry for remote relation ID {relation_id}") from None
 
     async def learn(self, transaction: Transaction) -> None:
-        """Note what a transaction describes, and nothing else of it."""
+        """Store the relations that a transaction describes, and ignore its changes."""
         async for chunk in transaction.chunks():
             for record in chunk:
                 if record[0] == messages.Tag.RELATION and isinstance(message := decode(record, in_stream=transaction.prefixed), Relation):
@@ -167,7 +167,7 @@ class TransactionEncoder:
 
 
 def _completed(new: TupleData, old: TupleData) -> TupleData:
-    """The new row with what was not sent of it, and the old one has."""
+    """The new row, with values that were not sent taken from the old one."""
     if messages.UNCHANGED not in new.kinds:
         return new
     kinds, values = bytearray(new.kinds), list(new.values)

@@ -115,7 +115,7 @@ class ManifestsRead:
 
 
 def manifest_name(directory: str, end: Lsn) -> str:
-    """Where the manifest that ends there lies."""
+    """The path of the manifest that ends at an LSN."""
     return f"{directory}/{int(end):020d}.json"
 
 
@@ -158,7 +158,7 @@ def read_manifests(
 
 
 def _gap(manifests: Sequence[Manifest], anchor: Lsn | None) -> Lsn | None:
-    """Where the first manifest ends before which one is missing."""
+    """The end of the first manifest whose predecessor is missing."""
     previous = anchor
     for manifest in manifests:
         if previous is not None and manifest.previous > previous:
@@ -195,7 +195,7 @@ def _read(storage: Storage, path: str, end: int, schemas: MutableMapping[str, Ta
 
 
 def manifest_ends(storage: Storage, directory: str) -> list[int]:
-    """Where the manifests of a directory end, by their names, in order."""
+    """The ends of a directory's manifests, by their names, in order."""
     return [int(match[1]) for file in storage.files(directory) if (match := _NAME.fullmatch(file.name))]
 
 
@@ -223,7 +223,7 @@ def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | N
 
 
 def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest]) -> None:
-    """See that every file that manifests name is there, whole.
+    """Check that every file that manifests name is there and complete.
 
     Raises:
         TargetError: one is not.
@@ -232,7 +232,7 @@ def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest])
 
 
 def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -> None:
-    """See that files of one directory are there, whole.
+    """Check that files of one directory are there and complete.
 
     Raises:
         TargetError: one is not.
@@ -248,7 +248,7 @@ def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -
 
 
 def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = None) -> None:
-    """See that each manifest follows the one before.
+    """Check that each manifest follows the one before.
 
     Args:
         manifests: in order of their ends.

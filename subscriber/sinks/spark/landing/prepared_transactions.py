@@ -48,11 +48,11 @@ class PreparedTransactions:
         self._storage = storage
 
     def directory(self, xid: int, gid: str) -> str:
-        """Where one lies."""
+        """The directory of a prepared transaction."""
         return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:
-        """Whether it is prepared. Then it is durable, too: it may have been renamed just before a crash.
+        """Whether it is prepared. If so, this makes it durable: it may have been renamed just before a crash.
 
         Raises:
             TargetError: it is damaged, or cannot be made durable.
@@ -125,7 +125,7 @@ class PreparedTransactions:
         return found
 
     def recover(self, landed: Lsn, position: Lsn) -> None:
-        """A crash came between an end and what is done here behind it. Those whose end does not come again are removed.
+        """After a crash: remove transactions that have ended, and whose end is not sent again.
 
         Args:
             landed: up to there ends are done.
@@ -142,7 +142,7 @@ class PreparedTransactions:
                 self.end(xid, gid, ended)
 
     def end(self, xid: int, gid: str, lsn: Lsn) -> bool:
-        """Its end is landed, but comes again: it is prepared no longer. Returns whether it is there."""
+        """Mark it as ended: its end is landed, but will be sent again. Returns whether it is there."""
         name = f"{self.directory(xid, gid)}/{_DOCUMENT}"
         document = read_document(self._storage, name)
         if document is None:

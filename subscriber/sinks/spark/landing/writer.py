@@ -69,7 +69,7 @@ class LandingWriter:
             await self.take_transaction(transaction, batch.gate)
 
     async def take_transaction(self, transaction: Transaction, gate: RelationGate) -> None:
-        """As :meth:`take`, one."""
+        """As :meth:`take`, for one transaction."""
         if transaction.end_lsn <= self.position:
             await self.described.learn(transaction)
             await transaction.discard()
@@ -109,7 +109,7 @@ class LandingWriter:
         return found
 
     def forget(self) -> None:
-        """Everything gathered was in vain. The position is wrong from now on: open the lake again."""
+        """Discard everything gathered. The position is wrong from now on, until the lake is opened again."""
         self.lost = True
         if self._batch is not None:
             self._batch.discard()

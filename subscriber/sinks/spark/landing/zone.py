@@ -69,7 +69,7 @@ class ParquetFile:
         self.rows += batch.num_rows
 
     def commit(self, name: str | None = None) -> int:
-        """Give it its name; return its size."""
+        """Finish the file under its name; return its size."""
         with self._storage.reading(self.pending.name):
             self._writer.close()
             return self.pending.commit(name)
@@ -82,7 +82,7 @@ class ParquetFile:
 
 
 def write_file(storage: Storage, directory: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """Write rows as a file of a directory that is there; return its path, which is new.
+    """Write rows as a new file of an existing directory; return its path.
 
     Raises:
         TargetError: no room.
@@ -100,7 +100,7 @@ def write_file(storage: Storage, directory: str, schema: pa.Schema, batches: Ite
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one table under one schema: what is in memory, and what is in a file already."""
+    """Rows of one table under one schema, in memory and in a file."""
 
     buffer: RowBuffer
     file: ParquetFile | None = None
@@ -115,7 +115,7 @@ class BatchMark:
 
 
 class OpenBatch:
-    """A batch in the making."""
+    """A batch that is being written."""
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
@@ -125,7 +125,7 @@ class OpenBatch:
         self._spilled = 0
 
     def buffer(self, table_id: int, schema: TableSchema) -> RowBuffer:
-        """Where the next rows of a table go. A new schema begins a new file: rows stay in order over a table's files."""
+        """The buffer for the next rows of a table. A new schema begins a new file, so that rows stay in order over a table's files."""
         parts = self._parts.setdefault(table_id, [])
         if not parts or parts[-1].buffer.schema is not schema:
             parts.append(_Part(RowBuffer(table_id, schema)))
@@ -142,12 +142,12 @@ class OpenBatch:
         return not any(part.file is not None or len(part.buffer) for parts in self._parts.values() for part in parts)
 
     def mark(self) -> BatchMark:
-        """What there is, for :meth:`roll_back`."""
+        """A mark for :meth:`roll_back`."""
         parts = {table_id: [(len(part.buffer), part.buffer.size) for part in parts] for table_id, parts in self._parts.items()}
         return BatchMark(self._spilled, parts)
 
     def roll_back(self, mark: BatchMark) -> bool:
-        """Leave only what there was at a mark; False if rows were written since, which cannot be taken back."""
+        """Remove rows added since a mark; False if some of them were written, which cannot be undone."""
         if mark.spilled != self._spilled:
             return False
         for table_id, parts in self._parts.items():
@@ -226,7 +226,7 @@ class LandingZone:
         self.last = anchor
 
     def recover(self) -> None:
-        """Look at what is there, make it durable, and remove what a crash left of batches that do not count.
+        """Read the manifests, make them durable, and remove what a crash left of unfinished batches.
 
         Raises:
             TargetError: a manifest or a file of one is damaged, cut off or missing; or the directory cannot be made durable.
@@ -298,6 +298,6 @@ class LandingZone:
 
 
 def batch_end(name: str) -> int | None:
-    """Where the batch ends of which a file is; None: it is of none, or, in an object store, of one that was never finished."""
+    """The end of the batch that a file belongs to; None: it belongs to none, or, in an object store, to an unfinished one."""
     digits = name.split("-", 1)[0]
     return int(digits) if _BATCH.match(name) and digits.isdecimal() and len(digits) == 20 else None

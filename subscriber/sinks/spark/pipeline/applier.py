@@ -69,7 +69,7 @@ _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplierSettings:
-    """How the applier works.
+    """Settings of the applier.
 
     Attributes:
         target_rows: of a file.
@@ -139,7 +139,7 @@ class Applier:
         self._status.begin()
 
     def _require_alone(self) -> Cut | None:
-        """The cut that is published; where no lock keeps another applier away, it is one that this one knows of."""
+        """Read the published cut. Without a lock, check that it is one that this applier has published or read."""
         cut = read_cut(self._storage)
         known = cut in self._mine
         if not self._is_locked and self._mine and cut is not None and not known:
@@ -257,7 +257,7 @@ class Applier:
         require_no_foreign_commits(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
-        """Whether the table has what this copy of it had, or was never copied and has something."""
+        """Whether the table has been committed since its last copy."""
         return self._delta(name, table).applied(_application(lake, table)) is not None
 
     # --- what waits
@@ -272,7 +272,7 @@ class Applier:
         reached = [(self._delta(name, table).applied(_application(lake, table)), table.entry.lsn) for name, table in tables.items()]
 
         def may_end(lsn: Lsn) -> bool:
-            """No table of the cut there would be ahead of it. One that is handed over only behind it is not of it."""
+            """Whether a cut at ``lsn`` would have no table that is ahead of it. A table that is handed over later is not in it."""
             return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for applied, handed in reached)
 
         taken: list[Manifest] = []
@@ -361,7 +361,7 @@ class Applier:
         return TableRound(name, application, delta, source, work, plan, overwrite, declared)
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
-        """Whether the table begins with files that executors wrote: then one commit makes them the table's, before anything else."""
+        """Whether the table begins with files that executors wrote. If so, add them to the table, as the first commit of its copy."""
         copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
         if copied is None or copied.base is None:
             return False
@@ -419,7 +419,7 @@ def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:
 
 
 def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
-    """Tables that were removed, and what was landed for them before still has to be applied; up to where."""
+    """Removed tables with landed changes that must still be applied, and the LSN up to which."""
     found: list[tuple[TableName, LakeTable, Lsn]] = []
     for name, table in lake.state.removed.items():
         now = lake.state.tables.get(name)

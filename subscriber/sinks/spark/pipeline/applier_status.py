@@ -34,7 +34,7 @@ class ApplierStatus:
         self._written: dict[str, object] | None = None
 
     def begin(self) -> None:
-        """Take over what an earlier one told, and tell of this one."""
+        """Take over the counters of an earlier applier, and report this one."""
         try:
             found = read_document(self._storage, _NAME) or {}
             counters = found.get("counters", {})
@@ -45,12 +45,12 @@ class ApplierStatus:
         self.tell(MissingRows())
 
     def failed(self, error: str, missing: MissingRows) -> None:
-        """An attempt failed."""
+        """Report a failed attempt."""
         self._error, self._error_time = error, time.time()
         self.tell(missing)
 
     def tell(self, missing: MissingRows) -> None:
-        """Write it, if it is something else than before. Where that is not possible nothing happens.
+        """Write the document if it changed. Errors of writing are ignored.
 
         Args:
             missing: since :meth:`begin`.

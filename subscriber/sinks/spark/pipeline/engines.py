@@ -37,7 +37,7 @@ __all__ = ["Engine", "LocalEngine", "RewriteEngine", "TableResult", "TableRound"
 
 @dataclass(slots=True)
 class TableRound:
-    """See the module.
+    """One table in a round: the work to do, and the commit of its result.
 
     Attributes:
         name: the table's.
@@ -60,7 +60,7 @@ class TableRound:
     declared: tuple[DeclaredColumns | None, DeclaredColumns]
 
     def commit(self, files: Sequence[DataFile]) -> None:
-        """Let the units' files be the table's.
+        """Commit the files of the units to the table.
 
         Raises:
             TargetError: another writer changed it meanwhile.
@@ -122,7 +122,7 @@ class UnitEngine(ABC):
 
 
 class LocalEngine(UnitEngine):
-    """Threads of this process: no Spark, no Java. For small lakes, and where nothing else is installed.
+    """Runs units in threads of this process: no Spark, no Java. For small lakes, and where nothing else is installed.
 
     Args:
         storage: the lake's.
@@ -144,7 +144,7 @@ class LocalEngine(UnitEngine):
 
 
 class RewriteEngine(UnitEngine):
-    """See the module.
+    """Runs the units of all tables as one Spark job.
 
     Args:
         spark: a session; its executors reach the lake at ``location``, and have this package and pyarrow.

@@ -141,7 +141,7 @@ class MergeEngine:
         return TableResult(missing=settled.missing)
 
     def _session(self, work: TableRound) -> SparkSession:
-        """One for this table alone: what Delta writes into the commit is a setting of the session."""
+        """A session for this table only, because what Delta writes into the commit is a setting of the session."""
         if work.application not in self._sessions:
             self._sessions[work.application] = self._spark.newSession()
         session = self._sessions[work.application]
@@ -186,7 +186,7 @@ class MergeEngine:
         return conformed(found, schema.current)
 
     def _source(self, session: SparkSession, settled: MergedRows) -> tuple[DataFrame, str] | None:
-        """One row a key, and a column that says whether it is gone; None if there is nothing."""
+        """A DataFrame with one row for each key, and a column that marks deleted ones; None if there are no rows."""
         flag = "_gone"
         while folded_name(flag) in map(folded_name, settled.puts.schema.names):
             flag += "_"
@@ -204,7 +204,7 @@ class MergeEngine:
 
 
 def _near(work: TableRound) -> list[BaseFile]:
-    """The files whose keys are those of changes."""
+    """The files whose key ranges overlap those of the changes."""
     removed = set(work.plan.removed)
     return [file for file in work.task.base if file.path in removed]
 
@@ -270,7 +270,7 @@ def _has_limits(schema: TableSchema) -> bool:
 
 
 def _range(schema: TableSchema, *tables: pa.Table) -> tuple[Any, Any] | None:
-    """The least and the greatest value of the first key column, so that files which cannot have them are not read; None if unknown."""
+    """The minimum and maximum of the first key column, with which other files are skipped; None if unknown."""
     key = schema.keys[0]
     type_ = schema.current.field(key).type
     column = pa.chunked_array([chunk for table in tables for chunk in table[key].chunks], type_)

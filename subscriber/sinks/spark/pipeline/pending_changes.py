@@ -42,7 +42,7 @@ class PendingChanges:
     described: list[TableSchema] = field(default_factory=list)
 
     def add(self, files: Sequence[LandedFile]) -> None:
-        """These come next."""
+        """Append files."""
         for file in files:
             self.files.append(file.path)
             self.size += file.size
@@ -50,12 +50,12 @@ class PendingChanges:
             self.describe(file.schema)
 
     def describe(self, schema: TableSchema) -> None:
-        """The table is so from here on."""
+        """Append a schema of the table, if it differs from the last one."""
         if not self.schemas or self.schemas[-1] != schema:
             self.schemas.append(schema)
 
     def rename(self, storage: Storage, present: Iterable[str]) -> None:
-        """Let columns be the fields that they are in a table that has these; files with others are written again."""
+        """Map columns to the fields of a table, whose fields are ``present``. Files with other field names are rewritten."""
         found = dict(zip(self.schemas, resolve_fields(present, self.schemas), strict=True))
         names = {landed: new_names(landed, table) for landed, table in found.items()}
         if any(names.values()):
@@ -66,7 +66,7 @@ class PendingChanges:
 
 
 def copied_changes(storage: Storage, directory: str, table: LakeTable) -> PendingChanges:
-    """What a table begins with: its copy and its own batches, up to where it was handed over; nothing, if it was not copied.
+    """The changes that a table begins with: its copy and its own batches, up to the LSN at which it was handed over; none without a copy.
 
     Raises:
         TargetError, DataLossError: something of it is missing or damaged.
@@ -97,7 +97,7 @@ _GATHERED_BYTES: Final = 64 * 1024**2
 
 
 def read_work(storage: Storage, work: TableWork, source: PendingChanges, directory: str) -> tuple[TableWork, pa.Table]:
-    """Read the changes that a table is to have.
+    """Read the pending changes of a table for planning.
 
     Args:
         storage: the lake's.
@@ -122,6 +122,6 @@ def read_work(storage: Storage, work: TableWork, source: PendingChanges, directo
 
 
 def _gathered(storage: Storage, changes: pa.Table, directory: str) -> str:
-    """Many small files as one: each unit of the table opens it, and opening a file is what small ones cost."""
+    """Write many small files as one, because each unit of the table opens all of them."""
     storage.make_directory(directory)
     return write_file(storage, directory, changes.schema, changes.to_batches())

@@ -105,7 +105,7 @@ class _Cluster:
 
 
 def plan_columns(schema: TableSchema) -> list[str]:
-    """The columns of changes that a plan looks at."""
+    """The columns of changes that planning needs."""
     return ["_op", "_lsn", "_seq", "_moved", "_un", *schema.keys[:1]]
 
 
@@ -198,7 +198,7 @@ def _count(clusters: Sequence[_Cluster], ops: pa.ChunkedArray, keys: pa.ChunkedA
 
 
 def _counted(lows: Sequence[Bound], keys: pa.ChunkedArray) -> list[int]:
-    """How many of the keys each cluster has."""
+    """The count of the keys in each cluster."""
     known = pc.drop_null(keys)
     known = known.take(pc.sort_indices(known))
     # the first cluster takes what is below it, too
@@ -210,7 +210,7 @@ def _counted(lows: Sequence[Bound], keys: pa.ChunkedArray) -> list[int]:
 
 
 def _links(clusters: Sequence[_Cluster], changes: pa.Table, keys: pa.ChunkedArray) -> list[tuple[int, int, bool]]:
-    """Pairs of clusters between which a row moved, and whether it needs what it was."""
+    """Pairs of clusters between which a row moved, and whether the new row needs values of the old one."""
     rows = pc.indices_nonzero(changes["_moved"])
     if not len(rows):
         return []
@@ -260,7 +260,7 @@ def _grouped(
 
 
 def _quantiles(keys: pa.ChunkedArray, target: int) -> list[_Cluster]:
-    """Where there are no files yet: ranges with about as many changes each."""
+    """Ranges with about equal counts of changes, for a table without files."""
     known = pc.drop_null(keys)  # NULLs go with the first range
     parts = max(-(-len(known) // target), 1)
     ordered = known.take(pc.sort_indices(known)) if parts > 1 else known

@@ -48,7 +48,7 @@ class TableBefore:
 
 @dataclass(frozen=True, slots=True)
 class RowIdentityResult:
-    """What is in doubt after the changes, and why the row of one of them cannot be found, if so."""
+    """The columns in doubt after the changes, and the reason if the row of a change cannot be found."""
 
     doubtful: frozenset[str]
     lost: str | None
@@ -56,7 +56,7 @@ class RowIdentityResult:
 
 @dataclass(slots=True)
 class _Walk:
-    """Through changes in their order."""
+    """A walk through changes in their order."""
 
     types: pa.Schema
     rows: bool
@@ -114,7 +114,7 @@ class RowIdentityCheck:
     def look(
         self, before: TableBefore, schema: TableSchema, files: Sequence[tuple[str, TableSchema]], after: int, *, truncated: bool
     ) -> RowIdentityResult:
-        """See by what rows are known, and what they hold.
+        """Check whether the rows of all changes can be found.
 
         Args:
             before: the table.

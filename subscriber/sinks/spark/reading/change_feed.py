@@ -121,7 +121,7 @@ class Changes:
         return was if read_copy(self._storage, copy_directory(was)) is not None else None
 
     def schema(self) -> pa.Schema:
-        """Of the changes: columns of ours, and the table's own as they are now, those that were landed and are not logged yet among them.
+        """The columns of the changes: metadata, and the table's own as they are now, including those of changes not yet in the log.
 
         Raises:
             TargetError: nothing is known of the table yet.
@@ -139,7 +139,7 @@ class Changes:
         return pa.schema([field.with_nullable(True) for field in schema.landing])
 
     def latest(self) -> Lsn:
-        """Up to where changes can be read now. Never goes back.
+        """The LSN up to which changes can be read now. It never decreases.
 
         Raises:
             TargetError: there is no such table.
@@ -156,7 +156,7 @@ class Changes:
         return self._told
 
     def pieces(self, start: Lsn, end: Lsn) -> list[Piece]:
-        """Divide the range behind ``start`` up to ``end``: the files of the log, in order, and what is behind it."""
+        """Divide the range after ``start`` up to ``end``: the files of the log, in order, and the landed changes after them."""
         if end <= start:
             return []
         known = self._look()
@@ -172,7 +172,7 @@ class Changes:
         return [f"{known.log.directory}/{file.path}" for file in files if file.bounds["_lsn"][1] > start and file.bounds["_lsn"][0] <= end]
 
     def read(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The changes of a piece, in order, in these columns.
+        """Read the changes of a piece, in order, with these columns.
 
         Raises:
             TargetError: a file cannot be read.
@@ -233,7 +233,7 @@ class Changes:
             raise damaged_file(self._storage.what(path)) from None
 
     def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
-        """A query keeps its columns, and a cast back to a narrower type would bend values, or fail with one in its words."""
+        """Check that a query's columns can hold the values. A cast to a narrower type would change values, or name one in its error."""
         for field in wanted:
             if field.name in there.names and widened(there.field(field.name).type, field.type) != field.type:
                 raise TargetError(

@@ -42,15 +42,15 @@ class PostgresChanges(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """The name of the format."""
         return "postgres_changes"
 
     def schema(self) -> StructType:
-        """Of the changes, as they are now; a query keeps it until it starts again."""
+        """The schema of the changes as of now; a query keeps it until it restarts."""
         return from_arrow_schema(self._changes().schema(), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of a batch."""
+        """The reader of a batch."""
         changes = self._changes()
         start = self._start()
         latest = changes.latest()
@@ -58,7 +58,7 @@ class PostgresChanges(DataSource):
         return _BatchReader(changes, _arrow(schema), start, min(end, latest))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Of a stream."""
+        """The reader of a stream."""
         if self.options.get("endingLsn") is not None:
             raise ConfigurationError("endingLsn is an option of batches, and this is a stream", hint="leave it out, or use spark.read")
         changes = self._changes()

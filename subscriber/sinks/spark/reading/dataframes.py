@@ -93,7 +93,7 @@ _VIEW: Final = "subscriber_cut"
 
 
 class CutRows:
-    """Tables of one cut. Everything here blocks.
+    """Rows of the tables of one cut, for comparing a lake with its publisher. Everything here blocks.
 
     Args:
         spark: a session that reaches the lake.
@@ -107,13 +107,13 @@ class CutRows:
         self._cut = cut
 
     def columns(self, table: TableName) -> list[str]:
-        """Of a table; none if the cut has no such table."""
+        """The columns of a table; none if the cut has no such table."""
         if table not in self._cut.tables:
             return []
         return list(read_table(self._spark, self._target, str(table), cut=self._cut).columns)
 
     def batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
-        """All rows, some at a time; what a column cannot hold, as the text that is kept beside it."""
+        """All rows, in batches; a value that its column cannot hold is its text."""
         read_table(self._spark, self._target, str(table), cut=self._cut).createOrReplaceTempView(_VIEW)
         names = ", ".join(f"`{name.replace('`', '``')}`" for name in [*columns, SPECIAL])
         query = f"SELECT {names} FROM {_VIEW}"  # noqa: S608 -- names, quoted

@@ -57,19 +57,19 @@ def evolved_schema(present: pa.Schema | None, described: Sequence[TableSchema]) 
 
 
 def retyped_columns(present: pa.Schema, schema: TableSchema) -> tuple[str, ...]:
-    """Columns of another type than in the files there are."""
+    """Columns whose type differs from the table's files."""
     there = set(schema.current.names)
     return tuple(field.name for field in present if field.name in there and schema.current.field(field.name).type != field.type)
 
 
 def dropped_columns(schema: TableSchema, described: TableSchema) -> tuple[str, ...]:
-    """Fields of the table that the publisher has no more."""
+    """Fields of the table that the publisher no longer has."""
     there = {column.field for column in described.columns}
     return tuple(column.field for column in schema.columns if column.field not in there)
 
 
 def absent_columns(schema: TableSchema, described: Sequence[TableSchema]) -> tuple[str, ...]:
-    """Fields of the table that the publisher had not at some time, even if it has them again."""
+    """Fields of the table that the publisher lacked at some time, even if it has them again."""
     return tuple(column.field for column in schema.columns if not all(column.field in one.arrow.names for one in described))
 
 
@@ -97,7 +97,7 @@ def stretches(schema: TableSchema, valued: Collection[str], files: Sequence[tupl
 
 
 def _is_like(one: TableSchema, other: TableSchema) -> bool:
-    """Whether both know a row by the same."""
+    """Whether both have the same replica identity."""
     return one.full and other.full if one.full or other.full else one.keys == other.keys
 
 

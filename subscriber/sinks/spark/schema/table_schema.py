@@ -88,7 +88,7 @@ class TableSchema:
 
     @classmethod
     def of_relation(cls, relation: Relation) -> TableSchema:
-        """As the stream describes it."""
+        """The schema from a Relation message."""
         fields = lake_names(column.name for column in relation.columns)
         columns = tuple(
             LakeColumn(
@@ -104,7 +104,7 @@ class TableSchema:
 
     @classmethod
     def of_published(cls, table: PublishedTable) -> TableSchema:
-        """As the publisher's catalog describes it."""
+        """The schema from the publisher's catalog."""
         modifiers = table.column_modifiers or (-1,) * len(table.columns)
         fields = lake_names(table.columns)
         columns = tuple(
@@ -120,26 +120,26 @@ class TableSchema:
 
     @property
     def full(self) -> bool:
-        """Whether a row is known by all its columns, and may be there more than once."""
+        """Whether rows are identified by all their columns, and may occur more than once."""
         return self.identity == "f"
 
     @property
     def arrow(self) -> pa.Schema:
-        """Of the table's own columns."""
+        """The Arrow schema of the table's own columns."""
         return pa.schema([pa.field(column.field, column.type) for column in self.columns])
 
     @property
     def landing(self) -> pa.Schema:
-        """Of rows that were changed."""
+        """The Arrow schema of landing files."""
         return pa.schema([*META, *self.arrow])
 
     @property
     def current(self) -> pa.Schema:
-        """Of the current-state table."""
+        """The Arrow schema of the current-state table."""
         return pa.schema([*self.arrow, META.field(SPECIAL)])
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest."""
+        """The schema as JSON, for manifests."""
         return {
             "table": [self.table.namespace, self.table.name],
             "identity": self.identity,
@@ -186,5 +186,5 @@ def folded_name(name: str) -> str:
 
 
 def altered_name(name: str) -> str:
-    """The other name of a column: of it alone."""
+    """The alternative name of a column, unique to it."""
     return f"{_FORBIDDEN.sub('_', name)}_{zlib.crc32(name.encode()):08x}"

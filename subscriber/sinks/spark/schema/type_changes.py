@@ -42,7 +42,7 @@ _MOST_DIGITS: Final = 6
 
 
 def keeps_values(before: LakeColumn, now: LakeColumn, lake: pa.DataType) -> bool:
-    """Whether values of one declaration are known to be equal, in the lake, to what the publisher made of them in another.
+    """Whether values of one declaration are known to equal, in the lake, the results of the publisher's cast to another declaration.
 
     Args:
         before: the column as it was.

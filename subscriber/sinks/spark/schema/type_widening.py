@@ -30,7 +30,7 @@ _PLAIN_ELEMENT: Final = re.compile(r'[^{}",\\\s]+')
 
 
 def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """The same values.
+    """Convert a column to another type.
 
     Args:
         column: of any type of the lake.
@@ -45,7 +45,7 @@ def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
 
 
 def with_specials_converted(after: pa.Table, before: pa.Table) -> pa.Table:
-    """Rows whose columns were converted, with what lay in ``_special`` in the columns that can hold it now.
+    """Move values from ``_special`` into converted columns that can hold them now.
 
     Args:
         after: the rows; may lack ``_special``.
@@ -152,7 +152,7 @@ def _float8(value: float) -> str:
 
 
 def _shortest(value: float, scientific: str, digits: int) -> str:
-    """As PostgreSQL writes it: with an exponent below -4, and from as many digits on as the type has for certain."""
+    """The text that PostgreSQL writes: with an exponent below -4, and above the type's count of exact digits."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

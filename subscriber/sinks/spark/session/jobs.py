@@ -47,7 +47,7 @@ def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
 
 
 def first_words(error: BaseException) -> str:
-    """Of Spark's own account; what Python says in a task may hold a value."""
+    """The first line of Spark's own message. Python's message in a task may contain a value."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # py4j begins with which call it was, and Java's exception follows behind a colon
     telling = [line for line in lines if "Job aborted" in line] or [line for line in lines if line.startswith(": ")] or lines
@@ -64,7 +64,7 @@ def _is_alive(spark: SparkSession) -> bool:
 
 
 def end_session(spark: SparkSession) -> None:
-    """Stop it, if there is anything left to be stopped."""
+    """Stop the session, if it still exists."""
     with contextlib.suppress(*job_errors()):
         spark.stop()
 

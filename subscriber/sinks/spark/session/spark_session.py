@@ -48,7 +48,7 @@ _FILE: Final = re.compile("^file:(//)?")
 
 
 def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, packages: str | None = None) -> SparkSession:
-    """The session that there is, or a new one.
+    """The existing session, or a new one.
 
     Args:
         master: as ``spark-submit`` takes it; None: what the configuration says (as under spark-submit).
@@ -130,7 +130,7 @@ def has_delta(spark: SparkSession) -> bool:
 
 
 def _private_directory() -> Path:
-    """Of this process alone, and gone with it: Java, and code for executors, may be what lies there."""
+    """A temporary directory of this process, for a wrapper of Java and for code for executors."""
     directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
