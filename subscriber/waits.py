@@ -11,12 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
 
 from subscriber.errors import SubscriberError
 
-__all__ = ["FIRST_SECONDS", "WAIT_COLUMNS", "LastingWait", "WaitLog", "logged_wait", "sessions_query", "wait_text", "waits_query"]
+__all__ = [
+    "FIRST_SECONDS",
+    "WAIT_COLUMNS",
+    "AskedSession",
+    "LastingWait",
+    "WaitLog",
+    "Watch",
+    "awaiting",
+    "logged_wait",
+    "moved",
+    "sessions_query",
+    "wait_text",
+    "waits_query",
+]
 
 FIRST_SECONDS: Final = 3.0
 """After so long a wait is logged for the first time, and then each time it has lasted twice as long as at the line before, or
@@ -103,8 +117,72 @@ async def _log_it(log: logging.Logger, name: str, describe: Callable[[], Awaitab
         wait.tell(text, clock())
 
 
+class AskedSession(Protocol):
+    """A session with the publisher that was asked something."""
+
+    async def is_working(self) -> bool:
+        """Whether the publisher is at work on the answer, or waits for something itself; it is asked through another session.
+
+        Raises:
+            SubscriberError: that cannot be found out.
+        """
+        ...
+
+
+class Watch:
+    """One piece of work, as the watchdog sees it. It is that of a task, and of the tasks that this task starts.
+
+    Attributes:
+        moved_at: when it made progress last, by the event loop's clock.
+        asked: sessions whose answers it waits for; None stands for a connection that is being made.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[AskedSession | None] = []
+        self.moved()
+
+    def moved(self) -> None:
+        """It has made progress."""
+        self.moved_at = asyncio.get_running_loop().time()
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """What is done inside is this work."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+def moved() -> None:
+    """The current work has made progress."""
+    watch = _current.get()
+    if watch is not None:
+        watch.moved()
+
+
+@contextlib.contextmanager
+def awaiting(session: AskedSession | None) -> Iterator[None]:
+    """The current work waits for an answer of this session; None: for a connection, which takes its own time and has its own limit."""
+    watch = _current.get()
+    if watch is None:
+        yield
+        return
+    watch.asked.append(session)
+    try:
+        yield
+        watch.moved()
+    finally:
+        watch.asked.remove(session)
+
+
+# an active session that waits for its client does nothing
 _SESSIONS: Final = """
-SELECT a.pid, CASE WHEN a.state = 'active' THEN 0.0
+SELECT a.pid, CASE WHEN a.state = 'active' AND a.wait_event_type IS DISTINCT FROM 'Client' THEN 0.0
     ELSE coalesce(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.state_change), 0.0) END AS idle
 FROM pg_catalog.pg_stat_activity AS a WHERE a.pid IN ({pids})
 """

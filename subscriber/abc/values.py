@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -217,10 +218,12 @@ class TargetActivity:
 
     Attributes:
         idle: seconds for which it has done nothing for the sessions that apply; infinite without such a session.
+        tables_idle: the same for the sessions of table synchronizations.
         waits: one sentence for each session that waits for a lock, with who holds it. The same wait is the same text each time.
     """
 
     idle: float
+    tables_idle: float = math.inf
     waits: tuple[str, ...] = ()
 
 

@@ -8,9 +8,11 @@ do that (``groups.py``). A table that left a group is synchronized by itself fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from subscriber.abc import Retry, TableName, TableState
@@ -45,6 +47,7 @@ class SyncLauncher:
         disable_on_error: the first error that this is about ends it all.
         ended: told of the end of every attempt: with its error, or None when the table is synchronized; of a group's with one table of it.
         groups: synchronizes many tables at once; None: the target cannot.
+        watched: put around each synchronization.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class SyncLauncher:
         patient: Callable[[Collection[TableName]], bool],
         disable_on_error: bool = False,
         groups: GroupSynchronization | None = None,
+        watched: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        self._watched = watched
         self._states = states
         self._settings = settings
         self._make = make
@@ -143,8 +148,12 @@ class SyncLauncher:
             else:
                 tables = (due[0],)
                 work, name = self._synchronization(due[0]).run(), f"synchronization of {due[0]}"
-            self._running[asyncio.create_task(work, name=name)] = tables
+            self._running[asyncio.create_task(self._run_watched(work), name=name)] = tables
             self._busy.update(tables)
+
+    async def _run_watched(self, work: Coroutine[None, None, None]) -> None:
+        async with self._watched():
+            await work
 
     def _next_group(self, due: list[TableName]) -> tuple[TableName, ...]:
         """Tables for a worker to take at once: its share of those that wait for their first copy. Empty: one is taken by itself."""

@@ -49,6 +49,7 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, Transaction
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
+from subscriber.waits import moved
 
 __all__ = ["Receiver"]
 
@@ -64,16 +65,15 @@ _UNASKED_SLACK = 16 * _WAL_END_SLACK
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
-class _Counted:
-    """The spilled part of a transaction; counts what is read of it."""
+class _Watched:
+    """The spilled part of a transaction; to read of it is progress."""
 
-    def __init__(self, part: SpooledRecords, receiver: Receiver) -> None:
+    def __init__(self, part: SpooledRecords) -> None:
         self._part = part
-        self._receiver = receiver
 
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
         async for chunk in self._part.chunks(start):
-            self._receiver.pieces += 1
+            moved()
             yield chunk
             del chunk
 
@@ -86,7 +86,6 @@ class Receiver:
 
     Attributes:
         popped: how many events were taken.
-        pieces: how many pieces of spilled transactions were read.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that came.
         reported_at: when we last sent a status; and what it said of ``flush``:
@@ -115,7 +114,6 @@ class Receiver:
         self._spool_turn = asyncio.Lock()
         self._watcher: Callable[[], None] | None = None
         self.popped = 0
-        self.pieces = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
         self.reported_at: float | None = None
@@ -363,7 +361,7 @@ class Receiver:
         records = transaction.records
         if not transaction.spilled:
             return transaction.size + RECORD_OVERHEAD * len(records)
-        transaction.spool = _Counted(self._spool.reader(transaction.spool_id), self)
+        transaction.spool = _Watched(self._spool.reader(transaction.spool_id))
         # what was spilled is read back while it is applied, record by record: so nothing is read beside a large one
         return max(sum(map(len, records)), transaction.largest) + RECORD_OVERHEAD * len(records)
 

@@ -244,9 +244,9 @@ class TableStates:
                     self._changed[relation_id] = max(self._changed.get(relation_id, INVALID_LSN), transaction.end_lsn)
 
     @property
-    def handing_over(self) -> bool:
-        """Whether the apply worker may have to wait for a table's synchronization."""
-        return bool(self._requested or self._handover)
+    def handing_over(self) -> list[TableName]:
+        """Tables for whose synchronizations the apply worker may have to wait."""
+        return sorted(self._requested | self._handover.keys())
 
     def passed(self, position: Lsn) -> dict[TableName, Lsn]:
         """Tables in ``s`` whose LSN the apply worker's durable position has reached: they become ``r``."""

@@ -48,6 +48,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
+from subscriber.waits import moved
 
 __all__ = ["CopySource", "SnapshotSource", "TableSynchronization", "sync_slot_name", "sync_slot_prefix"]
 
@@ -259,6 +260,7 @@ class TableSynchronization:
     async def _follow(self, receiver: Receiver, tracker: FlushTracker) -> None:
         first_goal = self._states.handed
         while True:
+            moved()
             if isinstance(receiver.peek(), Transaction):
                 await self._apply_batch(receiver, tracker)
             elif receiver.peek() is not None:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 from subscriber.abc import GroupingSink, Retry, Sink, TableName, TableState
@@ -233,7 +234,7 @@ class Subscription:
                 first = prepared.first and not running.states.any_synchronized
                 return patient and not (first and set(running.states.unsynchronized).issubset(failed))
 
-            launcher = self._make_launcher(prepared, goes_on)
+            launcher = self._make_launcher(prepared, goes_on, watchdog)
             reporting = Reporting(running, self._sink, self._progress)
             following = Following(
                 self._slot(prepared),
@@ -298,7 +299,7 @@ class Subscription:
             if entry.state in {TableState.SYNCDONE, TableState.READY} and spool.is_left():
                 await spool.sweep()
 
-    def _make_launcher(self, prepared: Prepared, patient: Callable[[Collection[TableName]], bool]) -> SyncLauncher:
+    def _make_launcher(self, prepared: Prepared, patient: Callable[[Collection[TableName]], bool], watchdog: Watchdog) -> SyncLauncher:
         state, position = prepared.state, prepared.position
         source = PublisherSource(self._conninfo, self._publications, self._options, self._settings, position)
 
@@ -337,6 +338,7 @@ class Subscription:
             groups=groups,
             patient=patient,
             disable_on_error=self._options.disable_on_error,
+            watched=partial(watchdog.watched, tables=True),
         )
 
     def _synchronization_ended(self, _: TableName, error: SubscriberError | None) -> None:

@@ -28,7 +28,7 @@ from subscriber.subscription.running import Running
 from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.setup import Prepared
 from subscriber.subscription.watchdog import Watchdog
-from subscriber.waits import LastingWait
+from subscriber.waits import LastingWait, moved
 from subscriber.walreceiver.failures import is_undecodable
 from subscriber.walreceiver.outcome import was_rolled_back
 
@@ -104,7 +104,7 @@ class Following:
             self._is_streaming = False
             self._attempt_began = asyncio.get_running_loop().time()
             try:
-                async with self._watchdog.attempt():
+                async with self._watchdog.watched():
                     if not self._sink_is_open:
                         await self._running.unless_stopped(self._open_sink())
                     await self._attempt()
@@ -287,6 +287,6 @@ class Following:
 
     def _progressed(self) -> None:
         self._backoff.reset()
-        self._watchdog.moved()
+        moved()
         self._running.failed = None
         self._running.watchers.notify()

@@ -1,21 +1,22 @@
-"""The watchdog: no run waits silently, and no attempt stands still for ever.
+"""The watchdog: no run waits silently, and nothing of it stands still for ever.
 
-While something may be waiting (the setup, a table's synchronization, a step of the apply worker that lasts), the target is asked every few
-seconds what it does for the sink's sessions. Locks that they wait for are logged, with who holds them.
+It watches each attempt to follow the slot, and each synchronization of a table or of a group of tables. While something may be waiting, the
+target is asked every few seconds what it does for the sink's sessions. Locks that they wait for are logged, with who holds them.
 
-An attempt to follow the slot is given up, and made again, if all of this is so:
+Work is given up, and made again, if all of this is so:
 
-* for ``watchdog_timeout`` the worker has not ended a step, and has read nothing of a spilled transaction: one whose rows are not for the
-  target, or are passed over, takes time without it. With nothing to apply it ends one each second; a pause between attempts is no
-  part of an attempt. Before there is a stream it has ten minutes: to connect to a host that does not answer takes more than two, and then
-  comes the next host of the connection string.
-* no table is being handed over to the worker.
+* for ``watchdog_timeout`` it has made no progress: no step of the apply worker ended, nothing of a spilled transaction was read, no answer
+  or row came from the publisher. With nothing to apply, a step ends each second. A pause between attempts is no part of an attempt.
+* it does not connect to a server: that has a limit of its own, and then comes the next host of the connection string.
 * the target shows no session that waits for a lock.
-* the target has done nothing for the sessions that apply for half of that time, or has no such session. So a large transaction, which is a
+* the target has done nothing for the sessions in question for half of that time, or has no such session. So a large transaction, which is a
   single step, may take as long as it needs. A target that does not answer the question at all, twice, counts as one that does nothing.
+* if it waits for an answer of the publisher, another session with the publisher tells that it does nothing for that, or does not answer.
 
-This should never be needed: it is there for unknown faults, ours or a driver's. A false alarm does no harm: the attempt is cancelled, as
-for a stop; the sink is closed and opened again; what was not acknowledged comes again, and what is in the target is skipped.
+While a table is handed over, the apply worker waits for the table's synchronization: then the progress of either counts.
+
+This should never be needed: it is there for unknown faults, ours or a driver's. A false alarm does no harm: the work is cancelled, as
+for a stop, and begins again; what was not acknowledged comes again, and what is in the target is skipped.
 """
 
 from __future__ import annotations
@@ -23,21 +24,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from subscriber.abc import Sink, TargetActivity, WatchedSink
-from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.subscription.running import Running
-from subscriber.waits import FIRST_SECONDS, WaitLog
+from subscriber.waits import FIRST_SECONDS, WaitLog, Watch
 
 __all__ = ["Watchdog"]
 
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 5.0
-_CONNECT_SECONDS: Final = 600.0
+_ASK_SECONDS: Final = 10.0
 _UNANSWERED: Final = 2
+_HINT: Final = "it is made again; if this comes often, report it"
+
+
+class _Work:
+    """What is watched."""
+
+    def __init__(self, tables: bool, timeout: asyncio.Timeout) -> None:
+        self.tables = tables
+        self.timeout = timeout
+        self.watch = Watch()
+        self.error: SubscriberError | None = None
 
 
 class Watchdog:
@@ -55,10 +67,8 @@ class Watchdog:
         self._sink = sink if isinstance(sink, WatchedSink) else None
         self._timeout = timeout
         self._waits = WaitLog(_log, f'subscription "{name}"')
-        self._attempt: asyncio.Timeout | None = None
-        self._moved_at = 0.0
+        self._work: list[_Work] = []
         self._unanswered = 0
-        self._pieces = 0
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -71,52 +81,60 @@ class Watchdog:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
+    @contextlib.asynccontextmanager
+    async def watched(self, *, tables: bool = False) -> AsyncIterator[None]:
+        """Around one attempt to follow the slot, the opening of the sink included; or around a synchronization of tables.
+
+        Raises:
+            TargetUnavailable: it stood still.
+            PublisherUnavailable: it stood still, and waited for an answer of the publisher.
+        """
+        work = _Work(tables, asyncio.timeout(None))
+        self._work.append(work)
+        try:
+            with work.watch.current():
+                async with work.timeout:
+                    yield
+        except TimeoutError:
+            if work.error is None:
+                raise
+            raise work.error from None
+        finally:
+            self._work.remove(work)
+            if tables:
+                # the apply worker may have waited for these tables, and goes on now
+                for other in self._work:
+                    if not other.tables:
+                        other.watch.moved()
+
     async def _watch(self, sink: WatchedSink) -> None:
         while True:
             await asyncio.sleep(FIRST_SECONDS)
             if not self._may_wait():
-                self._waits.note((), asyncio.get_running_loop().time())
+                self._waits.note((), self._now())
                 continue
             found = await self._look(sink)
-            self._waits.note(found.waits if found is not None else (), asyncio.get_running_loop().time())
-            # one that is being cancelled may take its time
-            if self._attempt is not None and not self._attempt.expired() and self._stands_still(found):
-                self._attempt.reschedule(asyncio.get_running_loop().time())
+            self._waits.note([*(found.waits if found is not None else ()), *self._handing_over()], self._now())
+            for work in tuple(self._work):
+                # one that is being cancelled may take its time
+                if work.error is None and self._timeout and self._stands_still(work, found) and not await self._is_answered(work):
+                    self._give_up(work)
 
-    @contextlib.asynccontextmanager
-    async def attempt(self) -> AsyncIterator[None]:
-        """Around one attempt to follow the slot, the opening of the sink included.
-
-        Raises:
-            TargetUnavailable: it stood still.
-        """
-        self.moved()
-        try:
-            async with asyncio.timeout(None) as self._attempt:
-                yield
-        except TimeoutError:
-            if self._attempt is None or not self._attempt.expired():
-                raise
-            raise TargetUnavailable(
-                f"no progress for {self._still():.0f} s, although the target does nothing for this subscription",
-                hint="the attempt is made again; if this comes often, report it",
-            ) from None
-        finally:
-            self._attempt = None
-
-    def moved(self) -> None:
-        """The worker has ended a step."""
-        self._moved_at = asyncio.get_running_loop().time()
-        self._unanswered = 0
-
-    def _still(self) -> float:
-        return asyncio.get_running_loop().time() - self._moved_at
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     def _may_wait(self) -> bool:
         running = self._running
         if not running.prepared or running.states.unsynchronized:
             return True
-        return self._attempt is not None and self._still() >= FIRST_SECONDS
+        return any(self._now() - work.watch.moved_at >= FIRST_SECONDS for work in self._work)
+
+    def _handing_over(self) -> Sequence[str]:
+        """What the apply worker waits for, if it waits for tables."""
+        if not any(not work.tables and self._now() - work.watch.moved_at >= FIRST_SECONDS for work in self._work):
+            return ()
+        return [f'the apply worker waits until table "{table}" is handed over to it' for table in self._running.states.handing_over]
 
     async def _look(self, sink: WatchedSink) -> TargetActivity | None:
         """None: it cannot be found out."""
@@ -132,14 +150,41 @@ class Watchdog:
         self._unanswered = 0
         return found
 
-    def _stands_still(self, found: TargetActivity | None) -> bool:
-        patience = self._timeout if self._running.session is not None else max(self._timeout, _CONNECT_SECONDS)
-        pieces = self._running.session.receiver.pieces if self._running.session is not None else 0
-        if pieces != self._pieces:
-            self._pieces = pieces
-            self.moved()
-        if not self._timeout or self._still() < patience or self._running.states.handing_over:
+    def _concerned(self, work: _Work) -> Sequence[_Work]:
+        """It, and what it waits for."""
+        return self._work if self._running.states.handing_over and not work.tables else [work]
+
+    def _stands_still(self, work: _Work, found: TargetActivity | None) -> bool:
+        concerned = self._concerned(work)
+        if self._now() - max(one.watch.moved_at for one in concerned) < self._timeout:
+            return False
+        if any(None in one.watch.asked for one in concerned):
             return False
         if found is None:
             return self._unanswered >= _UNANSWERED
-        return not found.waits and found.idle >= self._timeout / 2
+        idle = min(found.tables_idle if one.tables else found.idle for one in concerned)
+        return not found.waits and idle >= self._timeout / 2
+
+    async def _is_answered(self, work: _Work) -> bool:
+        """Whether the publisher is at work on an answer that is waited for."""
+        for one in tuple(self._concerned(work)):
+            for session in tuple(one.watch.asked):
+                if session is None:
+                    return True
+                with contextlib.suppress(SubscriberError, TimeoutError):
+                    async with asyncio.timeout(_ASK_SECONDS):
+                        if await session.is_working():
+                            one.watch.moved()
+                            return True
+        # one that came meanwhile is progress
+        return self._now() - work.watch.moved_at < self._timeout
+
+    def _give_up(self, work: _Work) -> None:
+        still = self._now() - work.watch.moved_at
+        if work.watch.asked:
+            work.error = PublisherUnavailable(f"the publisher does not answer: nothing has come for {still:.0f} s", hint=_HINT)
+        else:
+            work.error = TargetUnavailable(
+                f"no progress for {still:.0f} s, although the target does nothing for this subscription", hint=_HINT
+            )
+        work.timeout.reschedule(self._now())

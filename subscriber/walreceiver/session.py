@@ -25,6 +25,7 @@ from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.protocol.capabilities import Capabilities, capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.waits import awaiting
 from subscriber.walreceiver.failures import connect_error, connection_lost, conninfo_error, result_error
 
 __all__ = ["SETUP", "Row", "Session", "check_conninfo"]
@@ -42,6 +43,7 @@ SETUP: Final = (
 """The settings of every session with the publisher."""
 _OF_ONE_SESSION: Final = frozenset({"replication", "client_encoding", "service", "target_session_attrs", "load_balance_hosts"})
 _CANCEL_SECONDS: Final = 2.0
+_WORKING: Final = "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = {} AND wait_event_type IS DISTINCT FROM 'Client'"
 _COPY_STATES: Final = frozenset({pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH})
 _GOOD_STATES: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
 
@@ -74,7 +76,8 @@ class Session:
         """
         params = _parameters(conninfo, application_name, replication=replication)
         try:
-            connection = await psycopg.AsyncConnection.connect(autocommit=True, **params)
+            with awaiting(None):
+                connection = await psycopg.AsyncConnection.connect(autocommit=True, **params)
         except psycopg.Error as error:
             raise connect_error(error) from error
         except UnicodeError:
@@ -126,9 +129,26 @@ class Session:
     async def result(self) -> pq.abc.PGresult | None:
         """Wait for the next result of the query under way; None after the last."""
         while self.pgconn.is_busy():
-            await self.readable()
-            self.pgconn.consume_input()
+            await self.more()
         return self.pgconn.get_result()
+
+    async def more(self) -> None:
+        """Wait for more of the answer to the query under way."""
+        with awaiting(self):
+            await self.readable()
+        self.pgconn.consume_input()
+
+    async def is_working(self) -> bool:
+        """Whether the server is at work on the query under way, or waits for something else than this client.
+
+        Raises:
+            PublisherUnavailable, PublisherError: as :meth:`connect`.
+        """
+        session = await self.sibling("watch")
+        try:
+            return bool(await session.execute(_WORKING.format(self.pgconn.backend_pid)))
+        finally:
+            await session.close()
 
     async def flush(self) -> None:
         """Send what libpq holds."""

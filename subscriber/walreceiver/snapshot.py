@@ -20,6 +20,7 @@ from subscriber.abc import CopyFormat
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
+from subscriber.waits import moved
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.failures import connection_lost, result_error
 from subscriber.walreceiver.session import Session
@@ -106,6 +107,7 @@ class SnapshotReader(Session):
         messages: list[bytes] = []
         size = 0
         get_copy_data = self.pgconn.get_copy_data
+        moved()
         try:
             while size < _CHUNK_BYTES:
                 count, data = get_copy_data(1)
@@ -116,8 +118,7 @@ class SnapshotReader(Session):
                 elif count < 0:
                     return messages, True
                 else:
-                    await self.readable()
-                    self.pgconn.consume_input()
+                    await self.more()
         except psycopg.Error as error:
             raise connection_lost(error) from error
         return messages, False

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from subscriber import Subscription, SubscriptionOptions
+from subscriber import Settings, Subscription, SubscriptionOptions
 from subscriber.abc import Batch
 from subscriber.sinks.postgres.sink import PostgresSink
+from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
+from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
 from tests.database import WAIT_SECONDS, Database
+from tests.integration.frozen_proxy import frozen_proxy
+from tests.integration.gates import held
 from tests.integration.program import running
 from tests.integration.replica import QUICK
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
 
-SETTINGS = replace(QUICK, watchdog_timeout=1.0, create_tables=None)
+SETTINGS = replace(QUICK, watchdog_timeout=1.0, wal_receiver_timeout=4.0, create_tables=None)
 
 
 class Stuck:
@@ -68,6 +74,81 @@ async def test_an_attempt_that_stands_still(other_replica: Replica, caplog: pyte
     assert sink.stuck
     assert "no progress for" in caplog.text
     pair.same()
+
+
+async def _follows(pair: Replica, connection: str, settings: Settings) -> None:
+    """A run that copies the table, and follows."""
+    subscription = Subscription(pair.name, connection=connection, publications=["pub"], target=pair.target.url, settings=settings)
+    task = asyncio.create_task(subscription.run())
+    try:
+        await subscription.wait_for(pair.publisher.current_lsn(), WAIT_SECONDS)
+        subscription.stop()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    pair.same()
+
+
+@pytest.mark.parametrize(
+    ("other_target", "table_sink"),
+    [("native", PostgresTableSink), ("sqlite", SqlAlchemyTableSink), ("mariadb", SqlAlchemyTableSink)],
+    indirect=["other_target"],
+)
+async def test_synchronization_that_stands_still(
+    other_replica: Replica, table_sink: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still for ever."""
+    stuck, start_copy = Stuck(), table_sink.start_copy
+
+    async def stands_still(self: Any) -> None:
+        await stuck.stand_still()
+        await start_copy(self)
+
+    monkeypatch.setattr(table_sink, "start_copy", stands_still)
+    create = None if other_replica.target.kind == "native" else True
+    await _follows(other_replica, other_replica.publisher.dsn, replace(SETTINGS, create_tables=create))
+    assert stuck.stuck
+    assert 'synchronization of table "public.t" failed' in caplog.text
+    assert "no progress for" in caplog.text
+
+
+@pytest.mark.parametrize("other_target", ["native"], indirect=True)
+async def test_publisher_that_is_mute(other_replica: Replica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that waits for a transaction is waited for. An answer that a firewall has swallowed is not."""
+    pair, publisher = other_replica, other_replica.publisher
+    found = re.search(r"@([^:/]+):(\d+)/", publisher.dsn)
+    assert found is not None
+    begun, locked, start_copy = asyncio.Event(), asyncio.Event(), PostgresTableSink.start_copy
+
+    async def waits(self: PostgresTableSink) -> None:
+        begun.set()
+        await locked.wait()
+        await start_copy(self)
+
+    monkeypatch.setattr(PostgresTableSink, "start_copy", waits)
+    with frozen_proxy(found[1], int(found[2])) as proxy:
+        dsn = publisher.dsn.replace(f":{found[2]}/", f":{proxy.port}/")
+        follows = asyncio.create_task(_follows(pair, dsn, SETTINGS))
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await begun.wait()
+            with held(publisher, "CREATE TABLE unrelated ()") as release:
+                locked.set()
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while caplog.text.count("its creation waits for the end of transactions") < 2:
+                        await asyncio.sleep(0.05)
+                assert "does not answer" not in caplog.text
+                proxy.freeze()
+                release()
+            # the frozen walsender of the main slot would keep that in use for a minute
+            publisher.fetch("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+            await follows
+        finally:
+            follows.cancel()
+            await asyncio.gather(follows, return_exceptions=True)
+    assert "the publisher does not answer: nothing has come for" in caplog.text
+    assert "no progress for" not in caplog.text
 
 
 @contextlib.contextmanager

@@ -1,93 +1,194 @@
-"""When an attempt is given up, and when it is not."""
+"""When work is given up, and when it is not."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from subscriber.abc import Sink, TargetActivity
-from subscriber.errors import TargetUnavailable
+from subscriber.abc import Sink, TableName, TargetActivity
+from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import StreamSession
 from subscriber.subscription.watchdog import Watchdog
+from subscriber.waits import awaiting, moved
 from tests.unit.apply.virtual_time import run
 
 TIMEOUT = 60.0
+LONG = 10_000.0
+T = TableName("public", "t")
 
 
 class _Sink:
-    """A target that does nothing."""
+    """A target; unless it is told, it does nothing."""
+
+    def __init__(self, activity: TargetActivity | None = None) -> None:
+        self.found = activity or TargetActivity(math.inf)
 
     async def ping(self) -> None:
         return
 
     async def activity(self) -> TargetActivity:
-        return TargetActivity(math.inf)
+        return self.found
 
 
-async def _stands_still(watchdog: Watchdog, end: float = 0.0) -> float:
-    """How long an attempt lasts that does nothing; its end takes so long."""
-    began = asyncio.get_running_loop().time()
+class _Asked:
+    """A session with the publisher, whose server is at work until then."""
 
-    async def attempt() -> None:
-        async with watchdog.attempt():
-            try:
-                await asyncio.sleep(10_000)
-            finally:
-                await asyncio.sleep(end)
+    def __init__(self, until: float, error: SubscriberError | None = None) -> None:
+        self.until = until
+        self.error = error
 
-    with pytest.raises(TargetUnavailable, match="no progress"):
-        await attempt()
-    return asyncio.get_running_loop().time() - began - end
+    async def is_working(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return asyncio.get_running_loop().time() < self.until
 
 
-def _watchdog(*, streams: bool) -> Watchdog:
-    running = Running()
-    running.prepared = True
-    running.session = cast("StreamSession", SimpleNamespace(receiver=SimpleNamespace(pieces=0))) if streams else None
-    return Watchdog("s", running, cast("Sink", _Sink()), TIMEOUT)
+class World:
+    """A run that streams, and its watchdog."""
+
+    def __init__(self, activity: TargetActivity | None = None) -> None:
+        self.running = Running()
+        self.running.prepared = True
+        self.running.session = cast("StreamSession", SimpleNamespace())
+        self.watchdog = Watchdog("s", self.running, cast("Sink", _Sink(activity)), TIMEOUT)
+
+    async def lasts(self, *, tables: bool = False, asked: _Asked | None = None, end: float = 0.0) -> float:
+        """For how long work that does nothing goes on, which waits for this session; its end takes so long."""
+        began = asyncio.get_running_loop().time()
+
+        async def work() -> None:
+            async with self.watchdog.watched(tables=tables):
+                try:
+                    if asked is None:
+                        await asyncio.sleep(LONG)
+                    else:
+                        with awaiting(asked):
+                            await asyncio.sleep(LONG)
+                finally:
+                    await asyncio.sleep(end)
+
+        error, says = (TargetUnavailable, "no progress") if asked is None else (PublisherUnavailable, "the publisher does not answer")
+        with pytest.raises(error, match=says):
+            await work()
+        return asyncio.get_running_loop().time() - began - end
 
 
-@pytest.mark.parametrize("streams", [True, False])
-def test_time_to_connect(streams: bool) -> None:
+async def _moves(watchdog: Watchdog, *, tables: bool, seconds: float) -> None:
+    async with watchdog.watched(tables=tables):
+        for _ in range(int(seconds / 10)):
+            await asyncio.sleep(10)
+            moved()
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_work_that_stands_still(tables: bool) -> None:
+    """Each attempt is watched, also after one that was cancelled and takes long to end."""
+
+    async def work() -> None:
+        world = World()
+        async with world.watchdog.watching():
+            for _ in range(2):
+                assert TIMEOUT <= await world.lasts(tables=tables, end=20.0) < 2 * TIMEOUT
+
+    run(work())
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_progress_of_a_task_that_the_work_started(tables: bool) -> None:
+    async def work() -> None:
+        world = World()
+        async with world.watchdog.watching(), world.watchdog.watched(tables=tables), asyncio.TaskGroup() as group:
+            group.create_task(_progress(20))
+
+    run(work())
+
+
+async def _progress(times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(TIMEOUT / 2)
+        moved()
+
+
+@pytest.mark.parametrize(
+    "found", [TargetActivity(0.0, 0.0), TargetActivity(math.inf, math.inf, ("a session waits",))], ids=["busy", "waiting"]
+)
+@pytest.mark.parametrize("tables", [False, True])
+def test_reason_in_the_target(tables: bool, found: TargetActivity) -> None:
+    async def work() -> None:
+        world = World(found)
+        async with world.watchdog.watching(), world.watchdog.watched(tables=tables):
+            await asyncio.sleep(LONG)
+
+    run(work())
+
+
+def test_what_applies_and_what_copies_are_told_apart() -> None:
+    async def work() -> None:
+        world = World(TargetActivity(0.0, math.inf))
+        async with world.watchdog.watching(), world.watchdog.watched():
+            assert await world.lasts(tables=True) < 2 * TIMEOUT
+
+    run(work())
+
+
+def test_connecting_has_its_own_limit() -> None:
     """A host that does not answer takes more than two minutes: the next one must have its turn."""
 
     async def work() -> None:
-        watchdog = _watchdog(streams=streams)
-        async with watchdog.watching():
-            lasted = await _stands_still(watchdog)
-        assert lasted < 2 * TIMEOUT if streams else 2 * 131 < lasted < math.inf
+        world = World()
+        async with world.watchdog.watching(), world.watchdog.watched():
+            with awaiting(None):
+                await asyncio.sleep(LONG)
 
     run(work())
 
 
-def test_transaction_that_is_read_without_the_target() -> None:
-    """Its rows are not for the target."""
+@pytest.mark.parametrize("tables", [False, True])
+def test_publisher_that_works_is_waited_for(tables: bool) -> None:
+    async def work() -> None:
+        world = World()
+        async with world.watchdog.watching():
+            lasted = await world.lasts(tables=tables, asked=_Asked(1000.0))
+        assert 1000 < lasted < 1000 + 3 * TIMEOUT
+
+    run(work())
+
+
+def test_publisher_that_does_not_answer() -> None:
+    async def work() -> None:
+        world = World()
+        async with world.watchdog.watching():
+            assert await world.lasts(asked=_Asked(LONG, PublisherUnavailable("no answer"))) < 2 * TIMEOUT
+
+    run(work())
+
+
+def _requests(world: World) -> None:
+    world.running.states.request_handover(T)
+
+
+def _hands_over(world: World) -> None:
+    world.running.states.try_handover(T, world.running.states.handed)
+
+
+@pytest.mark.parametrize("begins", [_requests, _hands_over])
+def test_handover(begins: Callable[[World], None], caplog: pytest.LogCaptureFixture) -> None:
+    """The apply worker may wait as long as the table moves, says so, and does not wait for ever."""
 
     async def work() -> None:
-        running = Running()
-        receiver = SimpleNamespace(pieces=0)
-        running.prepared, running.session = True, cast("StreamSession", SimpleNamespace(receiver=receiver))
-        watchdog = Watchdog("s", running, cast("Sink", _Sink()), TIMEOUT)
-        async with watchdog.watching(), watchdog.attempt():
-            for _ in range(100):
-                await asyncio.sleep(TIMEOUT / 10)
-                receiver.pieces += 1
+        world = World()
+        begins(world)
+        async with world.watchdog.watching():
+            moving = asyncio.create_task(_moves(world.watchdog, tables=True, seconds=600))
+            lasted = await world.lasts()
+            await moving
+        assert 600 < lasted < 600 + 2 * TIMEOUT
 
     run(work())
-
-
-def test_attempt_that_takes_long_to_end() -> None:
-    """It is cancelled once, and the next one is watched as well."""
-
-    async def work() -> None:
-        watchdog = _watchdog(streams=True)
-        async with watchdog.watching():
-            for _ in range(2):
-                assert await _stands_still(watchdog, end=20.0) < 2 * TIMEOUT
-
-    run(work())
+    assert 'the apply worker waits until table "public.t" is handed over to it' in caplog.text

@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.errors import CANNOT_CONNECT_NOW, ConfigurationError, TargetError, TargetUnavailable, connection_hint
 from subscriber.sinks.postgres.errors import translated
+from subscriber.waits import awaiting
 
 __all__ = ["Target", "asyncpg_arguments"]
 
@@ -107,13 +108,14 @@ class Target:
             TargetError: the server refuses this user or database.
         """
         try:
-            connection = await psycopg.AsyncConnection.connect(
-                self.conninfo,
-                autocommit=True,
-                prepare_threshold=None,
-                fallback_application_name=application_name,
-                client_encoding="UTF8",
-            )
+            with awaiting(None):
+                connection = await psycopg.AsyncConnection.connect(
+                    self.conninfo,
+                    autocommit=True,
+                    prepare_threshold=None,
+                    fallback_application_name=application_name,
+                    client_encoding="UTF8",
+                )
         except psycopg.Error as error:
             text = " ".join(str(error).split())
             if _MISTAKEN.search(text):

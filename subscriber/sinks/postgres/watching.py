@@ -35,7 +35,7 @@ class Watcher:
         Raises:
             TargetError: there is no session to look through.
         """
-        sessions = self._target.sessions()
+        sessions = self._target.sessions() or self._tables.sessions()
         if not sessions:
             return TargetActivity(math.inf)
         try:
@@ -44,15 +44,17 @@ class Watcher:
                 self._reader = CatalogReader(await self._target.connect_asyncpg(like, session_name(self._name, "watch")))
             # it may be closed meanwhile
             reader = self._reader
-            applying = [session.info.backend_pid for session in sessions if not session.closed]
-            found = await reader.fetch(sessions_query(applying))
-            others = [*self._target.reader_pids(), *self._tables.reader_pids()]
-            others += [session.info.backend_pid for session in self._tables.sessions()]
-            waits = await reader.fetch(waits_query([*applying, *others]))
+            applying = [session.info.backend_pid for session in self._target.sessions()]
+            copying = [*self._tables.reader_pids(), *(session.info.backend_pid for session in self._tables.sessions())]
+            found = await reader.fetch(sessions_query([*applying, *copying]))
+            waits = await reader.fetch(waits_query([*applying, *copying, *self._target.reader_pids()]))
         except TargetUnavailable:
             await self.close()
             raise
-        return TargetActivity(min((row["idle"] for row in found), default=math.inf), tuple(wait_text(row) for row in waits))
+        idle, tables_idle = (
+            min((row["idle"] for row in found if row["pid"] in pids), default=math.inf) for pids in (set(applying), set(copying))
+        )
+        return TargetActivity(idle, tables_idle, tuple(wait_text(row) for row in waits))
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""

@@ -279,6 +279,11 @@ class Database:
         """Those that can be used."""
         return [session for session in self._sessions if session.usable]
 
+    @property
+    def kept(self) -> list[Session]:
+        """Those of :meth:`writing` and :meth:`reading`."""
+        return [session for session in (self._writing, self._reading) if session is not None]
+
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that may write, in a session that is kept for such. See :meth:`Session.transaction`.

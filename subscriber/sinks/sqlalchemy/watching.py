@@ -54,7 +54,9 @@ async def activity(database: Database, applying: Session | None) -> TargetActivi
         now = asyncio.get_running_loop().time()
         locking = [since for session in sessions if (since := session.locking_since) is not None and now - since >= _LOCK_SECONDS]
         idle = 0.0 if applying is not None and applying.busy else math.inf
-        return TargetActivity(idle, (f'another program has the file "{database.path}" locked',) if locking else ())
+        # those that write take turns: a table may wait for any of them
+        tables_idle = 0.0 if any(session.busy for session in sessions if session not in database.kept) else math.inf
+        return TargetActivity(idle, tables_idle, (f'another program has the file "{database.path}" locked',) if locking else ())
     numbers = [session.number for session in sessions if session.number is not None]
     own = applying.number if applying is not None and applying.usable else None
     if not numbers:
@@ -67,7 +69,9 @@ async def activity(database: Database, applying: Session | None) -> TargetActivi
             ids = ", ".join(map(str, numbers))
             found = await _rows(connection, _MYSQL_SESSIONS.format(ids=ids))
             waits = await _mysql_waits(connection, ids, found)
-    return TargetActivity(min((float(row["idle"]) for row in found if row["pid"] == own), default=math.inf), waits)
+    seconds = {int(row["pid"]): float(row["idle"]) for row in found}
+    copying = seconds.keys() - {own, *(session.number for session in database.kept)}
+    return TargetActivity(seconds.get(own or 0, math.inf), min((seconds[number] for number in copying), default=math.inf), waits)
 
 
 async def _rows(connection: AsyncConnection, query: str) -> Sequence[dict[str, Any]]:
