@@ -27,24 +27,24 @@ def add_parser(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "alter",
         help="change a subscription",
-        description="As ALTER SUBSCRIPTION. Its worker is stopped, and started again by the launcher when this is done.",
+        description="As ALTER SUBSCRIPTION. Stops the subscription's worker; the launcher starts it again afterwards.",
     )
     add_name_argument(parser)
     add_target_argument(parser)
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--enable", action="store_true", help="let the launcher run it")
     forms.add_argument("--disable", action="store_true", help="stop it")
-    forms.add_argument("--connection", metavar="CONNINFO", help="another way to the publisher")
+    forms.add_argument("--connection", metavar="CONNINFO", help="another connection string for the publisher")
     forms.add_argument("--set-publication", action="append", metavar="P", help="subscribe to these instead; give it again for more")
     forms.add_argument("--add-publication", action="append", metavar="P", help="subscribe to these too")
-    forms.add_argument("--drop-publication", action="append", metavar="P", help="subscribe to these no longer")
-    forms.add_argument("--refresh", action="store_true", help="add the tables published since, forget those no longer published")
+    forms.add_argument("--drop-publication", action="append", metavar="P", help="unsubscribe from these")
+    forms.add_argument("--refresh", action="store_true", help="add newly published tables, and remove those no longer published")
     forms.add_argument(
-        "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes there; NONE: none after all"
+        "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes at this LSN; NONE: skip nothing"
     )
     forms.add_argument("--rename", metavar="NEW", help="another name")
     forms.add_argument("--owner", metavar="ROLE", help="apply with this role's rights (PostgreSQL targets)")
-    forms.add_argument("--reset-stats", action="store_true", help="set its counters to zero; it is not stopped for that")
+    forms.add_argument("--reset-stats", action="store_true", help="set its counters to zero, without stopping it")
     add_parameters_argument(parser, ALTERABLE, "a parameter; with --refresh: copy_data; with publications: refresh, copy_data")
     add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute)
@@ -89,11 +89,11 @@ def _form(args: argparse.Namespace) -> _Act:
             _require_no_options(args.options, form)
             return act
     if not args.options:
-        raise ConfigurationError("nothing to alter", hint="say --enable, --refresh, -o parameter=value, ...; alter --help lists them")
+        raise ConfigurationError("nothing to alter", hint="use --enable, --refresh, -o parameter=value, ...; alter --help lists them")
     changes = parse_changes(args.options)
     return lambda found: found.set(changes)
 
 
 def _require_no_options(options: Sequence[str], form: str) -> None:
     if options:
-        raise ConfigurationError(f"{form} takes no parameters (-o)", hint=f"alter the subscription twice: once with {form}, once with -o")
+        raise ConfigurationError(f"{form} takes no parameters (-o)", hint=f"run alter twice: once with {form}, once with -o")

@@ -23,9 +23,9 @@ def add_parser(verbs: Verbs) -> None:
     """Describe the verb's arguments."""
     parser = verbs.add_parser(
         "check",
-        help="say what would go wrong",
-        description="Looks at publisher and target for everything that would go wrong with such a subscription, and changes nothing."
-        " A line each: error (it will not work) or warning (it will, with a restriction). Exit status 1 if there is an error.",
+        help="report problems before they happen",
+        description="Checks publisher and target for whatever would make such a subscription fail. Changes nothing."
+        " One line for each error (it will not work) and warning (it will work, with a restriction). Exit status 1 if there is an error.",
     )
     add_publisher_arguments(parser)
     add_target_argument(parser)
@@ -48,5 +48,5 @@ async def _execute(args: argparse.Namespace) -> int:
         say(printable(f"{finding.severity}: {finding.message}{hint}"))
     errors = sum(finding.severity == "error" for finding in findings)
     if not findings and not args.quiet:
-        say("nothing was found that would go wrong")
+        say("no problems found")
     return 1 if errors else 0

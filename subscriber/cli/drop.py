@@ -17,7 +17,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "drop",
         help="remove a subscription",
-        description="As DROP SUBSCRIPTION: its worker ends, its slots are dropped, those of unfinished copies included. The rows stay.",
+        description="As DROP SUBSCRIPTION: stops its worker and drops its slots, also those of unfinished copies. The rows stay.",
     )
     add_name_argument(parser)
     add_target_argument(parser)

@@ -119,14 +119,14 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="subscriber", description="The subscriber of PostgreSQL logical replication.")
     parser.add_argument("--version", action="version", version=f"subscriber {subscriber.__version__}")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="more of what happens, on stderr; twice for debugging")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log more on stderr; give it twice for debugging")
     parser.add_argument("-q", "--quiet", action="store_true", help="no confirmations and no progress")
     verbs = parser.add_subparsers(metavar="verb", required=True)
     for verb in _VERBS:
         verb.add_parser(verbs)
     for each in verbs.choices.values():
         # before the verb or behind it
-        each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="more of what happens, on stderr")
+        each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
         each.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")
     return parser
 

@@ -54,7 +54,7 @@ class MaxLag:
             ConfigurationError: it is neither, or has no unit.
         """
         if text.strip()[-1:].isdecimal():
-            raise ConfigurationError(f'--max-lag "{text}" has no unit', hint="say for example 30s, 5min or 16MB")
+            raise ConfigurationError(f'--max-lag "{text}" has no unit', hint="use for example 30s, 5min or 16MB")
         try:
             return cls(seconds=parse_seconds("max_lag", text))
         except ConfigurationError:
@@ -62,7 +62,7 @@ class MaxLag:
         try:
             return cls(size=parse_bytes("max_lag", text))
         except ConfigurationError:
-            raise ConfigurationError(f'--max-lag "{text}" is neither a time nor a size', hint="say for example 30s, 5min or 16MB") from None
+            raise ConfigurationError(f'--max-lag "{text}" is neither a time nor a size', hint="use for example 30s, 5min or 16MB") from None
 
 
 def judge(statuses: Sequence[SubscriptionStatus], limit: MaxLag) -> tuple[Severity, str]:

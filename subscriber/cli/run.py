@@ -34,7 +34,7 @@ def add_parser(verbs: Verbs) -> None:
     """Describe the verb's arguments."""
     parser = verbs.add_parser(
         "run",
-        help="keep a replica, or all that were created",
+        help="run one subscription, or all that were created",
         description="With --connection and --publication: copies the published tables into the target and follows the changes. What is"
         " missing is made (slot, catalog, position); what is there is gone on from. Without: runs the subscriptions that"
         ' "subscriber create" defined in the target, and follows what alter and drop change.'
@@ -50,16 +50,18 @@ def add_parser(verbs: Verbs) -> None:
     )
     until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
     parser.add_argument(
-        "--allow-missing-tables", action="store_true", help="with --until-...: end with 0 although published tables are not replicated"
+        "--allow-missing-tables", action="store_true", help="with --until-...: exit with 0 even if published tables are not replicated"
     )
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus at this address")
     add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 
 async def _execute(args: argparse.Namespace) -> int:
     if (args.connection is None) != (args.publication is None):
-        args.usage("--connection and --publication belong together: both for one replica, none to run what the target's catalog defines")
+        args.usage(
+            "--connection and --publication belong together: give both to run one subscription, none to run those in the target's catalog"
+        )
     progress = copy_progress()
     try:
         return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
@@ -71,8 +73,8 @@ async def _execute(args: argparse.Namespace) -> int:
 async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.options or args.allow_missing_tables or args.until_caught_up or args.until_lsn is not None:
         args.usage(
-            "-o, --until-... and --allow-missing-tables are for --connection and --publication;"
-            " a created subscription is changed by subscriber alter"
+            "-o, --until-... and --allow-missing-tables need --connection and --publication;"
+            " use subscriber alter to change a created subscription"
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
@@ -84,7 +86,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
 
 async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
     if args.names:
-        args.usage("a NAME is for subscriptions that were created; say --name")
+        args.usage("a NAME selects subscriptions that were created; use --name with --connection")
     subscription = Subscription(
         args.name,
         connection=args.connection,

@@ -30,19 +30,19 @@ def add_parser(verbs: Verbs) -> None:
     """Describe the verb's arguments."""
     parser = verbs.add_parser(
         "status",
-        help="say how subscriptions stand",
-        description="Looks at the target's catalog, and at each publisher that it may connect to. Changes nothing.",
+        help="show the status of subscriptions",
+        description="Reads the target's catalog, and asks each publisher that it can connect to. Changes nothing.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     add_target_argument(parser)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object, also when something fails")
-    shape.add_argument("--watch", action="store_true", help="again and again, until interrupted")
+    shape.add_argument("--watch", action="store_true", help="repeat until interrupted")
     shape.add_argument(
         "--check", action="store_true", help="one line and an exit status for monitoring: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN"
     )
     parser.add_argument("--max-lag", metavar="LAG", help="with --check: CRITICAL beyond this time or size, such as 30s or 16MB")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks of --watch; default: 1")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="with --watch: seconds between two reports; default: 1")
     parser.set_defaults(execute=_execute, usage=parser.error)
 
 
@@ -60,7 +60,7 @@ async def _execute(args: argparse.Namespace) -> int:
     if args.check:
         return await _check(args)
     if args.max_lag is not None:
-        args.usage("--max-lag is for --check")
+        args.usage("--max-lag needs --check")
     if args.json:
         return await _json(args)
     if args.watch:

@@ -71,7 +71,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             if not found.made:
                 await self._claim.__aexit__(None, None, None)
                 raise TargetError(
-                    f'subscription "{self._name}" was not made to its end', sqlstate="55000", hint="drop it, or create it once more"
+                    f'subscription "{self._name}" was not created completely', sqlstate="55000", hint="drop it, or create it again"
                 )
         except BaseException:
             await self._catalog.close()
@@ -106,7 +106,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             raise ConfigurationError("cannot enable subscription that does not have a slot name", hint="set slot_name first")
         if self.definition.conninfo is None:
             raise ConfigurationError(
-                f'subscription "{self._name}" has no connection string: its command line defines it', hint="set its connection first"
+                f'subscription "{self._name}" has no connection string: it is defined by its command line', hint="set one first"
             )
         await self._update({"enabled": True})
 
@@ -123,7 +123,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         """OWNER TO."""
         catalog: object = self._catalog
         if not isinstance(catalog, OwnedCatalog):
-            raise ConfigurationError("this kind of target has no owners of subscriptions", hint="leave it out")
+            raise ConfigurationError("this kind of target has no owners of subscriptions", hint="omit it")
         if self.definition.conninfo is None:
             raise ConfigurationError(
                 f'subscription "{self._name}" is defined by its command line: the role that runs it owns it', hint="run it as that role"
@@ -141,12 +141,12 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             await self._update({"skip_lsn": INVALID_LSN})
             return
         if lsn == INVALID_LSN:
-            raise ConfigurationError(f"invalid WAL location (LSN): {lsn}", hint="the LSN behind 'finished at' in the error's message")
+            raise ConfigurationError(f"invalid WAL location (LSN): {lsn}", hint="give the LSN after 'finished at' in the message")
         position = self.definition.position
         if position is not None and lsn < position:
             raise ConfigurationError(
                 f"skip WAL location (LSN {lsn}) must be greater than origin LSN {position}",
-                hint="that one was applied already",
+                hint="this transaction was already applied",
             )
         await self._update({"skip_lsn": lsn})
 
@@ -168,7 +168,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
                 if not self._refreshing:
                     await self._update({"publications": before.publications, "pending_refresh": before.pending_refresh})
                 elif isinstance(error, SubscriberError):
-                    error.add_note("it was cut off, and is gone on with when the subscription runs next")
+                    error.add_note("the refresh was interrupted; the subscription completes it when it runs next")
                 raise
 
     async def add_publications(self, publications: Sequence[str], *, refresh: bool = True, copy_data: bool = True) -> None:
@@ -176,7 +176,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         check_publication_list(publications)
         for name in publications:
             if name in self.definition.publications:
-                raise ConfigurationError(f'publication "{name}" is already in subscription "{self._name}"', hint="leave it out")
+                raise ConfigurationError(f'publication "{name}" is already in subscription "{self._name}"', hint="omit it")
         found = [*self.definition.publications, *publications]
         await self._change_publications(found, publications, refresh=refresh, copy_data=copy_data)
 
@@ -185,7 +185,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         check_publication_list(publications)
         for name in publications:
             if name not in self.definition.publications:
-                raise ConfigurationError(f'publication "{name}" is not in subscription "{self._name}"', hint="leave it out")
+                raise ConfigurationError(f'publication "{name}" is not in subscription "{self._name}"', hint="omit it")
         left = [name for name in self.definition.publications if name not in publications]
         if not left:
             raise ConfigurationError("cannot drop all the publications from a subscription", hint="drop the subscription instead")
@@ -199,13 +199,14 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     def _require_refreshable(self, what: str, form: str, *, copy_data: bool) -> None:
         if not self.definition.enabled:
             raise ConfigurationError(
-                f"{what} is not allowed for disabled subscriptions", hint="enable it first, or say refresh = false if that can be said"
+                f"{what} is not allowed for disabled subscriptions",
+                hint="enable the subscription first, or use refresh = false with a change of publications",
             )
         if self.definition.two_phase is TwoPhaseState.ENABLED and copy_data:
             words = f"ALTER SUBSCRIPTION {form} and copy_data" if form == "with refresh" else f"ALTER SUBSCRIPTION {form} with copy_data"
             raise ConfigurationError(
                 f"{words} is not allowed when two_phase is enabled",
-                hint="say copy_data = false, or drop the subscription and create it again",
+                hint="use copy_data = false, or drop the subscription and create it again",
             )
 
     async def _refresh(self, named: Sequence[str], *, copy_data: bool) -> None:
@@ -237,7 +238,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         found = self.definition
         if "slot_name" in changes:
             if "two_phase" in changes:
-                raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="one after the other")
+                raise ConfigurationError('"slot_name" and "two_phase" cannot be altered at the same time', hint="alter one, then the other")
             if changes["slot_name"] == NO_SLOT:
                 if found.enabled:
                     raise ConfigurationError("cannot set slot_name = NONE for enabled subscription", hint="disable it first")

@@ -70,7 +70,7 @@ class Beginning:
             found = await connection.slot(self._slot_name)
             if found is None or found.confirmed_flush_lsn is None:
                 raise PublisherError(
-                    f'there is no logical replication slot "{self._slot_name}" on the publisher', hint="leave out create_slot = false"
+                    f'there is no logical replication slot "{self._slot_name}" on the publisher', hint="omit create_slot = false"
                 )
             lsn = found.confirmed_flush_lsn
             if found.two_phase:
@@ -87,7 +87,7 @@ class Beginning:
             return TwoPhaseState.DISABLED
         if not capabilities.two_phase:
             _log.warning(
-                "the publisher is too old for two_phase (it needs PostgreSQL %d): transactions come with COMMIT PREPARED",
+                "two_phase needs a publisher with PostgreSQL %d or later: prepared transactions are received at COMMIT PREPARED",
                 PARAMETERS["two_phase"].since,
             )
         elif not self._options.copy_data and self._options.create_slot:

@@ -111,7 +111,7 @@ async def _take_back(catalog: Catalog, name: str, target: str, settings: Setting
             if found.name == name and not found.made:
                 await remove(catalog, found, target=target, settings=settings)
     except SubscriberError as error:
-        _log.warning('subscription "%s" was not made, and what there is of it could not be removed: %s', name, error.one_line())
+        _log.warning('subscription "%s" was not created, but its entry could not be removed: %s', name, error.one_line())
 
 
 async def _remove_unmade(catalog: Catalog, name: str, target: str, settings: Settings) -> None:
@@ -129,9 +129,9 @@ def check_publication_list(publications: Sequence[str]) -> None:
         ConfigurationError: native's words.
     """
     if isinstance(publications, str):
-        raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
+        raise ConfigurationError("publications is a string", hint='give a list, as in publications=["app"]')
     if not publications:
-        raise ConfigurationError("no publication to subscribe to", hint="name at least one publication")
+        raise ConfigurationError("no publication to subscribe to", hint="give at least one publication")
     for name in publications:
         if publications.count(name) > 1:
             raise ConfigurationError(f'publication name "{name}" used more than once', hint="say it once")

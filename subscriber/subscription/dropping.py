@@ -72,8 +72,8 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
     if definition.slot_name is not None:
         if conninfo is None:
             raise PublisherError(
-                f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known here',
-                hint="give --connection; or detach the slot first by alter -o slot_name=NONE",
+                f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known',
+                hint="give --connection, or first disassociate the subscription from the slot with alter -o slot_name=NONE",
             )
         # one that was not made to its end may have no slot yet, or none any more
         made = definition.made and (definition.conninfo is not None or state.position is not None)
@@ -81,7 +81,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
     left = await catalog.remove(definition.oid)
     if left:
         _log.warning(
-            "prepared transactions of the subscription are left in the target: %s (hint: COMMIT PREPARED or ROLLBACK PREPARED them)",
+            "prepared transactions of the subscription remain in the target: %s (hint: end them with COMMIT PREPARED or ROLLBACK PREPARED)",
             ", ".join(left),
         )
 
@@ -94,7 +94,7 @@ async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Defini
     except PublisherError as error:
         raise type(error)(
             f'could not connect to publisher when attempting to drop replication slot "{slot_name}": {error}',
-            hint="disable the subscription, then disassociate it from the slot by alter -o slot_name=NONE, and drop it then",
+            hint="disable the subscription, disassociate it from the slot with alter -o slot_name=NONE, and drop it again",
             sqlstate=error.sqlstate,
         ) from error
     try:
@@ -104,8 +104,8 @@ async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Defini
                 if await connection.slot(slot_name) is None:
                     raise PublisherError(
                         f'could not drop replication slot "{slot_name}" on publisher: replication slot "{slot_name}" does not exist',
-                        hint="check the connection string; if the slot is gone, disable the subscription, disassociate it from the slot by"
-                        " alter -o slot_name=NONE, and drop it then",
+                        hint="check the connection string; if the slot is gone, disable the subscription, disassociate it from the slot"
+                        " with alter -o slot_name=NONE, and drop it again",
                         sqlstate="42704",
                     )
                 # a drop that is cut off behind the slot's end can be done again
@@ -118,7 +118,7 @@ async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Defini
                 raise
     except TimeoutError:
         raise SlotInUse(
-            f'could not drop replication slot "{slot_name}" on publisher: it stays in use',
+            f'could not drop replication slot "{slot_name}" on publisher: it is still in use',
             hint="end the walsender that uses it (pg_replication_slots.active_pid), and try again",
         ) from None
     except PublisherUnavailable as error:

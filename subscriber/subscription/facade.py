@@ -89,7 +89,7 @@ class Subscription:
         generation: int | None = None,
     ) -> None:
         if isinstance(publications, str):
-            raise ConfigurationError("publications is one text", hint='give a list, as in publications=["app"]')
+            raise ConfigurationError("publications is a string", hint='give a list, as in publications=["app"]')
         self.name = name
         self._conninfo = connection
         self._publications = tuple(publications)
@@ -133,7 +133,7 @@ class Subscription:
         try:
             await self._running.unless_stopped(self._run(until), grace=_STOP_SECONDS)
         except Stopped:
-            _log.warning("the target did not take the changes at hand within %.0f s: they come again at the next start", _STOP_SECONDS)
+            _log.warning("the target did not finish the current changes within %.0f s: the next start receives them again", _STOP_SECONDS)
         except SubscriberError as error:
             self._running.last_error = error
             raise

@@ -167,8 +167,8 @@ class Following:
         self._sink_is_open = True
         if state.position is None:
             raise DataLossError(
-                f'the target has no position of subscription "{self._name}" any more',
-                hint="was the subscription dropped? start over with another name",
+                f'the target has no position of subscription "{self._name}"',
+                hint="if the subscription was dropped, start over with another name",
             )
         if state.generation != self._generation:
             raise SubscriptionChanged(f'subscription "{self._name}" was altered while it was not connected', hint="start it again")
@@ -191,7 +191,7 @@ class Following:
         self._cautiously = self._position.lsn == self._undecodable_at
         if self._cautiously:
             _log.warning(
-                "the publisher is asked to send no transaction before its end, and to decode with more memory, until that is behind it"
+                "asking the publisher to send only complete transactions, and to decode with more memory, until it has passed this place"
             )
         slot = replace(self._slot, options=options, cautiously=self._cautiously)
         session = await self._running.unless_stopped(StreamSession.open(slot, self._position))
@@ -203,7 +203,7 @@ class Following:
             if enabling and session.capabilities.two_phase:
                 await self._sink.set_two_phase(TwoPhaseState.ENABLED)
                 self._two_phase = TwoPhaseState.ENABLED
-                _log.info("two_phase is enabled: prepared transactions come when they are prepared")
+                _log.info("two_phase is enabled: transactions are received at PREPARE TRANSACTION")
             await self._apply(session)
 
     async def _apply(self, session: StreamSession) -> None:
@@ -277,7 +277,7 @@ class Following:
                 )
         except (SubscriberError, TimeoutError) as error:
             # what the target said stands, and it is asked again when that comes again
-            _log.info("the publisher does not say whether it has rolled transaction %d back: %s", xid, str(error) or "no answer")
+            _log.info("could not find out whether the publisher has rolled back transaction %d: %s", xid, str(error) or "no answer")
             return False
 
     @property

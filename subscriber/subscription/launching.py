@@ -129,7 +129,7 @@ class Launcher:
                         except TargetError as error:
                             if isinstance(error, SubscriptionInUse):
                                 raise
-                            _log.warning("the catalog cannot be read: %s", error.one_line())
+                            _log.warning("could not read the target's catalog: %s", error.one_line())
                             await catalog.close()
                             catalog = await self._reopen() or catalog
                 finally:
@@ -160,7 +160,7 @@ class Launcher:
                 if error.one_line() != told:
                     # once for each reason: another one than the first may ask for another remedy
                     told = error.one_line()
-                    _log.warning("the catalog cannot be opened: %s", told)
+                    _log.warning("could not open the target's catalog: %s", told)
                 await _wait(self._stop, backoff.pause(policy(error)))
                 if self._stop.is_set():
                     return None
@@ -169,12 +169,12 @@ class Launcher:
         found = {definition.name: definition for definition in await catalog.subscriptions()}
         for name in sorted(self._names):
             if name not in found:
-                raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber create makes one")
+                raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="create it with subscriber create")
             if found[name].made and found[name].conninfo is None:
                 raise ConfigurationError(
                     f'subscription "{name}" is defined by its command line, not in the target\'s catalog',
-                    hint=f'run it by "subscriber run --connection ... --publication ... --target ... --name {name}";'
-                    f' or let the catalog define it by "subscriber alter {name} --target ... --connection ..."',
+                    hint=f'run it with "subscriber run --connection ... --publication ... --target ... --name {name}";'
+                    f' or define it in the catalog with "subscriber alter {name} --target ... --connection ..."',
                 )
 
     async def _follow(self, catalog: Catalog, group: asyncio.TaskGroup) -> None:
@@ -220,11 +220,11 @@ class Launcher:
             return
         self._said_idle = True
         if found:
-            reason, hint = "no subscription is enabled", "enable one: subscriber alter NAME --enable; subscriber status lists them"
+            reason, hint = "no subscription is enabled", "enable one with subscriber alter NAME --enable; subscriber status lists them"
         elif defined:
-            reason, hint = "the subscriptions of this target are defined by their command lines", "run each by its own command line"
+            reason, hint = "the subscriptions of this target are defined by their command lines", "run each with its own command line"
         else:
-            reason, hint = "the target's catalog defines no subscription", "subscriber create makes one"
+            reason, hint = "the target's catalog has no subscription", "create one with subscriber create"
         _log.warning("nothing to run: %s; waiting for one (hint: %s)", reason, hint)
 
     def _is_wanted(self, found: Definition) -> bool:
@@ -241,9 +241,9 @@ class Launcher:
             # somebody wrote into the catalog by hand: that is no reason to end the others
             self._refused[definition.oid] = definition
             self._note(definition, error)
-            _log.error('subscription "%s" is not run: %s', definition.name, error.one_line())
+            _log.error('subscription "%s" cannot run: %s', definition.name, error.one_line())
             return
-        _log.info('subscription "%s" is started', definition.name)
+        _log.info('starting subscription "%s"', definition.name)
         worker = self._workers[definition.oid] = _Worker(definition, subscription)
         worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
 

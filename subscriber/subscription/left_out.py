@@ -92,7 +92,7 @@ class LeftOutTables:
             word = "table is" if len(left_out) == 1 else "tables are"
             raise RelationError(
                 f"{len(left_out)} published {word} not replicated: {_listed(left_out)}",
-                hint="--allow-missing-tables (Until.allow_missing_tables) accepts that",
+                hint="use --allow-missing-tables (Until.allow_missing_tables) to accept this",
             )
 
 

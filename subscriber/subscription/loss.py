@@ -91,5 +91,5 @@ def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdent
         raise DataLossError(
             f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past our position {position.lsn}:'
             " the changes in between are lost",
-            hint=f"the slot was made anew, advanced, or used by another subscriber; {_START_OVER}",
+            hint=f"the slot was recreated, advanced, or used by another subscriber; {_START_OVER}",
         )

@@ -100,7 +100,9 @@ async def subscription_status(target: str, names: Sequence[str] = ()) -> list[Su
     found = {observation.definition.name: observation for observation in await observe_target(target)}
     for name in names:
         if name not in found:
-            raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="status without a name lists those that do")
+            raise TargetError(
+                f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status without a name lists the subscriptions"
+            )
     return list(await asyncio.gather(*(_status(found[name]) for name in names or found)))
 
 

@@ -31,10 +31,10 @@ def check_options(publications: Sequence[str], slot_name: str, options: Subscrip
         ConfigurationError: they do not.
     """
     if not publications:
-        raise ConfigurationError("no publication to subscribe to", hint="name at least one publication")
+        raise ConfigurationError("no publication to subscribe to", hint="give at least one publication")
     if not options.connect or not options.enabled:
         word = "enabled" if options.connect else "connect"
-        raise ConfigurationError(f"{word} = false leaves nothing to run", hint="leave the parameter out")
+        raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
     check_slot_name(slot_name)
     if options.two_phase and not sink.capabilities.two_phase:
         raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
@@ -130,15 +130,15 @@ async def _first_slot(connection: WalReceiverConnection, name: str, options: Sub
         if options.create_slot:
             return []
         message = f'replication slot "{name}" does not exist on the publisher'
-        return [Finding("error", message, "create it, or leave out create_slot = false")]
+        return [Finding("error", message, "create it, or omit create_slot = false")]
     if options.create_slot:
-        message = f'replication slot "{name}" already exists on the publisher, and the target knows nothing of it'
-        hint = "use another name; or pg_drop_replication_slot() if nobody needs it; or create_slot = false to go on from where it is"
+        message = f'replication slot "{name}" already exists on the publisher, but the target has no record of it'
+        hint = "use another name, drop the slot if it is not needed, or use create_slot = false to start at its position"
         return [Finding("error", message, hint)]
     if slot.two_phase and options.copy_data:
         # a transaction prepared before a table's copy and committed behind its handover would be seen by neither
         message = f'replication slot "{name}" sends prepared transactions: tables cannot be copied under it'
-        return [Finding("error", message, "use copy_data = false with it, or leave out create_slot = false")]
+        return [Finding("error", message, "use copy_data = false, or omit create_slot = false")]
     return []
 
 

@@ -84,7 +84,7 @@ class TableRefresh:
         for name in sorted(entries.keys() - published.keys()):
             if entries[name].state is TableState.DATASYNC:
                 await undo_copy(self._sink, name)
-            _log.warning('table "%s" is no longer published: its rows stay as they are', name)
+            _log.warning('table "%s" is no longer published; its rows are kept', name)
             await self._sink.remove_table(name)
         return await self._sink.tables()
 
@@ -101,9 +101,9 @@ class TableRefresh:
             for table in tables:
                 self.left_out[table] = (
                     "cannot be copied while two_phase is enabled"
-                    " (hint: copy it by another subscription, or start once with copy_data = false)"
+                    " (hint: copy it with another subscription, or start once with copy_data = false)"
                 )
-                _log.log(self._log_level, 'table "%s" is published now, but left out: %s', table, self.left_out[table])
+                _log.log(self._log_level, 'table "%s" is published but not replicated: %s', table, self.left_out[table])
             return
         failed = await _add_tables(self._sink, tables, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
         for table in tables:
@@ -112,9 +112,9 @@ class TableRefresh:
                     raise failed[table]
                 self.left_out[table] = failed[table].one_line()
                 if table not in self._told:
-                    _log.log(self._log_level, "a table is published now, but left out: %s", failed[table].one_line())
+                    _log.log(self._log_level, "a table is published but not replicated: %s", failed[table].one_line())
             elif not first:
-                _log.info('table "%s" is published now: added', table)
+                _log.info('table "%s" is published and was added', table)
 
 
 async def _add_tables(sink: Sink, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:

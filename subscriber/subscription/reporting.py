@@ -92,7 +92,7 @@ class Reporting:
             async with asyncio.timeout(seconds), self._turn:
                 await self._report()
         except TimeoutError:
-            self._failed("time", f"it did not answer within {seconds:.0f} s", logging.INFO)
+            self._failed("time", f"no answer within {seconds:.0f} s", logging.INFO)
         except SubscriberError as error:
             # of a session that is lost the worker says more
             level = logging.INFO if isinstance(error, TargetUnavailable) else logging.WARNING
@@ -110,7 +110,7 @@ class Reporting:
     def _failed(self, kind: str, reason: str, level: int) -> None:
         if kind not in self._failures:
             self._failures.add(kind)
-            _log.log(level, "the target did not take a report, so that status shows an older one: %s", reason)
+            _log.log(level, "could not write the status to the target; subscriber status shows an older one: %s", reason)
 
     async def _report(self) -> None:
         error = self._running.last_error

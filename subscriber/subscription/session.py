@@ -154,7 +154,7 @@ class StreamSession:
 def undecodable(error: SubscriberError, lsn: Lsn) -> PublisherError:
     """The publisher failed to decode what comes behind ``lsn``, also where it was followed cautiously."""
     return PublisherError(
-        f"the publisher cannot decode what follows {lsn}, nor can it without streaming and with 1 GB of memory: {error}",
+        f"the publisher cannot decode the WAL after {lsn}, not even without streaming and with 1 GB of memory: {error}",
         hint="if more logical_decoding_work_mem on the publisher does not help, its slot cannot go on: drop the subscription, and make it"
         " anew with a copy of the tables",
         sqlstate=error.sqlstate,

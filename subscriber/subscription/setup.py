@@ -215,7 +215,7 @@ class Setup:
                 await drop_leftover_slots(connection, self._sink, state, tables)
             except PublisherError as error:
                 # what was asked for is done
-                _log.warning("slots of tables that are no longer of the subscription are dropped at its next start: %s", error.one_line())
+                _log.warning("could not drop the slots of removed tables; the next start drops them: %s", error.one_line())
         finally:
             await connection.close()
 
@@ -276,8 +276,8 @@ class Setup:
     def _check_managed(self, state: SubscriptionState) -> None:
         if state.managed and not self._managed:
             raise ConfigurationError(
-                f'subscription "{self._name}" is defined in the target\'s catalog (subscriber create)',
-                hint=f'run it by "subscriber run --target URL {self._name}", change it by "subscriber alter"; or use another --name',
+                f'subscription "{self._name}" is defined in the target\'s catalog (by subscriber create)',
+                hint=f'run it with "subscriber run --target URL {self._name}" and change it with "subscriber alter", or use another --name',
             )
         if self._managed and (not state.managed or state.generation != self._generation):
             raise SubscriptionChanged(f'subscription "{self._name}" was altered just now', hint="start it again")
@@ -316,7 +316,7 @@ class Setup:
         if self._options.slot_name is not None and self._options.slot_name != position.slot_name:
             raise ConfigurationError(
                 f'subscription "{self._name}" uses replication slot "{position.slot_name}", not "{self._options.slot_name}"',
-                hint="leave slot_name out, or give the new subscription another name",
+                hint="omit slot_name, or give the new subscription another name",
             )
         await check_position(connection, position)
         synchronized = [entry.lsn for entry in (await self._sink.tables()).values() if entry.state is TableState.SYNCDONE and entry.lsn]

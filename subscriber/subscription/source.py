@@ -113,7 +113,9 @@ async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIt
 
 def outdated(name: TableName) -> CopyOutdated:
     """The error of a copy that is of no use."""
-    return CopyOutdated(f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied anew")
+    return CopyOutdated(
+        f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied again"
+    )
 
 
 class PublisherSource:

@@ -155,14 +155,14 @@ def uses_sqlalchemy(target: str) -> bool:
 def _require_postgres_settings(settings: Settings) -> None:
     if settings.create_tables:
         raise ConfigurationError(
-            "create_tables is not for a PostgreSQL target: its tables shall be the publisher's own",
-            hint="pg_dump --schema-only on the publisher brings them over; or use postgresql+asyncpg://",
+            "create_tables is not available for a PostgreSQL target: its tables must be those of the publisher",
+            hint="copy them with pg_dump --schema-only, or use a target postgresql+asyncpg://",
         )
     for name, default in (("schema_change", "error"), ("insert_conflict", "error")):
         if getattr(settings, name) != default:
             raise ConfigurationError(
-                f"{name} is not for a PostgreSQL target: it behaves as a native subscription does",
-                hint="leave it out; or use postgresql+asyncpg://",
+                f"{name} is not available for a PostgreSQL target, which behaves as a native subscription",
+                hint="omit it, or use a target postgresql+asyncpg://",
             )
 
 

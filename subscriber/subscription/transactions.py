@@ -227,7 +227,7 @@ class TransactionStream(Generic[Received_co]):
                 raise undecodable(error, self._acknowledged) from error
             if self._slot.temporary:
                 error.add_note("the temporary replication slot is gone with its connection")
-                error.hint = "name a slot: then the stream goes on by itself where it was"
+                error.hint = "name a slot: then the stream continues where it was"
                 raise
             self._lost = session.position, error
             self._cautiously = is_undecodable(error)

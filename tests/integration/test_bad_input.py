@@ -96,7 +96,7 @@ def _parameter_with_an_unknown_word(ground: Ground) -> None:
     arguments(ground, more=["-o", "origin=some"])
 
 
-@case("connect = false leaves nothing to run")
+@case("connect = false is not allowed for run")
 def _parameter_that_leaves_nothing_to_do(ground: Ground) -> None:
     arguments(ground, more=["-o", "connect=false"])
 
@@ -254,7 +254,7 @@ def _column_lists_that_differ(ground: Ground) -> Mend:
     return lambda: ground.publisher.execute("ALTER PUBLICATION narrow SET TABLE t")
 
 
-@case('replication slot ".*" already exists on the publisher, and the target knows nothing of it')
+@case('replication slot ".*" already exists on the publisher, but the target has no record of it')
 def _slot_of_somebody_else(ground: Ground) -> Mend:
     ground.publisher.fetch(f"SELECT pg_create_logical_replication_slot('{ground.name}', 'pgoutput')")
     return lambda: ground.publisher.fetch(f"SELECT pg_drop_replication_slot('{ground.name}')")

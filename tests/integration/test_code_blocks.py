@@ -130,7 +130,7 @@ def run_subscriber(words: list[str], place: Place) -> None:
         run_subscriber(["subscriber", *words], place)
     elif verb == "run" and parsed.connection is None:
         with running("-v", *words) as launcher:
-            launcher.says("is started")
+            launcher.says("starting subscription")
             launcher.send(15)
             assert launcher.ended().status == 0
     else:

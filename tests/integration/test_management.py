@@ -251,7 +251,7 @@ async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Dat
         async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
             with pytest.raises(TargetUnavailable) as caught:
                 await subscription.add_publications(["more"])
-    assert "is gone on with when the subscription runs next" in caught.value.one_line()
+    assert "the subscription completes it when it runs next" in caught.value.one_line()
 
     async def lost(*_: object) -> None:
         raise PublisherUnavailable("lost the connection to the publisher")

@@ -121,7 +121,7 @@ def test_name_that_its_command_line_defines(other_replica: Replica) -> None:
     pair.catches_up()
     done = subscriber("run", "--target", pair.target.url, pair.name)
     assert done.status == 1
-    assert f'subscription "{pair.name}" is defined by its command line, not in the target\'s catalog (hint: run it by' in done.errors
+    assert f'subscription "{pair.name}" is defined by its command line, not in the target\'s catalog (hint: run it with' in done.errors
     with running("run", "--target", pair.target.url) as program:
         program.says("nothing to run: the subscriptions of this target are defined by their command lines")
 
@@ -129,7 +129,7 @@ def test_name_that_its_command_line_defines(other_replica: Replica) -> None:
 @pytest.mark.parametrize("disabled", [False, True])
 async def test_launcher_without_work_says_so_once(publisher18_db: Database, target_db: Database, disabled: bool) -> None:
     ground(publisher18_db, target_db)
-    reason = "nothing to run: the target's catalog defines no subscription"
+    reason = "nothing to run: the target's catalog has no subscription"
     if disabled:
         await create(publisher18_db, target_db, options=SubscriptionOptions(enabled=False))
         reason = "nothing to run: no subscription is enabled"

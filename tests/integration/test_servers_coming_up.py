@@ -128,12 +128,14 @@ async def _launcher_waits(sleeper: Sleeper, publisher: Database, caplog: pytest.
     async with sleeper.coming_up():
         launcher = Launcher(target.dsn, settings=QUICK)
         running = asyncio.create_task(launcher.run())
-        await until(lambda: running.done() or "the catalog cannot be opened: target cannot be reached" in caplog.text, "it has tried")
+        await until(
+            lambda: running.done() or "could not open the target's catalog: target cannot be reached" in caplog.text, "it has tried"
+        )
         assert not running.done()
         # it can be ended meanwhile
         ended = Launcher(target.dsn, settings=QUICK)
         ending = asyncio.create_task(ended.run())
-        await until(lambda: caplog.text.count("the catalog cannot be opened") > 1, "the other has tried")
+        await until(lambda: caplog.text.count("could not open the target's catalog") > 1, "the other has tried")
         ended.stop()
         await asyncio.wait_for(ending, WAIT_SECONDS)
     async with _database(sleeper) as target:

@@ -199,7 +199,7 @@ def test_check_that_fails_is_unknown(target_db: Database, tmp_path: Path) -> Non
     assert check(f"sqlite:///{tmp_path}/none.db")[0] == 3
     assert check(target_db.dsn, "absent") == (
         3,
-        'SUBSCRIBER UNKNOWN - subscription "absent" does not exist (hint: status without a name lists those that do)\n',
+        'SUBSCRIBER UNKNOWN - subscription "absent" does not exist (hint: subscriber status without a name lists the subscriptions)\n',
     )
 
 

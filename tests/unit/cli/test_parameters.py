@@ -65,6 +65,4 @@ def test_what_alter_does_not_take(capsys: pytest.CaptureFixture[str], parameter:
 def test_forms_that_take_no_parameters(capsys: pytest.CaptureFixture[str], form: str) -> None:
     line = line_of(capsys, *VERBS["alter"], form, "-o", "binary=true")
     name = form.partition("=")[0]
-    assert line.startswith(
-        f"subscriber: {name} takes no parameters (-o) (hint: alter the subscription twice: once with {name}, once with -o)"
-    )
+    assert line.startswith(f"subscriber: {name} takes no parameters (-o) (hint: run alter twice: once with {name}, once with -o)")
