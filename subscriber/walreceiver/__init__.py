@@ -1,1 +1,1 @@
-"""IO to the publisher: libpq through psycopg.pq."""
+"""Connections to the publisher: libpq through psycopg.pq."""

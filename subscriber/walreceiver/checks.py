@@ -1,6 +1,6 @@
-"""What would go wrong on the publisher, said before it does.
+"""Check the publisher for problems that would stop the subscription.
 
-That the role may replicate needs no check of its own: without it there is no walsender to ask on.
+The REPLICATION privilege needs no check: without it the connection itself fails.
 
 Source: PostgreSQL manual, Logical Replication, Configuration Settings and Security; Row Filters; Replica Identity.
 """
@@ -30,17 +30,17 @@ async def check_publisher(
     sync_workers: int = 2,
     missing: Literal["error", "warning"] = "error",
 ) -> list[Finding]:
-    """Look at everything that a subscription needs on the publisher. Changes nothing.
+    """Check everything that a subscription needs on the publisher. Changes nothing.
 
     Args:
         connection: with the role that will replicate.
-        publications: to be subscribed to.
-        tables: what they publish.
-        slot_name: the subscription's, existing or not; None if it shall have none.
-        copy_data: whether tables are to be copied, so that they must be readable.
-        only_local: whether changes that came from elsewhere are to be left out (origin = none).
-        sync_workers: how many tables are synchronized at once; each takes a slot and a walsender.
-        missing: what a publication is that does not exist.
+        publications: to subscribe to.
+        tables: the tables that they publish.
+        slot_name: the subscription's slot, which need not exist; None for a subscription without a slot.
+        copy_data: whether tables will be copied, so that the role must be able to read them.
+        only_local: whether changes that have an origin are left out (origin = none).
+        sync_workers: how many tables are synchronized at once. Each needs a slot and a walsender.
+        missing: the severity of a publication that does not exist.
 
     Raises:
         PublisherError: the publisher refused to answer.
@@ -74,14 +74,14 @@ async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Fin
     if slot is None:
         return []
     if slot.plugin != "pgoutput":
-        what = f"is of output plugin {slot.plugin}" if slot.plugin else "is a physical one"
+        what = f"uses output plugin {slot.plugin}" if slot.plugin else "is a physical slot"
         return [Finding("error", f'replication slot "{name}" {what}', "use another slot_name")]
     ((dbname,),) = await connection.execute("SELECT pg_catalog.current_database()")
     if slot.database != dbname:
-        return [Finding("error", f'replication slot "{name}" is of database "{slot.database}"', "use another slot_name")]
+        return [Finding("error", f'replication slot "{name}" belongs to database "{slot.database}"', "use another slot_name")]
     if slot.lost:
         why = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
-        return [Finding("error", f'replication slot "{name}" was invalidated{why}', "drop it and copy the tables anew")]
+        return [Finding("error", f'replication slot "{name}" was invalidated{why}', "drop it and copy the tables again with a new slot")]
     findings = []
     if slot.active:
         findings.append(Finding("warning", f'replication slot "{name}" is active for PID {slot.active_pid}', "stop the other subscriber"))
@@ -109,7 +109,7 @@ async def _headroom(connection: WalReceiverConnection, slot_name: str | None, sy
         if free < 1:
             findings.append(Finding("error", f"all {limit} of {name} are in use", hint))
         elif free < 1 + sync_workers:
-            message = f"only {free} of {name} = {limit} are free, of {1 + sync_workers} wanted while tables are synchronized"
+            message = f"only {free} of {name} = {limit} are free, table synchronization needs up to {1 + sync_workers}"
             findings.append(Finding("warning", message, hint))
     return findings
 
@@ -153,13 +153,13 @@ def _identities(tables: Sequence[PublishedTable]) -> list[Finding]:
 
 
 async def _subscribed(connection: WalReceiverConnection, publications: Sequence[str]) -> list[Finding]:
-    """Native's check_publications_origin: a copy cannot tell where rows came from."""
+    """As check_publications_origin in PostgreSQL: a copy cannot tell the origin of rows."""
     tables = {found.table for found in await subscribed_tables(connection, publications)}
     return [
         Finding(
             "warning",
-            f"with origin = none, the copy of table {table} may bring rows of another origin: the publisher subscribes to it",
-            "see that its rows did not come from elsewhere, or use copy_data = false",
+            f"with origin = none, the copy of table {table} may include rows of another origin: the publisher has a subscription for it",
+            "make sure that its rows did not come from elsewhere, or use copy_data = false",
             table,
         )
         for table in sorted(tables)

@@ -1,4 +1,4 @@
-"""A walsender of the publisher: the commands of the replication protocol, and what else is asked of it by SQL.
+"""A walsender connection to the publisher: replication commands, and SQL queries.
 
 Source: PostgreSQL manual, Streaming Replication Protocol; pg_replication_slots.
 """
@@ -33,7 +33,7 @@ _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """The answer to IDENTIFY_SYSTEM. ``xlogpos`` is how far WAL is flushed."""
+    """The result of IDENTIFY_SYSTEM. ``xlogpos`` is how far WAL is flushed."""
 
     system_identifier: str
     timeline: int
@@ -43,7 +43,7 @@ class SystemIdentity:
 
 @dataclass(frozen=True, slots=True)
 class TimelineSwitch:
-    """A line of a timeline's history: ``timeline`` ended at ``switchpoint``."""
+    """A line of a timeline history: ``timeline`` ended at ``switchpoint``."""
 
     timeline: int
     switchpoint: Lsn
@@ -51,7 +51,7 @@ class TimelineSwitch:
 
 @dataclass(frozen=True, slots=True)
 class CreatedSlot:
-    """The answer to CREATE_REPLICATION_SLOT. The snapshot, if exported, lives until the connection's next command."""
+    """The result of CREATE_REPLICATION_SLOT. An exported snapshot exists until the connection's next command."""
 
     slot_name: str
     consistent_point: Lsn
@@ -60,7 +60,7 @@ class CreatedSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotInfo:
-    """A row of pg_replication_slots. What the publisher is too old to have is None or False."""
+    """A row of pg_replication_slots. Columns that the publisher's version does not have are None or False."""
 
     slot_name: str
     plugin: str | None
@@ -79,7 +79,7 @@ class SlotInfo:
 
     @property
     def lost(self) -> bool:
-        """Can it never be used again?"""
+        """Whether it can never be used again."""
         return self.wal_status == "lost" or self.conflicting or self.invalidation_reason is not None
 
     @classmethod
@@ -108,13 +108,13 @@ def _optional_lsn(text: str | None) -> Lsn | None:
 
 
 class WalReceiverConnection(Session):
-    """A logical walsender (``replication=database``). One caller at a time; all errors are PublisherError or its kin."""
+    """A logical walsender (``replication=database``). One call at a time. All errors are PublisherError or subclasses."""
 
     _wal_end = INVALID_LSN
 
     @classmethod
     async def connect(cls, conninfo: str, *, application_name: str, replication: bool = True) -> Self:
-        """As :meth:`Session.connect`, as a walsender."""
+        """Connect as :meth:`Session.connect`, as a walsender."""
         return await super().connect(conninfo, application_name=application_name, replication=replication)
 
     @property
@@ -123,7 +123,7 @@ class WalReceiverConnection(Session):
         return self.pgconn.server_version
 
     async def identify_system(self) -> SystemIdentity:
-        """Ask who the publisher is."""
+        """Run IDENTIFY_SYSTEM."""
         ((identifier, timeline, position, dbname),) = await self.execute(commands.identify_system())
         assert identifier is not None
         assert timeline is not None
@@ -132,10 +132,10 @@ class WalReceiverConnection(Session):
         return SystemIdentity(identifier, int(timeline), self._wal_end, dbname)
 
     async def require_system(self, system_identifier: str) -> None:
-        """See that this is the publisher that was meant: with several hosts in the connection string another one may answer.
+        """Check the system identifier: if the connection string names several hosts, another cluster may answer.
 
         Raises:
-            PublisherError: it is another.
+            PublisherError: it is another one.
         """
         identity = await self.identify_system()
         if identity.system_identifier != system_identifier:
@@ -145,7 +145,7 @@ class WalReceiverConnection(Session):
             )
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
-        """The ancestors of a timeline, oldest first; none for timeline 1."""
+        """The ancestors of a timeline, oldest first. Timeline 1 has none."""
         if timeline == 1:
             return []
         ((_, content),) = await self.execute(commands.timeline_history(timeline))
@@ -166,12 +166,12 @@ class WalReceiverConnection(Session):
         failover: bool = False,
         temporary: bool = False,
     ) -> CreatedSlot:
-        """Create a logical slot with pgoutput. It waits for the end of transactions that write now.
+        """Create a logical slot with pgoutput. The server waits for the end of transactions that are writing.
 
         For the arguments see :func:`subscriber.protocol.commands.create_replication_slot`.
 
         Raises:
-            PublisherError: it exists (SQLSTATE 42710), all slots are in use (53400), no privilege, too low a wal_level.
+            PublisherError: it exists (SQLSTATE 42710), all slots are in use (53400), a privilege is missing, or wal_level is too low.
         """
         command = commands.create_replication_slot(
             self.capabilities, name, snapshot=snapshot, two_phase=two_phase, failover=failover, temporary=temporary
@@ -187,7 +187,7 @@ class WalReceiverConnection(Session):
         finally:
             await session.close()
         named = (dict(zip(WAIT_COLUMNS, row, strict=True)) for row in rows)
-        found = "; ".join(wait_text(row) for row in named) or "no lock that it waits for is seen"
+        found = "; ".join(wait_text(row) for row in named) or "no lock was found that it waits for"
         return f"its creation waits for the end of transactions that were writing on the publisher: {found}"
 
     async def drop_slot(self, name: str, *, wait: bool = False, missing_ok: bool = False) -> None:
@@ -195,8 +195,8 @@ class WalReceiverConnection(Session):
 
         Args:
             name: the slot.
-            wait: until whoever uses it has gone.
-            missing_ok: a slot that does not exist is no error.
+            wait: wait until the slot is not in use.
+            missing_ok: do nothing if the slot does not exist.
 
         Raises:
             SlotInUse: it is in use, and ``wait`` is False.
@@ -209,28 +209,28 @@ class WalReceiverConnection(Session):
                 raise
 
     async def slot(self, name: str) -> SlotInfo | None:
-        """The slot of that name, of whatever kind and database."""
+        """The slot of that name, of any kind and database."""
         found = await self._slots(f"slot_name = {quote_literal(name)}")
         return found[0] if found else None
 
     async def slots(self, prefix: str) -> list[SlotInfo]:
-        """The slots whose names start so."""
+        """The slots whose names have this prefix."""
         return await self._slots(f"pg_catalog.starts_with(slot_name::text, {quote_literal(prefix)})")
 
     async def _slots(self, condition: str) -> list[SlotInfo]:
-        # as JSON, a row has the columns that its server has
+        # as JSON, because the columns depend on the server's version
         rows = await self.execute(
             f"SELECT pg_catalog.to_json(s) FROM pg_catalog.pg_replication_slots AS s WHERE {condition} ORDER BY slot_name"  # noqa: S608
         )
         return [SlotInfo.from_row(json.loads(row or "{}")) for (row,) in rows]
 
     async def start_replication(self, slot: str, lsn: Lsn, options: StreamOptions) -> WalSenderStream:
-        """Begin streaming. The stream owns this connection from then on, and closes it.
+        """Start streaming. From then on the stream owns this connection, and closes it.
 
         Raises:
-            SlotInUse: another walsender has it.
+            SlotInUse: another walsender uses the slot.
             DataLossError: the slot was invalidated.
-            PublisherError: it does not exist, or pgoutput refuses an option.
+            PublisherError: the slot does not exist, or pgoutput rejects an option.
         """
         result = await self.query(commands.start_replication(slot, lsn, options))
         if result.status != pq.ExecStatus.COPY_BOTH:

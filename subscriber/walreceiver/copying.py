@@ -1,15 +1,15 @@
-"""How a published table is read: in which parts, and with which COPY.
+"""How a published table is copied: its parts, and the COPY statement of each.
 
-A large table is read in ranges of blocks (``ctid``) by several sessions under one exported snapshot; the last range has no upper end,
+A large table is read in ranges of blocks (``ctid``) by several sessions under one exported snapshot. The last range has no upper end,
 because the table may have grown since it was measured. A partitioned table that is published as its root is read partition by
-partition. Both need a heap; ranges also a server that does not read the whole table for each (14, TID Range Scan). Partitions are read
-directly only if the role may: reading through the root asks for privileges on the root alone.
+partition. Both need a heap. Ranges also need TID Range Scan (14); without it each range would read the whole table. Partitions are only
+read directly if the role may read them: a query of the root needs privileges on the root alone.
 
-Names and rows do not go together: whichever relation has the name when a statement is parsed is read, with its rows as of the snapshot.
-So what was described by its oid may be another's rows by its name. A part is therefore checked by the transaction that reads it
-(:func:`check_query`), once before, so that no row of another table is given to anybody, and once after, which is what counts: the
-statement holds its lock on what it read until the transaction ends, and as long nobody renames that. Only a whole schema can be renamed
-under it, which is why the lock is asked for, and not the name alone.
+A name can move to another table while tables are copied. A statement reads the relation that has the name when it is parsed, with its
+rows as of the snapshot. So a name may give the rows of a table other than the one that was described by oid. Therefore the transaction
+that reads a part checks the relation (:func:`check_query`): once before, so that no row of another table is passed on, and once after.
+The second check is decisive. The statement locks what it reads until the transaction ends, and no locked table can be renamed. Only
+its schema can be renamed, which is why the check looks for the lock and not only for the name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _BLOCK = 8192
-# of a relation c: the snapshot's place of it, and that of the moment
+# for a relation c: its file as of the snapshot differs from its current file
 _STORED_ANEW = "c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)"
 
 
@@ -50,11 +50,11 @@ class BlockRange:
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
-    """What one COPY reads.
+    """The rows that one COPY reads.
 
     Attributes:
         relation: the table itself or a partition of it.
-        relation_id: its oid; what has the name when it is read may be another.
+        relation_id: its oid. When the name is read, it may belong to another relation.
         only: without its children.
         blocks: a range of it, or None for all.
     """
@@ -66,7 +66,7 @@ class CopyPart:
 
 
 def copy_ranges(size: int, range_size: int, block_size: int = _BLOCK) -> list[BlockRange | None]:
-    """Divide a heap of ``size`` bytes into ranges of about ``range_size``; ``[None]`` if it is not larger than one."""
+    """Divide a heap of ``size`` bytes into ranges of about ``range_size``. A heap that fits into one range gives ``[None]``."""
     if size <= range_size:
         return [None]
     blocks = max(range_size // block_size, 1)
@@ -76,12 +76,12 @@ def copy_ranges(size: int, range_size: int, block_size: int = _BLOCK) -> list[Bl
 
 
 async def copy_parts(session: Session, table: PublishedTable, range_size: int) -> list[CopyPart]:
-    """The parts that together are the table, none twice.
+    """Return the parts of the table. Together they are the whole table, and they do not overlap.
 
     Args:
         session: under the snapshot, or to the same server.
         table: as published.
-        range_size: bytes a part should have at most.
+        range_size: maximum size of a part in bytes.
     """
     whole = [CopyPart(table.name, table.relation_id, only=table.kind == "r")]
     if table.size <= range_size:
@@ -111,15 +111,15 @@ async def copy_parts(session: Session, table: PublishedTable, range_size: int) -
 
 
 def check_query(part: CopyPart) -> str:
-    """Asks the transaction that reads a part of which relation it is, in two columns; both have to be true once it was read.
+    """Return the query that checks the relation of a part, in the transaction that reads it. Both columns must be true after reading.
 
-    The first, whether the relation that has the name is the part's, counts before, too. It tells what is read from a view or a
-    partitioned table that took the name and has the part's relation beneath, which is then locked as well. The lookup is by the catalog
-    of the moment, as that of the statement that reads is; a SELECT of pg_class would be by the snapshot. And the relation has to be
-    stored where it was: :func:`is_rewritten` does not hear of a partition that was detached since.
+    The first column is true if the name belongs to the part's relation; check it before reading too. It detects a view or a
+    partitioned table that took the name and that reads the part's relation, which is then locked as well. The lookup uses the current
+    catalog, as the reading statement does; a SELECT from pg_class would use the snapshot. The relation's file must also be unchanged,
+    because :func:`is_rewritten` does not see a partition that was detached meanwhile.
 
-    The second is whether the relation is locked: a part's transaction locks nothing but what it reads. (LOCK TABLE by name would do no
-    better, and ask for SELECT on all columns.)
+    The second column is true if the relation is locked: a part's transaction locks only what it reads. (LOCK TABLE by name would be no
+    better, and needs SELECT on all columns.)
     """
     return f"SELECT {_is_same(part)}, {_is_held(part)}"
 
@@ -135,12 +135,12 @@ def _is_held(part: CopyPart) -> str:
 
 
 async def is_whole(session: Session, table: PublishedTable, part: CopyPart) -> bool:
-    """Whether a table that was read as one part is of use: :func:`is_intact`, and neither :func:`is_renamed` nor :func:`is_rewritten`.
+    """Whether a table that was read as one part is valid: :func:`is_intact`, and neither :func:`is_renamed` nor :func:`is_rewritten`.
 
     Args:
-        session: which has read it.
+        session: the session that has read it.
         table: as published, after the snapshot was taken.
-        part: all of it.
+        part: the whole table.
     """
     query = f"SELECT {_is_same(part)} AND {_is_held(part)} AND NOT {_is_renamed(table)} AND NOT EXISTS ({_stored_anew(table)})"
     ((whole,),) = await session.execute(query)
@@ -148,21 +148,21 @@ async def is_whole(session: Session, table: PublishedTable, part: CopyPart) -> b
 
 
 async def is_intact(session: Session, part: CopyPart, *, read: bool) -> bool:
-    """Whether the name of a part's relation stands for that relation still, stored where it was; once read, whether that is what was.
+    """Whether the part's name still belongs to its relation, with the same file; after reading, whether that relation was read.
 
     Args:
-        session: which reads the part, in a transaction.
-        part: which.
-        read: whether it has done so.
+        session: the session that reads the part, in a transaction.
+        part: the part.
+        read: whether it has been read.
     """
     ((same, locked),) = await session.execute(check_query(part))
     return same == "t" and (locked == "t" or not read)
 
 
 async def is_renamed(session: Session, table: PublishedTable) -> bool:
-    """Whether the table had another name as of the snapshot, or has one now: changes are sent by name, and those are then another's.
+    """Whether the table had another name as of the snapshot, or has one now. Changes are sent by name: they would go to another table.
 
-    So are those of a table that is newer than the snapshot: it may have had another name as its rows came.
+    True also for a table that is newer than the snapshot, because its first rows may have been written under another name.
 
     Args:
         session: under the snapshot, after the last part was read.
@@ -191,10 +191,10 @@ def _quoted(name: TableName) -> str:
 
 
 async def is_rewritten(session: Session, table: PublishedTable) -> bool:
-    """Whether the table, or a partition of it, was stored anew since the snapshot: by VACUUM FULL, CLUSTER, ALTER TABLE, TRUNCATE.
+    """Whether VACUUM FULL, CLUSTER, ALTER TABLE or TRUNCATE rewrote the table, or a partition of it, since the snapshot.
 
-    Rows then lie in other blocks, so that ranges read before and after do not fit together; and ALTER TABLE and TRUNCATE let a
-    table seem empty to an older snapshot (manual, Caveats of MVCC). While a part is being read none of them can happen.
+    Its rows are then in other blocks, so that ranges read before and after do not fit together. Also, after ALTER TABLE or TRUNCATE
+    the table may seem empty to an older snapshot (manual, Caveats of MVCC). None of these can happen while a part is being read.
 
     Args:
         session: under the snapshot, after the last part was read.
@@ -212,7 +212,7 @@ def _stored_anew(table: PublishedTable) -> str:
 
 
 def copy_source(table: PublishedTable, part: CopyPart) -> str:
-    """What a SELECT of a part's rows selects from: ``FROM … WHERE …``."""
+    """Return ``FROM … WHERE …`` for a SELECT of a part's rows."""
     conditions = _conditions(table, part)
     where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
     return f"FROM {'ONLY ' if part.only else ''}{_quoted(part.relation)}{where}"
@@ -230,7 +230,7 @@ def _conditions(table: PublishedTable, part: CopyPart) -> list[str]:
 
 
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
-    """The COPY statement of a part, as native writes it: COPY of the table where that says it all, of a SELECT otherwise."""
+    """Return the COPY statement of a part, as PostgreSQL writes it: COPY of the table where possible, else of a SELECT."""
     columns = ", ".join(quote_identifier(column) for column in table.columns)
     options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
     if part.only and not _conditions(table, part) and not table.generated:

@@ -1,9 +1,9 @@
-"""Errors of libpq and of the publisher as errors of ours.
+"""Convert errors of libpq and of the publisher.
 
-SQLSTATE decides where there is one. libpq gives none for an attempt to connect, and some states stand for several things: there the
-text decides. A publisher with translated messages is then judged by what remains, which is: worth another try.
+SQLSTATE decides where there is one. libpq gives none for a failed connection attempt, and some states have several meanings: there the
+text decides. If the publisher translates its messages, such an error counts as one to retry.
 
-Text of the publisher that may hold a row's value (a row filter or an output function failed on one) is left out: its log has it.
+Text of the publisher that may hold a row's value (a row filter or an output function failed) is left out. Its log has it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from subscriber.errors import (
 __all__ = ["connect_error", "connection_lost", "conninfo_error", "is_undecodable", "result_error"]
 
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
-    ("password authentication failed", "28P01", "check user and password (a passfile counts too)"),
+    ("password authentication failed", "28P01", "check user and password (including the passfile)"),
     ("no password supplied", "28P01", "give a password in the connection string, PGPASSWORD or a passfile"),
     (
         "no pg_hba.conf entry",
@@ -55,10 +55,10 @@ _LOST: Final = re.compile(
     r"can no longer (get changes from|access) replication slot|cannot read from logical replication slot"
     r"|requested WAL segment .* has already been removed"
 )
-# Decoding what was rolled back: a streamed transaction with an ALTER TABLE, which is not decoded at all without streaming; a prepared one
-# on 18, which forgets what it has of it when memory gets short, in the middle of a long value too, and goes on behind that.
+# Errors from decoding transactions that were rolled back: a streamed one with ALTER TABLE, which is not decoded without streaming; on 18
+# a prepared one, which the publisher drops when memory gets short, even within a long value, and then decodes further.
 _RACES: Final = re.compile(r"could not map filen(umber|ode) .* to relation OID|got sequence entry \d+ for toast chunk \d+ instead of seq")
-# of the snapshot that a new slot starts with: not while so many subtransactions run, or as one ends just then
+# a new slot's initial snapshot fails if too many subtransactions run, or if one ends at that moment
 _SNAPSHOT: Final = re.compile(r"initial slot snapshot")
 _ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
 _HINTS: Final = {
@@ -69,29 +69,29 @@ _HINTS: Final = {
 
 
 def is_undecodable(error: SubscriberError) -> bool:
-    """Whether the publisher failed to decode a transaction that, if it was rolled back, it may pass over without ``streaming``.
+    """Whether the publisher failed to decode a transaction that it may skip without ``streaming``, if it was rolled back.
 
-    More memory helps, too.
+    More logical_decoding_work_mem helps, too.
     """
     return isinstance(error, PublisherUnavailable) and _RACES.search(str(error)) is not None
 
 
 def conninfo_error(error: psycopg.Error, conninfo: str) -> ConfigurationError:
-    """A connection string that libpq cannot read. What libpq quotes from it may be part of a password."""
+    """Convert the error for a connection string that libpq cannot parse. The text that libpq quotes may be part of a password."""
     text = _one_line(str(error))
     if "password" in conninfo or re.search(r"://[^/]*:[^/]*@", conninfo):
         text = re.sub(r'"[^"]*"', '"…"', text)
     return ConfigurationError(
-        f"invalid connection string: {text}", hint='as in "host=db1 dbname=app user=replicator" or postgresql://replicator@db1/app'
+        f"invalid connection string: {text}", hint='examples: "host=db1 dbname=app user=replicator", postgresql://replicator@db1/app'
     )
 
 
 def connect_error(error: psycopg.Error) -> SubscriberError:
-    """An attempt to connect that failed; that of any host decides for all."""
+    """Convert the error of a failed connection attempt. With several hosts, the error of any one decides."""
     text = _one_line(str(error))
     if _PASSING.search(text):
         return PublisherUnavailable(
-            f"could not connect to the publisher: {text}", hint="wait: it takes connections when it is up", sqlstate=CANNOT_CONNECT_NOW
+            f"could not connect to the publisher: {text}", hint="wait until it accepts connections", sqlstate=CANNOT_CONNECT_NOW
         )
     for pattern, sqlstate, hint in _CONNECT:
         if re.search(pattern, text):
@@ -101,34 +101,34 @@ def connect_error(error: psycopg.Error) -> SubscriberError:
 
 
 def connection_lost(error: psycopg.Error) -> PublisherUnavailable:
-    """The connection broke while in use."""
+    """The error for a connection that broke while in use."""
     return PublisherUnavailable(f"lost the connection to the publisher: {_one_line(str(error))}")
 
 
 def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberError:
-    """An ErrorResponse.
+    """Convert an ErrorResponse.
 
     Args:
         result: with status FATAL_ERROR.
-        rows: the publisher was reading rows, so the text may hold values.
+        rows: whether the publisher was reading rows, so that the text may hold values.
     """
     sqlstate = _field(result, pq.DiagnosticField.SQLSTATE)
     if sqlstate is None:
         return PublisherUnavailable(f"lost the connection to the publisher: {_one_line(result.get_error_message())}")
     text = _one_line(_field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "error without a message")
-    # 53400 is also that of other limits, such as temp_file_limit
+    # 53400 is also used for other limits, such as temp_file_limit
     ours = _HINTS.get(sqlstate) if sqlstate != "53400" or "replication slots" in text else None
     hint = ours or _field(result, pq.DiagnosticField.MESSAGE_HINT)
     if rows and sqlstate[:2] in _ROW_VALUE_CLASSES:
         text = f"the publisher failed on a row (SQLSTATE {sqlstate})"
-        hint = "its log tells the row; a row filter, a generated value, or text that is not UTF-8 is the usual reason"
+        hint = "see the publisher's log for the row; usual reasons are a row filter, a generated value, or text that is not UTF-8"
     if _LOST.search(text):
         detail = _field(result, pq.DiagnosticField.MESSAGE_DETAIL)
         return DataLossError(
-            f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint="copy the tables anew with a new slot"
+            f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint="copy the tables again with a new slot"
         )
     if sqlstate == "55006" and "is active" in text:
-        return SlotInUse(text, sqlstate=sqlstate, hint="another subscriber uses this slot; stop it, or wait for its end to be noticed")
+        return SlotInUse(text, sqlstate=sqlstate, hint="another subscriber uses this slot; stop it, or wait until its end is noticed")
     if sqlstate in _UNAVAILABLE or _RACES.search(text) or _SNAPSHOT.search(text) or sqlstate.startswith("08"):
         return PublisherUnavailable(text, sqlstate=sqlstate, hint=hint)
     return PublisherError(text, sqlstate=sqlstate, hint=_one_line(hint) if hint else None)

@@ -1,7 +1,7 @@
-"""Rows of published tables that need more memory than the budget.
+"""Find rows of published tables that are larger than the memory budget.
 
-Only a TOAST table holds such rows, so a table with a small one is not looked at. Of the others a sample of the blocks is read. The stored
-size of a value is found without reading the value; a compressed value is larger in memory.
+Such rows are stored in a TOAST table, so tables with a small one are skipped. Of the others, a sample of the blocks is read. The stored
+size of a value is found without reading the value. A compressed value is larger in memory.
 
 Source: PostgreSQL manual, TOAST; TABLESAMPLE; Database Object Management Functions (pg_column_size).
 """
@@ -18,17 +18,17 @@ from subscriber.walreceiver.session import Session
 __all__ = ["find_large_rows"]
 
 _BLOCKS: Final = 1000
-"""How many blocks of a table are read."""
+"""Number of blocks to read per table."""
 _MEGABYTE: Final = 1024**2
 
 
 async def find_large_rows(session: Session, tables: Sequence[PublishedTable], budget: int) -> list[Finding]:
-    """One warning for each table that has a row of more than ``budget`` bytes in the sample.
+    """Return a warning for each table that has a row of more than ``budget`` bytes in the sample.
 
     Args:
         session: to the publisher.
-        tables: published ones. Those that the role may not read are passed over.
-        budget: bytes.
+        tables: published tables. Those that the role may not read are skipped.
+        budget: in bytes.
 
     Raises:
         PublisherError: the publisher refused to answer.
@@ -46,7 +46,7 @@ async def find_large_rows(session: Session, tables: Sequence[PublishedTable], bu
 
 
 async def _candidates(session: Session, tables: Sequence[PublishedTable], budget: int) -> list[tuple[PublishedTable, int]]:
-    """Tables whose TOAST tables are larger than the budget, each with its number of blocks."""
+    """Return the tables whose TOAST tables are larger than the budget, each with its number of blocks."""
     known = {table.relation_id: table for table in tables if table.columns}
     if not known:
         return []
@@ -67,7 +67,7 @@ async def _candidates(session: Session, tables: Sequence[PublishedTable], budget
 
 
 async def _largest(session: Session, table: PublishedTable, blocks: int) -> int:
-    """Bytes of the largest row in the sample."""
+    """Return the size of the largest row in the sample, in bytes."""
     size = " + ".join(f"COALESCE(pg_catalog.pg_column_size({quote_identifier(column)}), 0)::pg_catalog.int8" for column in table.columns)
     name = f"{quote_identifier(table.name.namespace)}.{quote_identifier(table.name.name)}"
     only = "" if table.kind == "p" else "ONLY "

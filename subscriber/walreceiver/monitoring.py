@@ -1,4 +1,4 @@
-"""What a publisher knows of one slot and of the walsender that serves it.
+"""Observe a slot and its walsender on the publisher.
 
 Source: PostgreSQL manual, pg_replication_slots, pg_stat_replication.
 """
@@ -19,16 +19,16 @@ __all__ = ["SlotObservation", "observe_slot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotObservation:
-    """A slot as its publisher sees it.
+    """A slot as the publisher reports it.
 
     Attributes:
-        publisher_lsn: where the publisher's WAL ends.
-        active: whether a walsender serves it.
+        publisher_lsn: end of the publisher's WAL.
+        active: whether a walsender uses it.
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
-        confirmed_flush_lsn: what was acknowledged, or None.
-        retained_bytes: of WAL that the publisher keeps for it.
-        lag_seconds: how long the latest commits took to become durable in the target; 0 when all that was sent is; None: not served, or
-            not to be seen by this role.
+        confirmed_flush_lsn: the acknowledged position, or None.
+        retained_bytes: WAL that the publisher keeps for the slot.
+        lag_seconds: how long recent commits took to become durable in the target; 0 if everything sent is durable. None: the slot is
+            not active, or this role may not see it.
     """
 
     publisher_lsn: Lsn
@@ -40,10 +40,10 @@ class SlotObservation:
 
 
 async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) -> SlotObservation:
-    """Ask on an ordinary session.
+    """Query the slot on an ordinary session.
 
     Raises:
-        ConfigurationError, PublisherUnavailable, PublisherError: it cannot be asked, or there is no such slot.
+        ConfigurationError, PublisherUnavailable, PublisherError: the query failed, or the slot does not exist.
     """
     session = await Session.connect(conninfo, application_name=application_name)
     try:
@@ -62,7 +62,7 @@ async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) 
     finally:
         await session.close()
     if not rows:
-        raise PublisherError(f'replication slot "{slot_name}" does not exist', hint="changes since it was dropped are lost: copy anew")
+        raise PublisherError(f'replication slot "{slot_name}" does not exist', hint="changes since it was dropped are lost: copy again")
     slot, retained, lsn, lag = rows[0]
     found: dict[str, Any] = json.loads(slot or "{}")
     confirmed = found.get("confirmed_flush_lsn")

@@ -1,4 +1,4 @@
-"""What became of a transaction, by its publisher.
+"""Ask the publisher whether a transaction was committed or rolled back.
 
 Source: PostgreSQL manual, pg_xact_status.
 """
@@ -11,26 +11,27 @@ __all__ = ["was_rolled_back"]
 
 
 async def was_rolled_back(conninfo: str, xid: int, *, system_identifier: str, timeline: int, application_name: str) -> bool:
-    """Whether a transaction (of the last two thousand millions) was rolled back, a prepared one by ROLLBACK PREPARED too.
+    """Whether a transaction was rolled back; a prepared one by ROLLBACK PREPARED. It must be among the last two billion transactions.
 
-    False if it is not known any more, or if another server answers than the one that sent it: there its id may be somebody else's.
+    False if this is not known any more. False also if another server answers than the one that sent the transaction: there the id may
+    belong to another transaction.
 
     Args:
         conninfo: of the publisher.
-        xid: without an epoch, as messages have it.
+        xid: without an epoch, as in messages.
         system_identifier: of the server that sent it.
         timeline: of that server.
-        application_name: of the session that asks.
+        application_name: of the session for the query.
 
     Raises:
-        ConfigurationError, PublisherUnavailable, PublisherError: it cannot be asked.
+        ConfigurationError, PublisherUnavailable, PublisherError: the query failed.
     """
     connection = await WalReceiverConnection.connect(conninfo, application_name=application_name)
     try:
         identity = await connection.identify_system()
         if (identity.system_identifier, identity.timeline) != (system_identifier, timeline):
             return False
-        # behind the last one that has ended there is none that was rolled back; the function knows no id of the future
+        # xmax is past the last ended transaction, so none from there on was rolled back; pg_xact_status rejects future ids
         rows = await connection.execute(
             f"""
             WITH snapshot AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next),

@@ -1,14 +1,14 @@
-"""What the subscribed publications publish, from the publisher's catalog.
+"""Read from the publisher's catalog what the subscribed publications publish.
 
-The answers are native's (fetch_table_list of subscriptioncmds.c, fetch_remote_table_info of tablesync.c), on every version by one path:
-``pg_get_publication_tables`` a publication, and what several publications together mean is worked out here:
+The results equal those of PostgreSQL (fetch_table_list of subscriptioncmds.c, fetch_remote_table_info of tablesync.c). All versions use
+the same query, ``pg_get_publication_tables`` for each publication; this module combines the publications:
 
-* a partition is left out if an ancestor of it is published as itself (``publish_via_partition_root``): its changes are sent as the
-  ancestor's. The server does so from 16 on when asked for all publications at once;
-* the row filters are OR'ed, and one publication without a filter means the whole table; which operations a publication publishes
-  does not count here (manual, Row Filters, Initial Data Synchronization);
-* the column lists have to be the same;
-* our own catalog is left out, where the publisher is itself a target of ours.
+* A partition is left out if an ancestor of it is published as itself (``publish_via_partition_root``), because its changes are sent as
+  the ancestor's. From 16 on the server does the same when asked for all publications at once.
+* The row filters are OR'ed. One publication without a filter means the whole table. The operations that a publication publishes do
+  not matter here (manual, Row Filters, Initial Data Synchronization).
+* The column lists must be the same.
+* The subscriber's own catalog is left out, if the publisher is also a target of this program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["missing_publications", "publications_missing", "published_names", "p
 
 @dataclass(slots=True)
 class _Table:
-    """One table while the publications' rows for it are put together."""
+    """One table while the rows of several publications are combined."""
 
     name: TableName
     kind: str
@@ -51,11 +51,11 @@ class _Column:
     generated: bool
     key: bool
     primary_key: int
-    """Place in the primary key, from 1; 0: it is no part of it."""
+    """Position in the primary key, from 1; 0: not part of it."""
 
 
 async def missing_publications(session: Session, names: Sequence[str]) -> list[str]:
-    """Those of the publications that do not exist, in the order given."""
+    """Return the publications that do not exist, in the order given."""
     if not names:
         return []
     rows = await session.execute(f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({_literals(names)})")  # noqa: S608
@@ -64,7 +64,7 @@ async def missing_publications(session: Session, names: Sequence[str]) -> list[s
 
 
 async def published_names(session: Session, publications: Sequence[str]) -> dict[TableName, int]:
-    """The names of the tables that :func:`published_tables` describes, each with the table's oid at the publisher."""
+    """Return the names of the tables that :func:`published_tables` describes, each with the table's oid on the publisher."""
     if not publications:
         return {}
     tables = _gather(await session.execute(_tables_query(session, publications, ())))
@@ -72,7 +72,7 @@ async def published_names(session: Session, publications: Sequence[str]) -> dict
 
 
 def publications_missing(names: Sequence[str]) -> str:
-    """What is said of publications that do not exist, in native's words."""
+    """Return PostgreSQL's message for publications that do not exist."""
     listed = ", ".join(f'"{name}"' for name in names)
     return (
         f"publications {listed} do not exist on the publisher"
@@ -82,12 +82,12 @@ def publications_missing(names: Sequence[str]) -> str:
 
 
 async def published_tables(session: Session, publications: Sequence[str], *only: TableName) -> list[PublishedTable]:
-    """The tables of the publications, by name; publications that do not exist count for nothing.
+    """Return the tables of the publications, sorted by name. Publications that do not exist are ignored.
 
     Args:
-        session: to the publisher; a walsender will do.
+        session: to the publisher; may be a walsender.
         publications: names.
-        only: if any are given, no others.
+        only: return only these tables, if any are given.
 
     Raises:
         PublisherError: two publications have different column lists for a table.
@@ -195,13 +195,13 @@ async def _columns(session: Session, relation_ids: Iterable[int]) -> dict[int, l
 
 
 def _published(relation_id: int, table: _Table, columns: Sequence[_Column]) -> PublishedTable:
-    # without a list 15 and older give none, later ones all columns; in both cases generated ones are only sent if listed
+    # without a column list, 15 and older return none and later versions all columns; generated columns are only sent if listed
     everything = frozenset(column.number for column in columns if not column.generated)
     lists = {everything if listed is None else listed for listed in table.column_lists}
     if len(lists) > 1:
         raise PublisherError(
             f'cannot use different column lists for table "{table.name}" in different publications',
-            hint="give the table the same column list in all publications subscribed to, or subscribe to them separately",
+            hint="use the same column list for the table in all publications, or subscribe to the publications separately",
         )
     (listed,) = lists
     sent = [column for column in columns if column.number in listed]

@@ -1,14 +1,14 @@
-"""One libpq connection to the publisher, driven from asyncio without ever blocking the loop.
+"""One libpq connection to the publisher. It never blocks the event loop.
 
-psycopg connects (it knows every conninfo, tries each host, resolves names off the loop); after that the conversation is ours, on
-``psycopg.pq``: the simple query protocol, which is all that a walsender speaks, COPY OUT and COPY BOTH.
+psycopg connects: it parses any conninfo, tries each host, and resolves names off the loop. After that this module talks to
+``psycopg.pq`` itself. It uses the simple query protocol (a walsender accepts no other), COPY OUT and COPY BOTH.
 
-Settings are made by SQL after the connection is there, not by ``options`` in the startup packet as native does: so the caller's own
-``options`` (in the string, in PGOPTIONS or in a service file) stay untouched. They are those that make values unambiguous
-(libpqwalreceiver.c), an empty search_path, and no timeout that could cut a long copy or an idle snapshot (as pg_dump does). JIT is off:
-to compile a query about the catalogs of thousands of tables takes longer than the query.
+Settings are made by SQL after connecting, not by ``options`` in the startup packet as in PostgreSQL. So the user's own ``options`` (in the
+string, in PGOPTIONS or in a service file) stay unchanged. The settings make values unambiguous (as libpqwalreceiver.c does), empty the
+search_path, and disable timeouts that could end a long copy or an idle snapshot (as pg_dump does). JIT is off: compiling a query on the
+catalogs of thousands of tables takes longer than the query.
 
-A call that is cancelled or fails while the server is busy leaves the connection unusable except for :meth:`Session.close`.
+If a call is cancelled or fails while the server is busy, the connection can only be closed (:meth:`Session.close`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _GOOD_STATES: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_
 
 
 class Session:
-    """A connection for queries. One caller at a time.
+    """A connection for queries. One call at a time.
 
     Attributes:
-        capabilities: what the publisher can do, by its version.
+        capabilities: the abilities of the publisher's version.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -65,14 +65,14 @@ class Session:
         """Connect.
 
         Args:
-            conninfo: anything libpq takes.
-            application_name: unless ``conninfo`` or PGAPPNAME names one.
-            replication: as a walsender of the database.
+            conninfo: any connection string that libpq accepts.
+            application_name: used unless ``conninfo`` or PGAPPNAME sets one.
+            replication: connect as a walsender of the database.
 
         Raises:
-            ConfigurationError: the connection string cannot be read.
-            PublisherUnavailable: waiting may mend it.
-            PublisherError: no such database or user, wrong password, no privilege, too old a server.
+            ConfigurationError: the connection string cannot be parsed.
+            PublisherUnavailable: a retry may succeed.
+            PublisherError: unknown database or user, wrong password, missing privilege, or a server that is too old.
         """
         params = _parameters(conninfo, application_name, replication=replication)
         try:
@@ -81,7 +81,7 @@ class Session:
         except psycopg.Error as error:
             raise connect_error(error) from error
         except UnicodeError:
-            # of the resolver, about a host that came from elsewhere (PGHOST, a service file)
+            # from the resolver, for a host from PGHOST or a service file
             raise _no_host_name() from None
         try:
             session = cls(connection)
@@ -92,10 +92,10 @@ class Session:
         return session
 
     async def execute(self, query: str) -> list[Row]:
-        """Run SQL or a replication command by the simple query protocol and return the last result's rows as text.
+        """Run SQL or a replication command by the simple query protocol. Return the last result's rows as text.
 
         Raises:
-            PublisherError: or one of its kin, by SQLSTATE.
+            PublisherError: or a subclass, by SQLSTATE.
         """
         result = await self.query(query)
         return [tuple(self._text(result.get_value(row, column)) for column in range(result.nfields)) for row in range(result.ntuples)]
@@ -105,7 +105,7 @@ class Session:
         return None if value is None else value.decode(errors="surrogateescape")
 
     async def query(self, query: str) -> pq.abc.PGresult:
-        """As :meth:`execute`, but give libpq's result; that of a COPY comes as soon as it has begun."""
+        """Run a query as :meth:`execute`, but return libpq's result. The result of a COPY is returned as soon as it has started."""
         try:
             self.pgconn.send_query(query.encode())
             await self.flush()
@@ -121,13 +121,13 @@ class Session:
             await self._cancel()
             raise
         if last is None:
-            raise PublisherError("the publisher gave no result")
+            raise PublisherError("the publisher returned no result")
         if last.status not in _GOOD_STATES | _COPY_STATES:
             raise result_error(last)
         return last
 
     async def result(self) -> pq.abc.PGresult | None:
-        """Wait for the next result of the query under way; None after the last."""
+        """Wait for the next result of the current query; None after the last."""
         while self.pgconn.is_busy():
             await self.more()
         return self.pgconn.get_result()
@@ -151,12 +151,12 @@ class Session:
             await session.close()
 
     async def flush(self) -> None:
-        """Send what libpq holds."""
+        """Send libpq's output buffer."""
         while self.pgconn.flush():
             await self.writable()
 
     async def readable(self) -> None:
-        """Wait until the socket has something to read, or ended."""
+        """Wait until the socket is readable or closed."""
         loop = asyncio.get_running_loop()
         descriptor = self.pgconn.socket
         ready = asyncio.Event()
@@ -167,7 +167,7 @@ class Session:
             loop.remove_reader(descriptor)
 
     async def writable(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket is writable."""
         loop = asyncio.get_running_loop()
         descriptor = self.pgconn.socket
         ready = asyncio.Event()
@@ -178,13 +178,13 @@ class Session:
             loop.remove_writer(descriptor)
 
     async def _cancel(self) -> None:
-        # without it the server would go on: a slot would still be created, a minute later, for nobody
+        # otherwise the server would continue, and for example create a slot a minute later that is not used
         with contextlib.suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def address(self, conninfo: str) -> str:
-        """The connection string for another session with this very server, without any password.
+        """Return the connection string, without any password, for another session with this very server.
 
         Args:
             conninfo: of this session.
@@ -197,10 +197,10 @@ class Session:
         return make_conninfo(**params)
 
     async def sibling(self, role: str) -> Session:
-        """Another session, for queries, with this very server.
+        """Open another session for queries with this very server.
 
         Args:
-            role: what it is for; part of its application_name.
+            role: its purpose, which becomes part of its application_name.
 
         Raises:
             PublisherUnavailable, PublisherError: as :meth:`connect`.
@@ -213,7 +213,7 @@ class Session:
         return await Session.connect(make_conninfo(**params), application_name=name)
 
     async def current_wal_lsn(self) -> Lsn:
-        """Where its WAL ends now: flushed (no walsender sends more), or replayed on a standby."""
+        """The end of the server's WAL: the flushed position (a walsender sends no more), or on a standby the replayed one."""
         ((position,),) = await self.execute(
             "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"
             " ELSE pg_catalog.pg_current_wal_flush_lsn() END"
@@ -221,12 +221,12 @@ class Session:
         return Lsn.parse(position or "0/0")
 
     async def close(self) -> None:
-        """Disconnect, whatever state it is in. Idempotent."""
+        """Disconnect, in any state. Idempotent."""
         await self._connection.close()
 
 
 def check_conninfo(conninfo: str) -> None:
-    """See whether libpq can read it. Nothing is connected.
+    """Check that libpq can parse the connection string. Does not connect.
 
     Raises:
         ConfigurationError: it cannot.
@@ -257,6 +257,6 @@ def _parameters(conninfo: str, application_name: str, *, replication: bool) -> d
 
 def _no_host_name() -> ConfigurationError:
     return ConfigurationError(
-        "invalid connection string: a host name that cannot be one",
-        hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
+        "invalid connection string: a host name is not valid",
+        hint="example: host=db1.example.com; no part between dots may be empty or longer than 63 bytes",
     )

@@ -1,8 +1,8 @@
 """Exported snapshots, and reading tables under them.
 
-``ExportedSnapshot`` creates a slot on a walsender of its own and keeps that idle: the snapshot it exported holds exactly what was committed
-before the slot's consistent point, and lives as long as nothing else is done there. Any number of ``SnapshotReader`` sessions
-may take the snapshot meanwhile; one that has taken it keeps it when the walsender goes.
+``ExportedSnapshot`` creates a slot on a walsender connection of its own and keeps that idle. The exported snapshot holds exactly what was
+committed before the slot's consistent point, and exists until the connection runs another command. Until then any number of
+``SnapshotReader`` sessions may import it. A session that has imported it keeps it after the walsender is gone.
 
 Source: PostgreSQL manual, CREATE_REPLICATION_SLOT; SET TRANSACTION; COPY.
 """
@@ -28,7 +28,7 @@ from subscriber.walreceiver.session import Session
 __all__ = ["ExportedSnapshot", "SnapshotReader"]
 
 _CHUNK_BYTES: Final = 128 * 1024
-# of SET TRANSACTION SNAPSHOT: no such file (its name since 16, and before), its process is not running anymore
+# errors of SET TRANSACTION SNAPSHOT: no such file (from 16 on, and before), its process is not running anymore
 _GONE: Final = frozenset({"42704", "22023", "55000"})
 
 
@@ -37,15 +37,15 @@ class SnapshotReader(Session):
 
     @classmethod
     async def open(cls, conninfo: str, snapshot_name: str, *, application_name: str) -> Self:
-        """Connect and take the snapshot.
+        """Connect and import the snapshot.
 
         Raises:
             PublisherError: as :meth:`Session.connect`.
-            PublisherUnavailable: also if the snapshot is gone, and with it the session that exported it.
+            PublisherUnavailable: also if the snapshot does not exist any more, because the session that exported it is gone.
         """
         reader = await cls.connect(conninfo, application_name=application_name)
         try:
-            # rows that a policy hides would be missing for good: then rather an error
+            # fail rather than copy without the rows that a policy hides
             await reader.execute("SET row_security = off; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
                 await reader.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot_name)}")
@@ -61,23 +61,23 @@ class SnapshotReader(Session):
     async def copy_out(
         self, query: str, copy_format: CopyFormat = CopyFormat.TEXT, rows: Callable[[int], None] | None = None
     ) -> AsyncIterator[bytes]:
-        """Run ``COPY … TO STDOUT`` and give its data as it comes, joined to about 128 kB.
+        """Run ``COPY … TO STDOUT`` and yield its data as received, joined to chunks of about 128 kB.
 
-        Not read to the end, the session is good for nothing but :meth:`close`.
+        If the data is not read to its end, the session can only be closed.
 
         Args:
             query: the COPY statement.
-            copy_format: which it asks for; the rows are counted by it.
-            rows: is told after each chunk how many more rows were read.
+            copy_format: the format of the statement, needed to count rows.
+            rows: called after each chunk with the number of rows in it.
 
         Raises:
-            PublisherError: or its kin.
+            PublisherError: or a subclass.
         """
         result = await self.query(query)
         if result.status != pq.ExecStatus.COPY_OUT:
             raise PublisherError("the publisher did not start the copy")
         told = read = 0
-        # binary: a trailer of its own comes behind the last row
+        # the binary format has a trailer after the last row
         extra = 1 if copy_format is CopyFormat.BINARY else 0
         ended = False
         while not ended:
@@ -103,7 +103,7 @@ class SnapshotReader(Session):
             raise connection_lost(error) from error
 
     async def _copy_data(self) -> tuple[list[bytes], bool]:
-        """Messages of about a chunk, and whether they were the last."""
+        """Return messages of about one chunk, and whether the data has ended."""
         messages: list[bytes] = []
         size = 0
         get_copy_data = self.pgconn.get_copy_data
@@ -113,7 +113,7 @@ class SnapshotReader(Session):
                 count, data = get_copy_data(1)
                 if count > 0:
                     messages.append(bytes(data))
-                    del data  # libpq's copy
+                    del data  # frees libpq's copy
                     size += count
                 elif count < 0:
                     return messages, True
@@ -129,9 +129,9 @@ class ExportedSnapshot:
 
     Attributes:
         slot_name: the slot's.
-        consistent_point: the snapshot holds what was committed before this LSN; the slot gives the rest.
+        consistent_point: the snapshot holds what was committed before this LSN; the slot sends the rest.
         snapshot_name: for SET TRANSACTION SNAPSHOT.
-        address: of the server, for sessions of others: without any password.
+        address: connection string of the server for further sessions, without any password.
     """
 
     def __init__(
@@ -157,18 +157,18 @@ class ExportedSnapshot:
         temporary: bool = False,
         system_identifier: str | None = None,
     ) -> AsyncIterator[Self]:
-        """Create the slot and keep its snapshot until the block is left; a permanent slot stays.
+        """Create the slot and keep its snapshot until the block ends. A permanent slot stays.
 
-        If the block fails, the slot stays too: whoever began the work knows whether it is of use.
+        If the block fails, the slot stays too. The caller decides whether it can still be used.
 
         Args:
             conninfo: of the publisher.
             slot_name: of the new slot.
             application_name: of the sessions.
             two_phase: see :meth:`WalReceiverConnection.create_slot`.
-            failover: likewise; left out where the publisher is too old for it.
-            temporary: likewise.
-            system_identifier: of the publisher that has to be met; None: any.
+            failover: see there; ignored if the publisher is too old for it.
+            temporary: see there.
+            system_identifier: that the publisher must have; None: any.
 
         Raises:
             PublisherError: see :meth:`WalReceiverConnection.create_slot`.
@@ -188,7 +188,7 @@ class ExportedSnapshot:
 
     @contextlib.asynccontextmanager
     async def reader(self) -> AsyncIterator[SnapshotReader]:
-        """A session under the snapshot.
+        """Open a session under the snapshot.
 
         Raises:
             PublisherError: see :meth:`SnapshotReader.open`.
@@ -196,7 +196,7 @@ class ExportedSnapshot:
         try:
             reader = await SnapshotReader.open(self._conninfo, self.snapshot_name, application_name=self._application_name)
         except SubscriberError as error:
-            error.add_note(f'taking the snapshot of replication slot "{self.slot_name}"')
+            error.add_note(f'importing the snapshot of replication slot "{self.slot_name}"')
             raise
         try:
             yield reader

@@ -1,8 +1,7 @@
 """COPY BOTH with a walsender: ``ReplicationStream`` of :mod:`subscriber.abc` over libpq.
 
-libpq may hold messages that it has read while the socket has nothing more to tell, and TLS may hold bytes below that: so everything
-is drained before the socket is waited for. A message that was taken from libpq is always handed on: an error that comes behind
-messages is kept for the next call.
+libpq may hold messages that it has already read from the socket, and TLS may hold bytes below that. So everything is drained before
+waiting for the socket. A message taken from libpq is always returned: if an error follows it, the error is kept for the next call.
 
 Source: PostgreSQL manual, Streaming Replication Protocol; libpq, Functions Associated with the COPY Command.
 """
@@ -28,11 +27,11 @@ _DRAIN_BYTES: Final = 1024 * 1024
 _ASK_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 1.0
 _TLS_READS: Final = 4
-"""TLS keeps what did not fit into libpq's buffer (a record is 16 kB at most) where no socket wait can see it."""
+"""TLS keeps bytes that did not fit into libpq's buffer (a record is 16 kB at most), and waiting for the socket does not see them."""
 
 
 class WalSenderStream:
-    """See :class:`subscriber.abc.ReplicationStream`. Made by ``WalReceiverConnection.start_replication``; it owns that connection."""
+    """See :class:`subscriber.abc.ReplicationStream`. ``WalReceiverConnection.start_replication`` creates it. It owns that connection."""
 
     def __init__(self, session: Session, wal_end: Lsn) -> None:
         self._wal_end = wal_end
@@ -45,7 +44,7 @@ class WalSenderStream:
         self._waited = True
 
     async def receive(self) -> Sequence[bytes]:
-        """Give at least one CopyData message; see :meth:`subscriber.abc.ReplicationStream.receive`."""
+        """Return at least one CopyData message; see :meth:`subscriber.abc.ReplicationStream.receive`."""
         if not self._waited:
             await asyncio.sleep(0)  # a busy publisher must not starve the other tasks
         self._waited = False
@@ -69,7 +68,7 @@ class WalSenderStream:
                 count, data = get_copy_data(1)
                 if count > 0:
                     messages.append(bytes(data))
-                    # libpq's copy is freed with it: not behind the next message
+                    # free libpq's copy before the next message
                     del data
                     size += count
                     fruitless = 0
@@ -86,10 +85,10 @@ class WalSenderStream:
         return messages
 
     def _ended(self) -> SubscriberError:
-        result = self._pgconn.get_result()  # libpq has it complete: it does not block
+        result = self._pgconn.get_result()  # does not block: libpq has received it completely
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             return result_error(result, rows=True)
-        return PublisherUnavailable("the publisher ended the replication stream", hint="it was shut down, most likely")
+        return PublisherUnavailable("the publisher ended the replication stream", hint="it was probably shut down")
 
     async def send(self, message: bytes) -> None:
         """Send one CopyData message and flush it.
@@ -108,7 +107,7 @@ class WalSenderStream:
                 raise connection_lost(error) from error
 
     async def wal_end(self, least: Lsn) -> Lsn:
-        """Where the publisher's WAL ends, as far as that is known; see :meth:`subscriber.abc.ReplicationStream.wal_end`."""
+        """The end of the publisher's WAL, as far as it is known; see :meth:`subscriber.abc.ReplicationStream.wal_end`."""
         if self._wal_end < least:
             try:
                 async with asyncio.timeout(_ASK_SECONDS):
@@ -119,7 +118,7 @@ class WalSenderStream:
                         await session.close()
             except TimeoutError:
                 raise PublisherUnavailable(
-                    "the publisher did not say where its WAL ends", hint="it is asked on a session of its own; it is tried again"
+                    "the publisher did not report the end of its WAL in time", hint="it is asked in a separate session; this is retried"
                 ) from None
         return self._wal_end
 

@@ -1,4 +1,4 @@
-"""Subscriptions through which the publisher itself gets rows of the tables that it publishes: native ones, and ours in its catalogs."""
+"""Subscriptions by which the publisher receives rows of the tables that it publishes: native ones, and those of this program."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SubscribedTable:
     Attributes:
         table: as it is published.
         subscription: the subscription's name.
-        slot_name: of the subscription, on its own publisher; None: it has none.
-        takes_any_origin: it takes changes that its own publisher got from elsewhere, too (origin = any).
+        slot_name: the subscription's slot on its own publisher, or None.
+        takes_any_origin: whether it also receives changes that its own publisher replicated from elsewhere (origin = any).
     """
 
     table: TableName
@@ -72,9 +72,9 @@ SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n
 
 
 async def subscribed_tables(connection: WalReceiverConnection, publications: Sequence[str]) -> list[SubscribedTable]:
-    """The published tables that subscriptions of the publisher write to, by name.
+    """Return the published tables that subscriptions of the publisher write to, by name.
 
-    A catalog that this role may not read, or that is not of this version, counts for nothing.
+    A catalog that this role may not read, or that has another version, is skipped.
 
     Raises:
         PublisherUnavailable: the connection was lost.

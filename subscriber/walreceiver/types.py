@@ -1,4 +1,4 @@
-"""What the publisher's catalog says of types that are not built in."""
+"""Read types that are not built in from the publisher's catalog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subscriber.walreceiver.session import Row, Session
 
 __all__ = ["type_facts"]
 
-# whose ``typarray`` a type is tells an array, in every version; ``rngmultitypid`` is there from 14 on
+# a type is an array if it is the ``typarray`` of another one, in every version; ``rngmultitypid`` exists from 14 on
 _QUERY = """
     SELECT t.oid, n.nspname, t.typname, CASE WHEN item.oid IS NOT NULL THEN 'a' ELSE t.typtype END, t.typtypmod, t.typdelim,
            COALESCE(CASE WHEN item.oid IS NOT NULL THEN item.oid
@@ -36,18 +36,18 @@ _QUERY = """
 
 
 async def type_facts(session: Session, oids: Iterable[int]) -> tuple[TypeFact, ...]:
-    """What is to be known of these types, and of what they are made of, beyond the built-in ones; by oid.
+    """Return the rows of these types, and of their parts, by oid. Built-in types are left out.
 
     Types that do not exist (any more) are left out.
 
     Args:
-        session: to the publisher; a walsender will do.
+        session: to the publisher; may be a walsender.
         oids: of types.
     """
     registry = TypeRegistry()
     asked: set[int] = set()
     wanted = set(oids)
-    # what they are made of is known only then: an array of a domain of a composite type of ...
+    # the parts of a type become known step by step: an array of a domain of a composite type of ...
     while missing := registry.unknown(wanted) - asked:
         asked |= missing
         rows = await session.execute(_QUERY.format(oids=", ".join(map(str, sorted(missing)))))

@@ -265,7 +265,7 @@ def _slot_that_is_not_there(ground: Ground) -> None:
     arguments(ground, more=["-o", "create_slot=false", "-o", "slot_name=not_there"])
 
 
-@case('replication slot ".*" is of database "postgres"')
+@case('replication slot ".*" belongs to database "postgres"')
 def _slot_of_another_database(ground: Ground) -> None:
     server, name = ground.publisher.server, f"elsewhere_{ground.publisher.name}"
     with psycopg.connect(server.dsn("postgres"), autocommit=True) as session:

@@ -61,8 +61,8 @@ async def test_headroom(make_server: MakeServer) -> None:
     await connection.create_slot("one")
     found = messages(await check(server.dsn(), "p", slot="mine", sync_workers=2))
     # of 3 walsenders the one above is in use, and the check's own will be free
-    assert "warning: only 1 of max_replication_slots = 2 are free, of 3 wanted while tables are synchronized" in found
-    assert "warning: only 2 of max_wal_senders = 3 are free, of 3 wanted while tables are synchronized" in found
+    assert "warning: only 1 of max_replication_slots = 2 are free, table synchronization needs up to 3" in found
+    assert "warning: only 2 of max_wal_senders = 3 are free, table synchronization needs up to 3" in found
     await connection.create_slot("two")
     found = messages(await check(server.dsn(), "p", slot="mine", copy_data=False))
     assert "error: all 2 of max_replication_slots are in use" in found
@@ -100,9 +100,9 @@ async def test_slot_states(publisher_db: Database) -> None:
     publisher_db.fetch(f"SELECT pg_create_physical_replication_slot('{physical}')")
     try:
         assert await check(publisher_db.dsn, "p", slot=slot) == []
-        assert messages(await check(publisher_db.dsn, "p", slot=physical)) == [f'error: replication slot "{physical}" is a physical one']
+        assert messages(await check(publisher_db.dsn, "p", slot=physical)) == [f'error: replication slot "{physical}" is a physical slot']
         elsewhere = await check(publisher_db.server.dsn("postgres"), "p", slot=slot)
-        assert f'error: replication slot "{slot}" is of database "{publisher_db.name}"' in messages(elsewhere)
+        assert f'error: replication slot "{slot}" belongs to database "{publisher_db.name}"' in messages(elsewhere)
         async with streaming(publisher_db, slot):
             pid = publisher_db.value(f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{slot}'")
             assert messages(await check(publisher_db.dsn, "p", slot=slot)) == [
@@ -139,7 +139,7 @@ async def test_rows_of_another_origin(publisher_db: Database) -> None:
             f" WITH (create_slot = false, slot_name = '{slot}', enabled = false, copy_data = false)"
         )
         (found,) = messages(await check(publisher_db.dsn, "p", only_local=True))
-        assert "the copy of table public.t may bring rows of another origin" in found
+        assert "the copy of table public.t may include rows of another origin" in found
         assert await check(publisher_db.dsn, "p", only_local=False) == []
         assert await check(publisher_db.dsn, "p", only_local=True, copy_data=False) == []
 
@@ -158,9 +158,9 @@ async def test_rows_that_came_by_our_own_subscriptions(publisher_db: Database) -
             publisher_db.execute(f"GRANT SELECT ON t, u, own TO {replicator.name}")
             for conninfo in (publisher_db.dsn, replicator.conninfo):
                 found = messages(await check(conninfo, "p", only_local=True))
-                assert "the copy of table public.t may bring rows of another origin" in found[0]
+                assert "the copy of table public.t may include rows of another origin" in found[0]
                 if conninfo == publisher_db.dsn:
-                    assert "the copy of table public.u may bring rows of another origin" in found[1]
+                    assert "the copy of table public.u may include rows of another origin" in found[1]
 
 
 @pytest.mark.parametrize("partitioned", [False, True])

@@ -73,7 +73,7 @@ def sleeper(make_server: Callable[..., EmbeddedServer]) -> Sleeper:
 
 
 def told(error: SubscriberError | None) -> bool:
-    return error is not None and error.sqlstate == CANNOT_CONNECT_NOW and error.hint == "wait: it takes connections when it is up"
+    return error is not None and error.sqlstate == CANNOT_CONNECT_NOW and error.hint == "wait until it accepts connections"
 
 
 async def waits(subscription: Subscription, running: asyncio.Task[None], kind: type[SubscriberError], others: str) -> None:
@@ -151,7 +151,7 @@ async def test_publisher(sleeper: Sleeper, target_db: Database, caplog: pytest.L
             database.execute("CREATE TABLE t (id int PRIMARY KEY)")
         publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1)")
         name = await create(publisher, target_db, "sub")
-    said = re.compile("could not connect to the publisher: .*the database system is starting up.*hint: wait: it takes connections")
+    said = re.compile("could not connect to the publisher: .*the database system is starting up.*hint: wait until it accepts connections")
     async with launched(target_db):
         async with _database(sleeper) as publisher:
             await same(publisher, target_db, name, ROWS)

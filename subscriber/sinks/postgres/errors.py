@@ -45,7 +45,7 @@ _READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writ
 _LOG_HINT: Final = "the target's log tells more"
 _PASSES: Final = "it passes by itself, unless the target is down"
 _UNAVAILABLE_HINTS: Final = {
-    CANNOT_CONNECT_NOW: "wait: it takes connections when it is up",
+    CANNOT_CONNECT_NOW: "wait until it accepts connections",
     "53300": "raise max_connections of the target, or end other sessions",
     "55P03": "another session of the target holds the lock (pg_locks), or lock_timeout of the role is too short",
     "57014": "another session canceled the statement, or statement_timeout of the target's role is too short",

@@ -177,7 +177,7 @@ def _refusal(text: str) -> TargetError:
     """What to do about an attempt to connect that failed. libpq gives no SQLSTATE for it."""
     message = f"target cannot be reached: {text}"
     if _PASSING.search(text):
-        return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait: it takes connections when it is up")
+        return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait until it accepts connections")
     if _TOO_MANY.search(text):
         return TargetUnavailable(message, hint="end other sessions, or raise max_connections")
     if _PERMANENT.search(text):

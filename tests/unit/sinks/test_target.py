@@ -63,7 +63,7 @@ async def test_a_server_that_comes_up_is_waited_for(monkeypatch: pytest.MonkeyPa
         assert type(error) in {TargetUnavailable, PublisherUnavailable}
         assert policy(error).policy is Policy.SOON
         assert is_coming_up(error)
-        assert error.hint == "wait: it takes connections when it is up"
+        assert error.hint == "wait until it accepts connections"
 
 
 @pytest.mark.parametrize("text", [*AWAY, *FULL])
