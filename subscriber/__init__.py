@@ -1,4 +1,4 @@
-"""The subscriber of PostgreSQL logical replication. ``docs/howto/library.md`` shows how to use it."""
+"""A standalone subscriber for PostgreSQL logical replication. ``docs/howto/library.md`` shows how to use it."""
 
 from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions

@@ -1,27 +1,26 @@
-"""The one error tree of the project, by what the caller must do.
+"""The exceptions of the project. Their classes say what the caller must do.
 
 ::
 
     SubscriberError
-    ├── ConfigurationError        correct the call: an option, a parameter, a connection string, a file
-    ├── ProtocolError             the bytes are not pgoutput's: report it (offset and tag are named)
-    ├── PublisherError            correct the publisher: privilege, wal_level, publication, slot
+    ├── ConfigurationError        fix the call: an option, a parameter, a connection string, a file
+    ├── ProtocolError             report it: the bytes are not pgoutput's (the error names offset and tag)
+    ├── PublisherError            fix the publisher: privilege, wal_level, publication, slot
     │   ├── PublisherUnavailable  wait: connection refused, lost or timed out; retried
-    │   │   └── CopyOutdated      wait: the table changed while it was copied; it is copied again
-    │   └── SlotInUse             wait: another walsender holds the slot; retried
-    ├── DataLossError             decide: changes are gone, and to continue would lose them silently
+    │   │   └── CopyOutdated      wait: the table changed while it was copied; copied again
+    │   └── SlotInUse             wait: another walsender uses the slot; retried
+    ├── DataLossError             decide: changes are lost; to continue would hide it
     │   └── NeverPrepared         decide: COMMIT PREPARED of a transaction that was never prepared in the target
-    ├── TargetError               correct the target: privilege, missing setting, broken catalog
+    ├── TargetError               fix the target: privilege, missing setting, broken catalog
     │   ├── TargetUnavailable     wait: connection refused, lost or timed out; retried
-    │   ├── SubscriptionInUse     stop the other process that serves this subscription
-    │   ├── SubscriptionChanged   start again: it was altered or dropped meanwhile
-    │   ├── RelationError         correct the target's table: missing, other columns, no replica identity
-    │   └── ApplyError            correct the rows: the target rejected a change; nothing of its transaction stays
-    └── SpoolError                correct the spool directory: unreadable, full or damaged
+    │   ├── SubscriptionInUse     stop the other process that runs this subscription
+    │   ├── SubscriptionChanged   start again: the subscription was altered or dropped meanwhile
+    │   ├── RelationError         fix the target's table: missing, other columns, no replica identity
+    │   └── ApplyError            fix the rows: the target rejected a change; its transaction was rolled back
+    └── SpoolError                fix the spool directory: unreadable, full or damaged
 
-No message ever holds a row's value or a password: text that a server made is taken over only where it cannot
-hold one. Control characters in messages, hints and notes are escaped. Where an error came from is added with
-:meth:`BaseException.add_note` at the room's boundary, and the cause is kept by ``raise … from``.
+A message never holds a row's value or a password. Text from a server is included only where it cannot hold one. Control characters in
+messages, hints and notes are escaped. Packages add context with :meth:`BaseException.add_note`, and keep the cause with ``raise … from``.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = [
 ]
 
 CANNOT_CONNECT_NOW: Final = "57P03"
-"""SQLSTATE of a server that starts, stops or recovers: it is there, and takes connections before long."""
+"""SQLSTATE of a server that starts, stops or recovers. It exists, and will soon accept connections."""
 
 
 _LAYOUT: Final = "\n\t"
@@ -60,21 +59,21 @@ _TOO_MANY_FILES: Final = "Too many open files"
 
 
 def connection_hint(text: str, otherwise: str) -> str:
-    """What to do about a file or a connection that cannot be opened: this process may be the reason.
+    """Return the hint for a file or connection that cannot be opened. The limit of this process may be the cause.
 
     Args:
-        text: what the system said.
-        otherwise: the hint for every other reason.
+        text: the system's error message.
+        otherwise: the hint for all other causes.
     """
     return "this process may not open more files: raise its limit (ulimit -n)" if _TOO_MANY_FILES in text else otherwise
 
 
 class SubscriberError(Exception):
-    """The root of all errors that this package raises on purpose.
+    """Base class of all exceptions that this package raises on purpose.
 
     Attributes:
-        hint: what to do about it, one sentence, or None.
-        sqlstate: the five-character SQLSTATE where a server gave one, or None.
+        hint: what to do, one sentence, or None.
+        sqlstate: the five-character SQLSTATE if a server sent one, or None.
         also: further errors that were found at the same time, each with its own hint.
     """
 
@@ -86,7 +85,7 @@ class SubscriberError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do about it."""
+        """What to do about the error."""
         return self._hint
 
     @hint.setter
@@ -94,15 +93,15 @@ class SubscriberError(Exception):
         self._hint = None if text is None else printable(text, keep=_LAYOUT)
 
     def add_note(self, note: str) -> None:
-        """Say where the error came from, or what belongs to it."""
+        """Add context, such as what was being done."""
         super().add_note(printable(note, keep=_LAYOUT))
 
     def one_line(self) -> str:
-        """Message, notes and hint on one line; then those of the other errors that were found."""
+        """Return message, notes and hint on one line, then those of the other errors."""
         return "; also: ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """A line for each error that was found, as the command line prints them: message, notes and hint."""
+        """Return a line for each error, as the command line prints it: message, notes and hint."""
         parts = [str(self), *getattr(self, "__notes__", ())]
         text = "; ".join(" ".join(part.split()) for part in parts)
         own = f"{text} (hint: {' '.join(self.hint.split())})" if self.hint else text
@@ -133,7 +132,7 @@ class ProtocolError(SubscriberError):
 
 
 class PublisherError(SubscriberError):
-    """The publisher rejected a request, and a retry alone does not help."""
+    """The publisher rejected a request, and waiting does not help."""
 
 
 class PublisherUnavailable(PublisherError):
@@ -141,15 +140,15 @@ class PublisherUnavailable(PublisherError):
 
 
 class CopyOutdated(PublisherUnavailable):
-    """The table changed while it was copied. It is copied again."""
+    """The publisher's table changed while it was copied. It is copied again."""
 
 
 class SlotInUse(PublisherError):
-    """Another WAL sender uses the replication slot."""
+    """Another walsender uses the replication slot."""
 
 
 class DataLossError(SubscriberError):
-    """The publisher can no longer send the changes that follow the position in the target."""
+    """The publisher cannot send the changes after the target's durable position any more."""
 
 
 class NeverPrepared(DataLossError):
@@ -157,7 +156,7 @@ class NeverPrepared(DataLossError):
 
 
 class TargetError(SubscriberError):
-    """The target rejected a request, and a retry alone does not help."""
+    """The target rejected a request, and waiting does not help."""
 
 
 class TargetUnavailable(TargetError):
@@ -165,19 +164,19 @@ class TargetUnavailable(TargetError):
 
 
 class SubscriptionInUse(TargetError):
-    """Another process serves this subscription."""
+    """Another process runs this subscription."""
 
 
 class SubscriptionChanged(TargetError):
-    """The subscription was altered, refreshed or dropped while this run was not connected, so its definition is no longer valid."""
+    """The subscription was altered, refreshed or dropped while this run was disconnected, so that its state is outdated."""
 
 
 class RelationError(TargetError):
-    """A published table does not fit the target's table: it is missing, has other columns, or has no replica identity."""
+    """A published table does not match the target's: it is missing, has other columns, or has no replica identity."""
 
 
 class ApplyError(TargetError):
-    """The target rejected a change: a constraint, a value. Its whole transaction was rolled back."""
+    """The target rejected a change (a constraint, a value). Its whole transaction was rolled back."""
 
 
 class SpoolError(SubscriberError):

@@ -1,8 +1,8 @@
-r"""Text from outside, made safe for terminals, logs and other programs.
+r"""Make text from outside safe for terminals, logs and other programs.
 
-Names and messages of servers may hold any character. Some of them command a terminal (ESC, the C1 set), others change the order in which
-text is shown (the bidirectional controls) or are invisible. Each of these is replaced by an escape in JSON's notation, ``\u001b``. The
-exits do that: errors (:mod:`subscriber.errors`), the command line's output and log, metrics.
+Names and messages of servers may hold any character. Some control a terminal (ESC, the C1 set), some change the order in which text is
+displayed (the bidirectional controls), and some are invisible. Each of these is replaced by an escape in JSON notation, ``\u001b``, in
+errors (:mod:`subscriber.errors`), in the command line's output and log, and in metrics.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Replace characters that have no shape of their own.
+    """Replace characters that are invisible or that control the display.
 
     Args:
-        text: any; lone surrogates (bytes that were not UTF-8) are allowed, and replaced too.
-        keep: characters that stay, such as a line feed.
+        text: any text. Lone surrogates (bytes that were not UTF-8) are allowed, and replaced too.
+        keep: characters to keep, such as a line feed.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""For Spark people: read a lake that a subscription keeps (``pip install 'pg-subscriber[spark]'``).
+"""For users of Spark: read a lake that a subscription keeps (``pip install 'pg-subscriber[spark]'``).
 
 Example::
 
@@ -27,7 +27,7 @@ __all__ = ["Cut", "cut_of", "read", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``postgres_changes`` known to a session: see :mod:`subscriber.sinks.spark.reading.data_source` for its options."""
+    """Register the format ``postgres_changes`` with a session. See :mod:`subscriber.sinks.spark.reading.data_source` for its options."""
     from subscriber.sinks.spark.reading.data_source import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
 
     spark.dataSource.register(PostgresChanges)

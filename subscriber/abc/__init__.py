@@ -1,7 +1,7 @@
-"""The seams between the rooms: small Protocols whose texts are the contract (``seams.py``), and what passes through (``values.py``).
+"""The interfaces between the packages: small Protocols whose docstrings are the contract (``seams.py``), and their values (``values.py``).
 
-``ReplicationStream`` is what ``walreceiver`` gives and ``apply`` reads; ``Sink`` and ``TableSink`` are what ``apply`` drives and
-``sinks`` build; ``Spool`` is where large transactions wait. ``docs/explanation/architecture.md`` draws how they meet.
+``walreceiver`` provides ``ReplicationStream``, which ``apply`` reads. ``sinks`` implement ``Sink`` and ``TableSink``, which ``apply``
+calls. ``Spool`` stores large transactions. ``docs/explanation/architecture.md`` shows how they fit together.
 """
 
 from subscriber.abc.details import Retry, WorkerDetails, WorkerState

@@ -1,4 +1,4 @@
-"""What a worker reports of itself beyond the columns of pg_stat_subscription, as one JSON text in the target's catalog."""
+"""What a worker reports about itself beyond the columns of pg_stat_subscription, as one JSON text in the target's catalog."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from subscriber.protocol.lsn import Lsn
 __all__ = ["Retry", "WorkerDetails", "WorkerState"]
 
 _GRACE_SECONDS: Final = 10.0
-"""For the attempt itself, and for clocks that differ."""
+"""Allowance for the duration of the attempt, and for clocks that differ."""
 
 
 class WorkerState(StrEnum):
-    """What the worker of a subscription does."""
+    """The state of a subscription's worker."""
 
     CONNECTING = "connecting"
     """There is no stream yet."""
     COPYING = "copying"
     """It streams, and tables are being copied."""
     CATCHING_UP = "catching_up"
-    """It streams. A table, or the stream itself, has not reached yet where the publisher's WAL ended when the stream began."""
+    """It streams. A table, or the stream itself, has not yet reached the WAL end that the publisher had when the stream began."""
     RUNNING = "running"
-    """It streams, all tables are synchronized, and it has caught up once."""
+    """It streams, all tables are synchronized, and it has caught up at least once."""
     RETRYING = "retrying"
-    """An attempt failed, to follow the stream or to synchronize the tables that are left; it waits for the next one."""
+    """An attempt to stream, or to synchronize the remaining tables, failed. It waits for the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """An attempt that failed and is made again.
+    """A failed attempt that will be retried.
 
     Attributes:
         error: why it failed, one line.
-        attempt: how many failed in succession.
-        next_attempt: when the next one begins, seconds since 1970.
+        attempt: number of consecutive failures.
+        next_attempt: when the next attempt begins, seconds since 1970.
     """
 
     error: str
@@ -47,19 +47,19 @@ class Retry:
     next_attempt: float
 
     def waits(self, now: float) -> bool:
-        """Whether the next attempt lies ahead, or has just begun."""
+        """Whether the next attempt is still to come, or has just begun."""
         return now <= self.next_attempt + _GRACE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDetails:
-    """See the module.
+    """The details of one worker.
 
     Attributes:
-        state: what the worker does; None: not known.
-        retry: of the apply worker, or of a table's synchronization: the attempt that failed; None: the latest did not.
-        publisher_lsn: where the publisher's WAL ends, as far as the worker knows.
-        lag_seconds: how long ago the publisher's WAL ended where the target is now durable; 0: it has everything that is known.
+        state: the state of the worker; None: not known.
+        retry: the failed attempt of the apply worker or of a table's synchronization; None: the latest attempt did not fail.
+        publisher_lsn: end of the publisher's WAL, as far as the worker knows.
+        lag_seconds: how long ago the publisher's WAL ended where the target is durable now; 0: no later WAL is known.
         left_out: published tables that the subscription does not replicate, each with the reason.
     """
 
@@ -70,7 +70,7 @@ class WorkerDetails:
     left_out: Mapping[TableName, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """ASCII only, so that every target can hold it."""
+        """Encode as ASCII, which every target can store."""
         return json.dumps(
             {
                 "state": self.state,
@@ -83,7 +83,7 @@ class WorkerDetails:
 
     @classmethod
     def from_json(cls, text: object) -> Self:
-        """The details that a catalog holds. What this program did not write counts as nothing."""
+        """Decode the details stored in a catalog. Text that this program did not write gives empty details."""
         try:
             values: Any = json.loads(text) if isinstance(text, str) else {}
             state, retry, publisher_lsn, lag = (values.get(name) for name in ("state", "retry", "publisher_lsn", "lag_seconds"))

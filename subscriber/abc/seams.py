@@ -1,4 +1,4 @@
-"""The seams themselves, as small Protocols whose texts are the contract."""
+"""The interfaces, as small Protocols whose docstrings are the contract."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class ReplicationStream(Protocol):
     """COPY BOTH with a walsender."""
 
     async def receive(self) -> Sequence[bytes]:
-        """Wait for and return CopyData messages (raw, header included): at least one, else whatever is there, within about a megabyte.
+        """Wait for CopyData messages and return them raw, header included: at least one, at most about a megabyte of what has arrived.
 
-        Cancelling it loses nothing. One caller at a time; ``send`` may run meanwhile.
+        Cancelling loses nothing. One caller at a time; ``send`` may run meanwhile.
 
         Raises:
             PublisherUnavailable: the connection was lost or the server ended the stream.
@@ -63,26 +63,26 @@ class ReplicationStream(Protocol):
         ...
 
     async def wal_end(self, least: Lsn) -> Lsn:
-        """Where the publisher's WAL ends. What is known is enough if it is not before ``least``; otherwise the publisher is asked.
+        """Return the end of the publisher's WAL. Ask the publisher only if the known end is before ``least``.
 
         Raises:
-            PublisherError: or one of its kin: it cannot be asked.
+            PublisherError: or a subclass: the query failed.
         """
         ...
 
     async def close(self) -> None:
-        """End the stream politely if the connection still lives (CopyDone both ways, a second at most), and close the connection."""
+        """End the stream cleanly if the connection works (CopyDone both ways, at most a second), and close the connection."""
         ...
 
 
 class Spool(Protocol):
-    """Where the changes of large transactions wait. Private to this process; its content never outlives it.
+    """Stores the changes of large transactions. Private to this process; its content is lost with the process.
 
     Calls are made one at a time.
     """
 
     async def append(self, spool_id: int, records: Sequence[bytes]) -> None:
-        """Add records to a transaction's part, creating it with the first.
+        """Append records to a transaction. The first call creates it.
 
         Raises:
             SpoolError: disk full, no permission.
@@ -90,37 +90,37 @@ class Spool(Protocol):
         ...
 
     async def truncate(self, spool_id: int, count: int) -> None:
-        """Keep only the first ``count`` records: a subtransaction was aborted."""
+        """Keep only the first ``count`` records, after a subtransaction was aborted."""
         ...
 
     async def discard(self, spool_id: int) -> None:
-        """Forget a transaction's part. Unknown ids are fine."""
+        """Delete the records of a transaction. Unknown ids are allowed."""
         ...
 
     async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
-        """Some hundred kilobytes of a part that still grows, from record number ``start`` on; nothing behind the last one."""
+        """Read some hundred kilobytes of an unfinished transaction from record number ``start``. Empty after the last record."""
         ...
 
     def reader(self, spool_id: int) -> SpooledRecords:
-        """The part as a transaction reads it. No ``append`` comes after this."""
+        """Return the records for reading. ``append`` is not called after this."""
         ...
 
 
 class TableSink(Protocol):
-    """One table's synchronization, on sessions of its own. One at a time per table, also between processes.
+    """The synchronization of one table, on its own sessions. Only one per table exists at a time, also across processes.
 
-    A crash at any instant leaves either the state from before a call or the one after it.
+    A crash at any instant leaves the state before a call or the state after it.
     """
 
     @property
     def relation_id(self) -> int:
-        """A number that names the table in this target for good (PostgreSQL: the target table's oid). Known after :meth:`begin`."""
+        """A number that permanently identifies the table in this target (PostgreSQL: its oid). Known after :meth:`begin`."""
         ...
 
     async def begin(self) -> TableEntry:
-        """Return the entry as stored, after undoing what a copy that did not finish left (state DATASYNC becomes INIT).
+        """Return the stored entry. First undo an unfinished copy (state DATASYNC becomes INIT).
 
-        Also to be called again after any other call failed: it tells whether that call took effect.
+        Call it again after another call failed, to learn whether that call took effect.
         """
         ...
 
@@ -129,58 +129,58 @@ class TableSink(Protocol):
         ...
 
     async def describe(self, table: PublishedTable) -> None:
-        """What is to be copied, as the publisher describes it.
+        """Receive the publisher's description of the table.
 
-        Comes before :meth:`start_copy`, so that nothing is begun for a table that does not fit, and again before the first :meth:`copy`:
-        the publisher's table may have been altered in between.
+        It is called before :meth:`start_copy`, so that a table that does not fit is not started. It is called again before the first
+        :meth:`copy`, because the publisher's table may have been altered in between.
 
         Raises:
-            RelationError: the target's table does not fit.
+            RelationError: the target's table does not match.
         """
         ...
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store the rows of one COPY stream. May run concurrently with itself if ``capabilities.parallel_copy``.
+        """Store the rows of one COPY stream. Calls may overlap if ``capabilities.parallel_copy``.
 
         Raises:
-            TargetError: the rows were refused.
+            TargetError: the target rejected the rows.
         """
         ...
 
     async def finish_copy(self, position: Position) -> None:
-        """Store FINISHEDCOPY, and the table's own position, with all rows copied since :meth:`start_copy`; all of it or nothing."""
+        """Store FINISHEDCOPY and the table's own position together with all rows copied since :meth:`start_copy`, atomically."""
         ...
 
     async def position(self) -> Position:
-        """The table's own position: of the snapshot, or later by :meth:`apply`. Only in state FINISHEDCOPY."""
+        """The table's own position: that of the snapshot, or a later one from :meth:`apply`. Only in state FINISHEDCOPY."""
         ...
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the table's share of a batch, and the position with it; durable on return."""
+        """Apply the changes of this table in a batch, with the position. Durable on return."""
         ...
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and forget the table's own position."""
+        """Store SYNCDONE at ``lsn`` and delete the table's own position."""
         ...
 
     async def close(self) -> None:
-        """Give the sessions back. Uncommitted work is rolled back. Idempotent."""
+        """Release the sessions. Uncommitted work is rolled back. Idempotent."""
         ...
 
 
 @runtime_checkable
 class SnapshotTableSink(Protocol):
-    """A :class:`TableSink` whose target reads the publisher by itself: it has this method too."""
+    """A :class:`TableSink` whose target reads the publisher directly has this method too."""
 
     async def copy_snapshot(self, order: SnapshotOrder, rows: Callable[[int], None]) -> None:
-        """Have all rows stored, in place of every :meth:`TableSink.copy`. The snapshot stays open until this returns.
+        """Store all rows, instead of calls of :meth:`TableSink.copy`. The snapshot stays open until this returns.
 
         Args:
-            order: where they are.
-            rows: is told how many more are stored.
+            order: where to read the rows.
+            rows: called with the number of further rows stored.
 
         Raises:
-            PublisherUnavailable: the snapshot is gone; copy anew.
+            PublisherUnavailable: the snapshot does not exist any more; copy again.
             TargetError: the rows cannot be stored.
         """
         ...
@@ -188,64 +188,64 @@ class SnapshotTableSink(Protocol):
 
 @runtime_checkable
 class ManyTablesSink(Protocol):
-    """A :class:`Sink` that does something for many tables in about the time that one takes: it has these methods too."""
+    """A :class:`Sink` that can change the state of many tables in about the time of one has these methods too."""
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """:meth:`Sink.add_table` of each; the errors of those that were not added."""
+        """Call :meth:`Sink.add_table` for each table. Return the errors of the tables that were not added."""
         ...
 
     async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
-        """:meth:`Sink.set_ready` of each."""
+        """Call :meth:`Sink.set_ready` for each table."""
         ...
 
 
 class TableGroup(Protocol):
-    """Tables that are copied one after another, each by one transaction with its rows and its state, through one session.
+    """Tables that are copied one after another through one session. Each takes one transaction, with its rows and its state.
 
-    One call at a time. A crash at any instant leaves each table in INIT, without rows of ours, or in SYNCDONE, with all of them.
+    One call at a time. A crash at any instant leaves each table in INIT, without copied rows, or in SYNCDONE, with all of them.
     """
 
     @property
     def usable(self) -> bool:
-        """False once the session is lost, or the sink it came of was closed: then nothing more can be done but :meth:`close`."""
+        """False once the session is lost, or its sink was closed. Then only :meth:`close` may be called."""
         ...
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
-        """Connect; return those of the tables that are in INIT, each with its :attr:`TableSink.relation_id`."""
+        """Connect. Return the tables that are in INIT, each with its :attr:`TableSink.relation_id`."""
         ...
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store a table's rows; no other session sees them before :meth:`finish`. A lock of another session is waited for only a moment.
+        """Store a table's rows. Other sessions see them only after :meth:`finish`. It waits only a moment for locks of other sessions.
 
         Raises:
-            SubscriberError: nothing of the table stays. The group goes on with others if it is still ``usable``.
+            SubscriberError: the table was rolled back. The group can continue with other tables if it is still ``usable``.
         """
         ...
 
     async def finish(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` for the table that was copied, and commit; durable on return.
+        """Store SYNCDONE at ``lsn`` for the copied table, and commit. Durable on return.
 
         Raises:
-            TargetError: nothing of the table stays. But if the group is not ``usable`` any more, it is open whether it took effect:
-                :meth:`TableSink.begin` tells.
+            TargetError: the table was rolled back. But if the group is not ``usable`` any more, the call may have taken effect:
+                :meth:`TableSink.begin` returns the state.
         """
         ...
 
     async def roll_back(self) -> None:
-        """Nothing of the table that was copied stays. Idempotent."""
+        """Roll back the table that was copied. Idempotent."""
         ...
 
     async def close(self) -> None:
-        """Give the session back. Uncommitted work is rolled back. Idempotent."""
+        """Release the session. Uncommitted work is rolled back. Idempotent."""
         ...
 
 
 @runtime_checkable
 class GroupingSink(Protocol):
-    """A :class:`Sink` that copies small tables faster together: it has this method too."""
+    """A :class:`Sink` that can copy small tables faster in groups has this method too."""
 
     def open_group(self) -> TableGroup:
-        """A group of tables; several work side by side.
+        """Create a group. Several groups may work at the same time.
 
         Raises:
             TargetUnavailable: the sink is not open.
@@ -254,18 +254,18 @@ class GroupingSink(Protocol):
 
 
 class ParallelTransaction(Protocol):
-    """One streamed transaction, applied while the publisher still sends it, in an open transaction of a session of its own.
+    """One streamed transaction that is applied while the publisher still sends it, in an open transaction on its own session.
 
-    *Only an attempt.* Whoever drives it keeps all records, and gives the whole transaction to :meth:`Sink.apply` if this comes to
-    nothing. So every error but one leaves nothing of it, ends it, and is no reason to stop: it comes again there, or does not.
-    *Invisible.* Nobody sees anything of it before :meth:`commit`. It may hold locks that others wait for, :meth:`Sink.apply` among
-    them: then it has to be rolled back (:meth:`Sink.holding_up`).
-    *Order.* Records come in the order in which they were received, each once. One call at a time; only :meth:`roll_back` may come
-    while another call was cancelled and has not returned yet.
+    *An attempt only.* The caller keeps all records. If the attempt fails, the caller passes the whole transaction to :meth:`Sink.apply`.
+    So every error but one rolls the attempt back and ends it, and is no reason to stop. If the cause persists, ``Sink.apply`` reports it.
+    *Invisible.* Other sessions see none of its changes before :meth:`commit`. It may hold locks for which others wait, such as
+    :meth:`Sink.apply`. Then it must be rolled back (:meth:`Sink.holding_up`).
+    *Order.* Records come in the order received, each once. One call at a time. Only :meth:`roll_back` may be called while another,
+    cancelled call has not returned yet.
     """
 
     async def apply(self, records: Sequence[bytes]) -> None:
-        """Apply the next records, raw, each with an xid behind its tag.
+        """Apply the next records. They are raw, each with an xid after its tag.
 
         Raises:
             SubscriberError: see above.
@@ -273,91 +273,91 @@ class ParallelTransaction(Protocol):
         ...
 
     async def cut(self, count: int) -> None:
-        """Only the first ``count`` records count: with the next one a subtransaction began that was aborted."""
+        """Undo all but the first ``count`` records: the next one began a subtransaction that was aborted."""
         ...
 
     async def commit(self, transaction: Transaction) -> bool:
-        """Its end came and all its records were given. Commit it with its end LSN as the position, as :meth:`Sink.apply` would have.
+        """Commit the transaction after its last record, with its end LSN as the position, as :meth:`Sink.apply` would.
 
-        Not while the sink is doing anything else. The transaction is discarded, and counted, if this returns True.
+        Not called while another call of the sink runs. If it returns True, the sink has discarded and counted the transaction.
 
         Returns:
-            False if nothing of it stays.
+            False if the transaction was rolled back.
 
         Raises:
-            TargetUnavailable: whether it took effect is open, as with ``Sink.apply``.
+            TargetUnavailable: the commit may have taken effect, as with ``Sink.apply``.
         """
         ...
 
     async def prepare(self, prepared: PreparedTransaction) -> bool:
-        """As :meth:`commit`, for a transaction that is prepared: as :meth:`Sink.prepare` would have."""
+        """Prepare the transaction, as :meth:`Sink.prepare` would. Otherwise like :meth:`commit`."""
         ...
 
     async def roll_back(self) -> None:
-        """Nothing of it stays, and its locks are free. Idempotent, and nothing after :meth:`commit` or :meth:`prepare`."""
+        """Roll back and release all locks. Idempotent. Does nothing after :meth:`commit` or :meth:`prepare`."""
         ...
 
 
 class Sink(Protocol):
     """A target, opened for one subscription.
 
-    *Order.* One caller; calls do not overlap, except that :meth:`open_table` gives objects that work beside it.
-    *Exactly once.* :meth:`apply` stores the position with the data; a transaction whose end LSN is not past the stored position is
-    skipped, so that a batch may come again after a crash.
-    *Durable.* ``apply`` and its siblings may return before what they did is durable; ``on_durable`` (given at :meth:`open`) is called
-    with an end LSN once everything up to it is. A sink that is durable at once calls it before returning. What was taken and made durable
-    in a former life may be reported before it comes again; what is reported then has to be reported once more when it has come.
+    *Order.* One caller. Calls do not overlap, except with the objects that :meth:`open_table` returns.
+    *Exactly once.* :meth:`apply` stores the position with the data. It skips a transaction whose end LSN is not past the stored position,
+    so a batch may come again after a crash.
+    *Durable.* ``apply`` and similar methods may return before their work is durable. ``on_durable`` (given at :meth:`open`) is called with
+    an end LSN once everything up to it is durable. A sink that is durable at once calls it before returning. A sink may report a
+    transaction that an earlier run applied before it comes again. It must then report it once more after it has come again.
     *One writer.* Between ``open`` and ``close`` no other process can open the same subscription: it gets SubscriptionInUse.
-    *Errors.* ApplyError and RelationError leave nothing of the transaction they name; those before it in the batch may have become
-    durable, and the position tells. TargetUnavailable leaves it open whether the call took effect: open again and read the position.
+    *Errors.* After ApplyError and RelationError, the transaction that they name is rolled back. Those before it in the batch may be
+    durable: read the position. After TargetUnavailable the call may have taken effect: open again and read the position.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this target can do."""
+        """The abilities of this target."""
         ...
 
     @property
     def statistics(self) -> ApplyStatistics:
-        """What was done since the sink was made."""
+        """Counters since the sink was created."""
         ...
 
     async def exists(self, name: str) -> bool:
-        """Whether the target knows the subscription. Changes nothing, needs no ``open``.
+        """Whether the target has the subscription. Changes nothing, works without ``open``.
 
         Raises:
-            TargetUnavailable, TargetError: there is no session with the target to look through.
+            TargetUnavailable, TargetError: the target cannot be queried.
         """
         ...
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
-        """Connect, make or migrate the catalog, make the subscription's entry if there is none, take the writer's lock.
+        """Connect, create or migrate the catalog, create the subscription's entry if there is none, and take the writer's lock.
 
         Raises:
             TargetUnavailable: the target cannot be reached.
-            TargetError: the target refused something.
+            TargetError: the target rejected a statement.
             SubscriptionInUse: another process holds the writer's lock.
         """
         ...
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note durably that the slot is about to be created, so that a crash in between is recognised; None takes it back."""
+        """Record durably that the slot is about to be created, so that a crash in between is detected. None withdraws it."""
         ...
 
     async def slot_names(self) -> frozenset[str]:
-        """The slots that stored positions are of: the subscription's, and those of tables that catch up."""
+        """The slots to which stored positions belong: the subscription's, and those of tables that catch up."""
         ...
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications subscribed to."""
+        """Store the publications of the subscription."""
         ...
 
     async def refreshed(self) -> None:
-        """Note that the tables follow the publications: nothing is pending."""
+        """Record that the tables match the publications, so that no refresh is pending."""
         ...
 
     async def set_position(self, position: Position) -> None:
-        """Store the first position, or one that moves to another timeline; durable on return."""
+        """Store the first position, or one on another timeline. Durable on return."""
         ...
 
     async def advance(self, lsn: Lsn) -> None:
@@ -369,23 +369,23 @@ class Sink(Protocol):
         ...
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """What the publisher's catalog says of these tables, types included that Relation messages do not tell.
+        """Receive the publisher's description of these tables, including types that Relation messages do not describe.
 
-        Comes after :meth:`open` in every run, before :meth:`add_table` and before the first change, and again when the tables follow the
-        publications. Makes those tables that are missing, if the sink is set so.
+        It is called in every run after :meth:`open`, before :meth:`add_table` and before the first change, and again when the tables are
+        refreshed. If the sink is so configured, it creates missing tables.
 
         Only called if ``capabilities.described``.
 
         Raises:
-            RelationError: one of them cannot be made.
+            RelationError: a table cannot be created.
         """
         ...
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables. Entries whose target table was dropped are removed by this.
+        """Return the subscription's tables. This removes entries whose target table was dropped.
 
-        For the start of a run: a table's synchronization of an earlier process, killed or cancelled, is waited for until it can store
-        nothing any more. Not to be called while tables of this process are open.
+        For the start of a run. It waits until table synchronizations of an earlier, killed or cancelled process can store nothing any
+        more. Do not call it while tables of this process are open.
         """
         ...
 
@@ -393,161 +393,162 @@ class Sink(Protocol):
         """Add a table with its first state (INIT, or READY without copy).
 
         Raises:
-            RelationError: native's words: relation does not exist in the target, or is no table.
+            RelationError: relation does not exist in the target, or is not a table. The message is PostgreSQL's.
         """
         ...
 
     async def remove_table(self, table: TableName) -> None:
-        """Forget a table that is no longer published. Its rows stay."""
+        """Remove the entry of a table that is no longer published. Its rows stay."""
         ...
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """SYNCDONE to READY: the apply worker passed the entry's LSN."""
+        """SYNCDONE to READY, after the apply worker has passed the entry's LSN."""
         ...
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch and its end LSN, together."""
+        """Apply a batch together with its end LSN."""
         ...
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Apply a transaction up to PREPARE TRANSACTION; durable on return, the position not before it. Idempotent.
+        """Apply a transaction up to PREPARE TRANSACTION. Durable on return, and the position not earlier. Idempotent.
 
-        Without ``capabilities.prepares_in_target`` keep its changes durably instead: :meth:`commit_prepared` applies them. Which relations'
-        changes are wanted is then asked now, and what the target has against them is known only there.
+        Without ``capabilities.prepares_in_target``, store the changes durably instead; :meth:`commit_prepared` applies them. The gate is
+        asked now, but errors of the target only occur there.
 
-        It is done also if its end LSN is not past the position: one that was prepared before the slot's two-phase start comes late,
-        right before its COMMIT PREPARED.
+        Do this even if its end LSN is not past the position: a transaction that was prepared before two-phase was enabled for the slot
+        comes late, right before its COMMIT PREPARED.
 
         Only called if ``capabilities.two_phase``.
         """
         ...
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """COMMIT PREPARED, and the position with it. Idempotent.
+        """COMMIT PREPARED, together with the position. Idempotent.
 
         Raises:
-            ApplyError, RelationError: without ``capabilities.prepares_in_target``; the transaction stays prepared.
-            DataLossError: the target has neither the prepared transaction nor the proof that it was committed; NeverPrepared if it was
-                never prepared there either.
+            ApplyError, RelationError: only without ``capabilities.prepares_in_target``. The transaction stays prepared.
+            DataLossError: the target has neither the prepared transaction nor a record of its commit. NeverPrepared if it was also never
+                prepared there.
         """
         ...
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """ROLLBACK PREPARED if there is such a prepared transaction; else nothing but the position. Idempotent."""
+        """ROLLBACK PREPARED if the prepared transaction exists. Otherwise store only the position. Idempotent."""
         ...
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Begin to apply the streamed transaction ``xid`` before its end, beside everything else that is done.
+        """Begin to apply the streamed transaction ``xid`` before its end, in parallel to other work.
 
-        Only called if ``capabilities.parallel_apply``, and between ``open`` and ``close``, which rolls back what is left of it.
+        Only called if ``capabilities.parallel_apply``, and between ``open`` and ``close``. ``close`` rolls back what is left of it.
 
         Args:
-            xid: its (top) id at the publisher.
-            gate: as :data:`RelationGate`; the final LSN is not known yet. Whether it still answers the same is the caller's to see.
+            xid: its (top) id on the publisher.
+            gate: as :data:`RelationGate`, but the final LSN is not known yet. The caller checks whether its answers stay the same.
 
         Raises:
-            TargetUnavailable, TargetError: there is no session to be had; or the target has it prepared already.
+            TargetUnavailable, TargetError: no session is available; or the transaction is already prepared in the target.
         """
         ...
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Which of ``others`` have to be rolled back, because a call under way may wait for them for ever. May be called meanwhile.
+        """Return those of ``others`` that must be rolled back, because a running call may wait for them for ever.
 
-        They hold locks that it waits for, directly or through other sessions; or it cannot be seen whether they do.
+        They hold locks that the call waits for, directly or through other sessions; or this cannot be determined. May overlap with
+        that call.
 
         Args:
-            waiting: whose call; None: the sink's own.
-            others: those that may be rolled back.
+            waiting: the transaction whose call it is; None: it is a call of the sink.
+            others: transactions that may be rolled back.
 
         Raises:
-            TargetUnavailable, TargetError: it cannot be found out.
+            TargetUnavailable, TargetError: the locks cannot be queried.
         """
         ...
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """Pass over a transaction, and forget ``skip_lsn``; durable on return. What it says of relations counts.
+        """Skip a transaction and clear ``skip_lsn``. Durable on return. Relation messages of the transaction still apply.
 
-        A prepared one is prepared without any change: its COMMIT PREPARED will come. With that, what was kept of a prepared one is
-        forgotten unapplied, if it is there; only without ``capabilities.prepares_in_target``.
+        For a prepared transaction, prepare it without changes, because its COMMIT PREPARED will come. For a COMMIT PREPARED, delete the
+        stored transaction unapplied, if there is one; this occurs only without ``capabilities.prepares_in_target``.
         """
         ...
 
     async def clear_skip(self) -> None:
-        """Forget ``skip_lsn``."""
+        """Clear ``skip_lsn``."""
         ...
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """Tell everybody who looks into the target what the workers do, and what :attr:`statistics` counted since the last time.
+        """Publish in the target what the workers do, and what :attr:`statistics` counted since the last report.
 
-        May overlap with any other call but :meth:`close`; may be cancelled at any moment. Does nothing while the sink is not open. Need not
-        be durable.
+        May overlap with any other call except :meth:`close`, and may be cancelled at any moment. Does nothing while the sink is not open.
+        Need not be durable.
 
         Args:
-            workers: all there are.
-            last_error: the latest of this run; None leaves what is there.
+            workers: all workers.
+            last_error: the latest error of this run; None keeps the stored one.
 
         Raises:
-            TargetError: it is dropped. Of a session that is lost the next other call will say so too.
+            TargetError: the report is lost. If the session is lost, the next other call reports that too.
         """
         ...
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Everything in the target that would go wrong with these tables; empty if nothing. Changes nothing, needs no ``open``.
+        """Return all problems that these tables would meet in the target. Changes nothing, works without ``open``.
 
         Raises:
-            TargetUnavailable, TargetError: there is no session with the target to look through.
+            TargetUnavailable, TargetError: the target cannot be queried.
         """
         ...
 
     def open_table(self, table: TableName) -> TableSink:
-        """The table's synchronization, on connections of its own. Once the sink was opened, also while it is closed after an error."""
+        """Return the table's synchronization, which has its own sessions. Allowed after ``open``, also if an error closed the sink."""
         ...
 
     async def close(self) -> None:
-        """Let everything applied become durable, release the lock, disconnect. Idempotent; also after errors.
+        """Make everything applied durable, release the lock, disconnect. Idempotent; also after errors.
 
-        A target that does not answer is not waited for longer than some seconds.
+        Wait at most some seconds for a target that does not answer.
         """
         ...
 
 
 Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
-"""Runs one SELECT without parameters; its columns are texts."""
+"""Runs one SELECT without parameters. Its columns are texts."""
 
 
 @runtime_checkable
 class PostgresDatabase(Protocol):
-    """A :class:`Sink` whose target may be a database of a PostgreSQL server: it has this method too."""
+    """A :class:`Sink` whose target may be a PostgreSQL database has this method too."""
 
     def querying(self) -> AbstractAsyncContextManager[Query | None]:
-        """Open a transaction for SELECTs in the target, in a session of its own; needs no ``open``. It is rolled back at the end.
+        """Open a transaction for SELECTs in the target, on its own session. Works without ``open``. It is rolled back at the end.
 
-        Gives None if the target is no database of PostgreSQL.
+        Yields None if the target is not a PostgreSQL database.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: the target cannot be queried.
         """
         ...
 
 
 @runtime_checkable
 class WatchedSink(Protocol):
-    """A :class:`Sink` that keeps sessions with a server, or a file that others may lock: it has these methods too."""
+    """A :class:`Sink` that has sessions with a server, or a file that other programs may lock, has these methods too."""
 
     async def ping(self) -> None:
-        """See that the sessions which apply are alive. As any call of the one caller; between ``open`` and ``close``.
+        """Check that the sessions for applying are alive. It is called like the other methods, by the one caller, while the sink is open.
 
         Raises:
-            TargetUnavailable: one is lost, or does not answer within some seconds.
+            TargetUnavailable: a session is lost, or does not answer within some seconds.
         """
         ...
 
     async def activity(self) -> TargetActivity:
-        """Look at the sink's sessions, those of table synchronizations included, through another one.
+        """Observe the sink's sessions, including those of table synchronizations, through another session.
 
-        May overlap with any other call, :meth:`Sink.open` and :meth:`Sink.close` included, and may be cancelled at any moment.
+        May overlap with any other call, including :meth:`Sink.open` and :meth:`Sink.close`, and may be cancelled at any moment.
 
         Raises:
-            TargetError: they cannot be looked at.
+            TargetError: the sessions cannot be observed.
         """
         ...

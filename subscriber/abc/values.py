@@ -1,4 +1,4 @@
-"""What passes through the seams: names, states, positions, batches, counters."""
+"""The values of the interfaces: names, states, positions, batches, counters."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = [
 
 
 CATALOG_SCHEMA: Final = "subscriber"
-"""The schema of our own tables in a target. A publisher that is itself a target has it too: it is never replicated."""
+"""The schema of the subscriber's own tables in a target. A publisher that is also a target has it too. It is never replicated."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """Schema-qualified name; publisher and target use the same one."""
+    """A schema-qualified name. It is the same on publisher and target."""
 
     namespace: str
     name: str
@@ -50,32 +50,32 @@ class TableName:
 
 
 class TableState(StrEnum):
-    """``pg_subscription_rel.srsubstate``, as native."""
+    """``pg_subscription_rel.srsubstate``, as in PostgreSQL."""
 
     INIT = "i"
     """Nothing copied."""
     DATASYNC = "d"
-    """A copy is under way: after a crash it starts from zero."""
+    """A copy is in progress. After a crash it starts from the beginning."""
     FINISHEDCOPY = "f"
-    """Copied; its own slot catches up. Never copied again."""
+    """Copied; its own slot catches up. It is never copied again."""
     SYNCDONE = "s"
-    """Caught up to the entry's LSN; the apply worker applies transactions whose final LSN is at or past it."""
+    """Caught up to the entry's LSN. The apply worker applies transactions whose final LSN is at or past it."""
     READY = "r"
-    """In the apply worker's hands."""
+    """The apply worker applies its changes."""
 
 
 class TwoPhaseState(StrEnum):
-    """``pg_subscription.subtwophasestate``, as native."""
+    """``pg_subscription.subtwophasestate``, as in PostgreSQL."""
 
     DISABLED = "d"
     PENDING = "p"
-    """Asked for; becomes enabled once all tables are ready."""
+    """Requested; becomes enabled once all tables are ready."""
     ENABLED = "e"
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Up to where the target has everything, durably; and whose WAL the LSN belongs to."""
+    """The durable position of the target, and the system and timeline that the LSN belongs to."""
 
     slot_name: str
     system_identifier: str
@@ -85,7 +85,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """State of one table of the subscription. ``lsn`` belongs to SYNCDONE and READY, else None."""
+    """State of one table of the subscription. ``lsn`` is set for SYNCDONE and READY, else None."""
 
     state: TableState
     lsn: Lsn | None = None
@@ -93,17 +93,17 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionState:
-    """What the sink's catalog holds of the subscription.
+    """The subscription as stored in the sink's catalog.
 
-    ``oid`` is unique in the target's cluster: names of slots and prepared transactions are made with it.
-    ``target_identifier`` tells this target from every other one that may use the same publisher.
-    ``slot_name`` is None until the slot's creation was begun; ``position`` is None until it was done.
-    ``managed``: the catalog defines it, with the publisher's connection string; else its command line does.
-    ``pending_refresh``: the publications were changed, and the tables have to follow, with a copy (True) or without (False).
-    ``generation`` grows with every verb that claims it: what was known of an earlier one holds no longer.
-    ``skip_lsn`` is the finish LSN of a transaction to be skipped, or INVALID_LSN.
-    ``taken``: the target has what ends up to there, though it is not the position yet, and passes over it when it comes again: no table may
-    be handed over to the apply worker below it. INVALID_LSN: no further than the position.
+    ``oid`` is unique in the target's cluster, and part of the names of slots and prepared transactions.
+    ``target_identifier`` distinguishes this target from every other one that may use the same publisher.
+    ``slot_name`` is None until the creation of the slot begins; ``position`` is None until it is done.
+    ``managed``: the catalog defines the subscription, with its connection string; otherwise its command line does.
+    ``pending_refresh``: the publications were changed and the tables must be refreshed, with a copy (True) or without (False).
+    ``generation`` grows each time a verb claims the subscription. State read under an earlier generation is outdated.
+    ``skip_lsn`` is the finish LSN of the transaction to skip, or INVALID_LSN.
+    ``taken``: the target has applied everything that ends up to there, although the position is lower, and skips it when it comes again.
+    No table may be handed over to the apply worker below it. INVALID_LSN: nothing beyond the position.
     """
 
     oid: int
@@ -122,25 +122,25 @@ class SubscriptionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedTable:
-    """One table of the subscribed publications as the publisher's catalog describes it.
+    """One published table as the publisher's catalog describes it.
 
     Attributes:
-        name: what its changes are sent as (the partitioned root under publish_via_partition_root).
-        relation_id: its oid at the publisher.
+        name: the name in its changes (that of the partitioned root under publish_via_partition_root).
+        relation_id: its oid on the publisher.
         kind: ``pg_class.relkind``: ``r`` ordinary, ``p`` partitioned.
-        columns: published columns in order; generated ones only where the publisher sends them.
-        key_columns: columns of the replica identity (empty for nothing or a missing key; all for full).
+        columns: published columns in order. Generated columns only if the publisher sends them.
+        key_columns: columns of the replica identity (none for NOTHING or a missing key; all for FULL).
         replica_identity: ``pg_class.relreplident``.
-        row_filters: the publications' row filters as SQL expressions to be OR'ed; empty: the whole table.
+        row_filters: the publications' row filters as SQL expressions, combined with OR; empty: the whole table.
         size: bytes of its heap (of all partitions together), 0 if unknown.
         estimated_rows: ``reltuples``, or None if never analyzed.
-        generated: of ``columns``, those that are generated at the publisher.
-        column_types: type oid a column, in the order of ``columns``.
-        column_modifiers: ``atttypmod`` a column, likewise.
+        generated: those of ``columns`` that are generated on the publisher.
+        column_types: type oid of each column, in the order of ``columns``.
+        column_modifiers: ``atttypmod`` of each column, in the same order.
         not_null: columns that are NOT NULL there.
         primary_key: columns of its primary key in the key's order, if all of them are published; else empty.
-        types: what the publisher's catalog says of all types of the columns that are not built in, and of what those are made of.
-        changes: whether UPDATE or DELETE of it is published (``publish``).
+        types: the catalog entries of all column types that are not built in, and of their parts.
+        changes: whether its UPDATEs or DELETEs are published (``publish``).
     """
 
     name: TableName
@@ -163,17 +163,17 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotOrder:
-    """A table's published rows under an exported snapshot, for whoever reads them by sessions of his own.
+    """A table's published rows under an exported snapshot, for a target that reads them in its own sessions.
 
     Attributes:
-        snapshot_name: for SET TRANSACTION SNAPSHOT, while the session that exported it lives.
-        connection: keywords and values for libpq: the server that exported it; without any password.
-        setup: statements that make values as unambiguous as in a session of ours; before the transaction begins.
-        sources: what to select from, ``FROM … WHERE …``: the parts that together are the table's rows, none twice.
-        checks: a query a source, for the transaction that reads it: a name may come to stand for another table. It gives one row of two
-            truth values. Before the source is read, the first has to be true, and behind it, in the same transaction, both; if they are
-            not, all that was read is of no use.
-        consistent_point: the snapshot holds what was committed before.
+        snapshot_name: for SET TRANSACTION SNAPSHOT, while the exporting session exists.
+        connection: keywords and values for libpq, to the server that exported it; without any password.
+        setup: settings that make values unambiguous. Run these statements before the transaction begins.
+        sources: ``FROM … WHERE …`` for a SELECT of each part. Together the parts are the table's rows, without overlap.
+        checks: a query per source that detects if the name has moved to another table. Run it in the transaction that reads the source.
+            It returns one row of two booleans. Before the source is read, the first must be true. Afterwards both must be true; if not,
+            discard all rows read.
+        consistent_point: the snapshot holds what was committed before it.
     """
 
     snapshot_name: str
@@ -186,17 +186,17 @@ class SnapshotOrder:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, found before it does harm.
+    """One problem, found before it does harm.
 
     Attributes:
-        severity: ``error``: replication will not work; ``warning``: it will, with a restriction or until something happens.
-        message: what, one line.
-        hint: the remedy.
-        table: the published table that it is about; None: it is about no table, or about several.
-        alone: the error keeps only this table from being synchronized, or its changes from being applied: it refuses no verb and no run.
-            The table's own synchronization meets it, and retries until it is fixed.
-        stops: with ``alone``, whether replication of all tables stops at the first change that the error affects. ``without_copy``: only if
-            the table is not copied; otherwise its synchronization keeps its changes back.
+        severity: ``error``: replication will not work; ``warning``: it works with a restriction, or until something happens.
+        message: the problem, one line.
+        hint: how to fix it.
+        table: the published table; None: the problem concerns no table, or several.
+        alone: the error affects only the synchronization or the changes of this table. It does not prevent any verb or run: the table's
+            own synchronization reports it, and retries until it is fixed.
+        stops: with ``alone``, whether the first affected change stops the replication of all tables. ``without_copy``: only if the table
+            is not copied; otherwise its synchronization holds its changes back.
     """
 
     severity: Literal["error", "warning"]
@@ -208,18 +208,18 @@ class Finding:
 
     @property
     def refuses(self) -> bool:
-        """Whether nothing can be made as long as this is so."""
+        """Whether this prevents creating or running the subscription until it is fixed."""
         return self.severity == "error" and not self.alone
 
 
 @dataclass(frozen=True, slots=True)
 class TargetActivity:
-    """What the target does for the sessions of a sink, as another session sees it.
+    """The work of the target for a sink's sessions, as another session sees it.
 
     Attributes:
-        idle: seconds for which it has done nothing for the sessions that apply; infinite without such a session.
+        idle: seconds without work for the sessions that apply; infinite without such a session.
         tables_idle: the same for the sessions of table synchronizations.
-        waits: one sentence for each session that waits for a lock, with who holds it. The same wait is the same text each time.
+        waits: one sentence for each session that waits for a lock, with the holder of the lock. The same wait always has the same text.
     """
 
     idle: float
@@ -228,23 +228,23 @@ class TargetActivity:
 
 
 class CopyFormat(StrEnum):
-    """Format of COPY's data, passed through as it came."""
+    """Format of COPY data. The data is passed on unchanged."""
 
     TEXT = "text"
     BINARY = "binary"
 
 
 RelationGate = Callable[[Relation, Lsn], bool]
-"""``gate(relation, final_lsn)``: shall changes of this relation, in a transaction with this final LSN, be applied?
+"""``gate(relation, final_lsn)``: whether to apply changes of this relation in a transaction with this final LSN.
 
-False for tables that are not of the subscription, or whose own synchronization still does that work. The answer for one pair does not
-change while a batch is applied.
+False for tables that are not part of the subscription, or that are still being synchronized. The answer for a pair does not change while
+a batch is applied.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Committed transactions to be applied in this order as one; it ends at a commit."""
+    """Committed transactions to apply in this order as one. It ends at a commit."""
 
     transactions: tuple[Transaction, ...]
     gate: RelationGate
@@ -257,60 +257,60 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a sink can do; the compliance suite demands what is declared. Nothing asks for a sink by its name."""
+    """The abilities of a sink. The compliance suite tests what is declared. No code asks for a sink by its name."""
 
     transactional: bool = True
     """Data and position become durable together."""
     two_phase: bool = False
     """Prepared transactions of the publisher are kept until their COMMIT PREPARED."""
     prepares_in_target: bool = False
-    """They are prepared in the target itself, as it has transactions of that kind: what it has against their changes it says at once."""
+    """They are prepared in the target itself, so that it reports errors in their changes at once."""
     truncate: bool = True
     creates_tables: bool = False
-    """It makes published tables that are missing, where ``Settings.create_tables`` says so."""
+    """It can create missing tables (``Settings.create_tables``)."""
     follows_columns: bool = False
-    """It does about columns that were added on the publisher what ``Settings.schema_change`` says."""
+    """It follows columns that were added on the publisher (``Settings.schema_change``)."""
     upserts: bool = False
-    """An INSERT of a key that is there overwrites the row, where ``Settings.insert_conflict`` says so."""
+    """An INSERT of an existing key can overwrite the row (``Settings.insert_conflict``)."""
     any_key: bool = False
-    """Any unique key of the target that lies within the publisher's replica identity finds a row. Else the primary key, or the
-    target's own replica identity, as natively."""
+    """It finds rows by any unique key of the target that is part of the publisher's replica identity. Otherwise it uses the primary key,
+    or the target's own replica identity, as PostgreSQL does."""
     parallel_copy: bool = False
-    """:meth:`TableSink.copy` may run several times at once for one table."""
+    """:meth:`TableSink.copy` may run several times in parallel for one table."""
     parallel_apply: bool = False
-    """Streamed transactions can be applied before their end: :meth:`Sink.open_parallel`."""
+    """It can apply streamed transactions before their end: :meth:`Sink.open_parallel`."""
     described: bool = False
-    """It needs to know what the publisher's catalog says of the tables: :meth:`Sink.describe_tables`."""
+    """It needs the publisher's description of the tables: :meth:`Sink.describe_tables`."""
     given_tables: bool = True
-    """Its tables are there before, as somebody made them: what they lack is found, what they have more is left alone. Else it makes
-    them itself, of what is described."""
+    """A user creates its tables beforehand. Missing columns are reported, additional ones are ignored. Otherwise the sink creates the
+    tables from their descriptions."""
     constraints: bool = True
-    """Its tables refuse keys that are there, NULL where it is not allowed, and texts that are none of their type."""
+    """Its tables reject duplicate keys, NULL in NOT NULL columns, and texts that are not valid for their type."""
     shared_tables: bool = True
-    """Others may write into its tables as well."""
+    """Other programs may write into its tables too."""
     several_subscriptions: bool = True
-    """One target holds any number of subscriptions."""
+    """One target can hold any number of subscriptions."""
     binary: bool = True
-    """It takes values in the binary format."""
+    """It accepts values in the binary format."""
     counts_missing: bool = True
-    """Rows that a change did not find are in :attr:`Sink.statistics`. Else somebody else applies, and counts."""
+    """:attr:`Sink.statistics` counts rows that a change did not find. Otherwise another program applies and counts."""
     copies_visible: bool = True
-    """Rows are seen once they are copied. Else not before the table is in the apply worker's hands."""
+    """Rows are visible once they are copied. Otherwise only when the apply worker has taken over the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """What one worker does, as pg_stat_subscription shows it, and ours behind it.
+    """The activity of one worker: the columns of pg_stat_subscription, then further ones.
 
     Attributes:
-        table: whose synchronization it is; None: the apply worker.
-        received, latest_end: up to where changes were received; what was last reported to the publisher as durable.
-        sent_at, received_at, reported_at: when the publisher sent the last message; when it came; when we reported last. Seconds since
-            1970, or None.
-        applied, flushed: visible in the target; durable there.
+        table: the table that it synchronizes; None: the apply worker.
+        received, latest_end: position up to which changes were received; durable position last reported to the publisher.
+        sent_at, received_at, reported_at: when the publisher sent the last message; when it arrived; when the worker last reported.
+            Seconds since 1970, or None.
+        applied, flushed: position that is visible in the target; position that is durable there.
         transactions, changes: applied since the process started.
         transactions_per_second, changes_per_second: over the last seconds.
-        copied_rows: of a copy under way.
+        copied_rows: rows copied so far.
         estimated_rows: of its table, None if unknown.
         details: :class:`subscriber.abc.WorkerDetails` as JSON, or None.
     """
@@ -334,11 +334,11 @@ class WorkerActivity:
 
 @dataclass(slots=True)
 class ApplyStatistics:
-    """Counters since the sink was opened, for status and tests. Names are those of pg_stat_subscription_stats where it has them."""
+    """Counters since the sink was opened, for status and tests. They have the names of pg_stat_subscription_stats where it has them."""
 
     transactions: int = 0
     parallel_transactions: int = 0
-    """Those of them that were applied while they were streamed."""
+    """Streamed transactions that were applied before their end."""
     inserts: int = 0
     updates: int = 0
     deletes: int = 0
