@@ -133,7 +133,7 @@ def claimed_elsewhere(name: str) -> SubscriptionInUse:
 
 
 def require_name(name: str) -> None:
-    """Refuse a subscription name that PostgreSQL's own catalog could not hold.
+    """Reject a subscription name that PostgreSQL's own catalog could not hold.
 
     Raises:
         ConfigurationError: it is empty, too long, or holds a null character.

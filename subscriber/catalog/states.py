@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +14,7 @@ from subscriber.catalog.store import Row, Rows
 from subscriber.errors import RelationError, SubscriptionChanged
 from subscriber.protocol.lsn import INVALID_LSN
 
-__all__ = ["SubscriptionRows", "TableRow", "entry_of"]
+__all__ = ["StateStore", "SubscriptionRows", "TableRow", "entry_of"]
 
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
@@ -87,28 +89,13 @@ class SubscriptionRows:
             pending_refresh=row["subrefresh"],
         )
 
-    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note the slot's name and what it is for; None: it was not created after all."""
-        await self._change(subslotname=slot_name, subpublications=tuple(publications), subtwophasestate=two_phase.value)
-
-    async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications subscribed to."""
-        await self._change(subpublications=tuple(publications))
-
-    async def refreshed(self) -> None:
-        """Clear a pending refresh."""
-        await self._change(subrefresh=None)
-
-    async def set_two_phase(self, state: TwoPhaseState) -> None:
-        """Store ``subtwophasestate``."""
-        await self._change(subtwophasestate=state.value)
+    async def change(self, **values: object) -> None:
+        """Store new values of columns of the subscription."""
+        await self.rows.update(PG_SUBSCRIPTION, {"oid": self.oid}, values)
 
     async def clear_skip(self) -> None:
         """Clear the transaction to be skipped."""
-        await self._change(subskiplsn=INVALID_LSN)
-
-    async def _change(self, **values: object) -> None:
-        await self.rows.update(PG_SUBSCRIPTION, {"oid": self.oid}, values)
+        await self.change(subskiplsn=INVALID_LSN)
 
     # --- positions
 
@@ -215,6 +202,48 @@ class SubscriptionRows:
         """Remove a table, with its position."""
         await self.forget_position(relid)
         await self.rows.delete(PG_SUBSCRIPTION_REL, self._key(relid))
+
+
+class StateStore(ABC):
+    """What a sink stores of its subscription, each call in a transaction of its own. See :class:`subscriber.abc.Sink`."""
+
+    @abstractmethod
+    def changing(self) -> AbstractAsyncContextManager[SubscriptionRows]:
+        """The rows of the subscription, in a transaction that is durable when the block is left.
+
+        Raises:
+            TargetUnavailable: the sink is not open, or the connection was lost.
+        """
+
+    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
+        """Note the slot's name and what it is for; None: it was not created after all."""
+        await self._change(subslotname=slot_name, subpublications=tuple(publications), subtwophasestate=two_phase.value)
+
+    async def slot_names(self) -> frozenset[str]:
+        """The slots that stored positions are of."""
+        async with self.changing() as rows:
+            return await rows.slot_names()
+
+    async def set_publications(self, publications: Sequence[str]) -> None:
+        """Store the publications subscribed to."""
+        await self._change(subpublications=tuple(publications))
+
+    async def refreshed(self) -> None:
+        """Clear a pending refresh."""
+        await self._change(subrefresh=None)
+
+    async def set_two_phase(self, state: TwoPhaseState) -> None:
+        """Store ``subtwophasestate``."""
+        await self._change(subtwophasestate=state.value)
+
+    async def clear_skip(self) -> None:
+        """Clear the transaction to be skipped."""
+        async with self.changing() as rows:
+            await rows.clear_skip()
+
+    async def _change(self, **values: object) -> None:
+        async with self.changing() as rows:
+            await rows.change(**values)
 
 
 def _name(row: Row) -> TableName | None:

@@ -24,10 +24,10 @@ from subscriber.abc import (
     TableName,
     TableState,
     TargetActivity,
-    TwoPhaseState,
     WorkerActivity,
 )
 from subscriber.catalog.definition import require_name
+from subscriber.catalog.states import StateStore
 from subscriber.catalog.subscriptions import require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
@@ -106,7 +106,7 @@ class _Open:
             yield self.rows
 
 
-class PostgresSink:
+class PostgresSink(StateStore):
     """A :class:`subscriber.abc.Sink` for PostgreSQL 13 to 18.
 
     Args:
@@ -153,6 +153,14 @@ class PostgresSink:
         if self._opened is None:
             raise TargetUnavailable("the sink is not open", hint="open it first")
         return self._opened
+
+    def changing(self) -> contextlib.AbstractAsyncContextManager[SessionRows]:
+        """The subscription's rows. See :meth:`subscriber.catalog.states.StateStore.changing`.
+
+        Raises:
+            TargetUnavailable
+        """
+        return self._open.changing()
 
     async def exists(self, name: str) -> bool:
         """Whether the target knows the subscription. See :meth:`subscriber.abc.Sink.exists`.
@@ -226,25 +234,6 @@ class PostgresSink:
             raise
         return CatalogReader(connection)
 
-    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note the slot's name and what it is for; None: it was not created after all."""
-        async with self._open.changing() as rows:
-            await rows.begin_slot(slot_name, publications, two_phase)
-
-    async def slot_names(self) -> frozenset[str]:
-        """The slots that stored positions are of."""
-        return await self._open.rows.slot_names()
-
-    async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications subscribed to."""
-        async with self._open.changing() as rows:
-            await rows.set_publications(publications)
-
-    async def refreshed(self) -> None:
-        """Forget a pending refresh."""
-        async with self._open.changing() as rows:
-            await rows.refreshed()
-
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
         opened = self._open
@@ -269,11 +258,6 @@ class PostgresSink:
         opened = self._open
         if opened.applier.position > before or opened.durability.idle:
             opened.durability.committed(opened.applier.position, None)
-
-    async def set_two_phase(self, state: TwoPhaseState) -> None:
-        """Store ``subtwophasestate``."""
-        async with self._open.changing() as rows:
-            await rows.set_two_phase(state)
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """Nothing is to be known beforehand: the target's types read the values."""
@@ -369,11 +353,6 @@ class PostgresSink:
                 await opened.rows.clear_skip()
             opened.applier.position = max(event.end_lsn, before)
         self._report(before)
-
-    async def clear_skip(self) -> None:
-        """Forget the transaction to be skipped; on disk on return."""
-        async with self._open.changing() as rows:
-            await rows.clear_skip()
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """See :meth:`subscriber.abc.Sink.report`.

@@ -27,7 +27,7 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.catalog import claimed_elsewhere
+from subscriber.catalog.definition import claimed_elsewhere, require_name
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
@@ -41,7 +41,7 @@ from subscriber.sinks.spark.catalog.checks import check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
 from subscriber.sinks.spark.catalog.status import read_landed_counters, write_status
-from subscriber.sinks.spark.catalog.subscriptions import OID, locks, require_name
+from subscriber.sinks.spark.catalog.subscriptions import OID, locks
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.lock import FileLock, is_held

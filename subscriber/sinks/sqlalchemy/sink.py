@@ -26,11 +26,10 @@ from subscriber.abc import (
     TableName,
     TableState,
     TargetActivity,
-    TwoPhaseState,
     WorkerActivity,
 )
 from subscriber.catalog.definition import require_name
-from subscriber.catalog.states import SubscriptionRows
+from subscriber.catalog.states import StateStore, SubscriptionRows
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
 from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
@@ -132,7 +131,7 @@ class _Open:
         await self.rows(connection).clear_skip()
 
 
-class SqlAlchemySink:
+class SqlAlchemySink(StateStore):
     """A :class:`subscriber.abc.Sink` for SQLite, MariaDB and MySQL, and other databases that SQLAlchemy has an asynchronous driver for.
 
     Args:
@@ -179,6 +178,14 @@ class SqlAlchemySink:
 
     def _make_relations(self) -> RelationMap:
         return RelationMap(self._published, self._settings)
+
+    def changing(self) -> contextlib.AbstractAsyncContextManager[SubscriptionRows]:
+        """The subscription's rows. See :meth:`subscriber.catalog.states.StateStore.changing`.
+
+        Raises:
+            TargetUnavailable
+        """
+        return self._open.changing()
 
     async def exists(self, name: str) -> bool:
         """Whether the target knows the subscription. See :meth:`subscriber.abc.Sink.exists`.
@@ -240,26 +247,6 @@ class SqlAlchemySink:
         )
         return state
 
-    async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note the slot's name and what it is for; None: it was not created after all."""
-        async with self._open.changing() as rows:
-            await rows.begin_slot(slot_name, publications, two_phase)
-
-    async def slot_names(self) -> frozenset[str]:
-        """The slots that stored positions are of."""
-        async with self._open.session.snapshot() as connection:
-            return await self._open.rows(connection).slot_names()
-
-    async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications subscribed to."""
-        async with self._open.changing() as rows:
-            await rows.set_publications(publications)
-
-    async def refreshed(self) -> None:
-        """Forget a pending refresh."""
-        async with self._open.changing() as rows:
-            await rows.refreshed()
-
     async def set_position(self, position: Position) -> None:
         """Store the first position, or one on another timeline."""
         opened = self._open
@@ -275,11 +262,6 @@ class SqlAlchemySink:
             await opened.applier.move(lsn)
         else:
             opened.applier.settled()
-
-    async def set_two_phase(self, state: TwoPhaseState) -> None:
-        """Store ``subtwophasestate``."""
-        async with self._open.changing() as rows:
-            await rows.set_two_phase(state)
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """See :meth:`subscriber.abc.Sink.describe_tables`.
@@ -415,11 +397,6 @@ class SqlAlchemySink:
             case Transaction():
                 await opened.applier.skip(event)
                 await opened.applier.move(event.end_lsn, opened.clear_skip)
-
-    async def clear_skip(self) -> None:
-        """Forget the transaction to be skipped."""
-        async with self._open.changing() as rows:
-            await rows.clear_skip()
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Keep a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.

@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 from subscriber.abc import TwoPhaseState
 from subscriber.catalog import Definition
+from subscriber.catalog.definition import require_name
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
 from subscriber.sinks.spark.catalog.definition import (
     DEFINITION,
@@ -42,7 +43,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 
-__all__ = ["OID", "LakeCatalog", "defined", "locks", "require_name"]
+__all__ = ["OID", "LakeCatalog", "defined", "locks"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,24 +52,12 @@ OID: Final = 1
 _VERB: Final = ".verb.lock"
 _LAUNCHER: Final = ".launcher.lock"
 _WRITER: Final = "lock"
-_NAME_BYTES: Final = 63
 
 _VERB_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 20.0
 """How long a verb waits for the process that runs the subscription: a worker may need some seconds for its current batch."""
 _LOOK_SECONDS: Final = 0.25
 _POLL_SECONDS: Final = 0.05
-
-
-def require_name(name: str) -> None:
-    """Reject a subscription name that PostgreSQL's own catalog could not hold.
-
-    Raises:
-        ConfigurationError: it is empty, too long, or holds a null character.
-    """
-    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
-        shown = name.replace("\0", "?")
-        raise ConfigurationError(f'subscription name "{shown}" is empty or longer than {_NAME_BYTES} bytes', hint="choose another name")
 
 
 def locks(storage: Storage) -> tuple[Path | None, Path | None]:
