@@ -1,1 +1,1 @@
-"""What users need to test with the subscriber: embedded servers, load, fault points."""
+"""Tools for tests with the subscriber: embedded servers, load, compliance tests, comparison."""

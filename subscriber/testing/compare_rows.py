@@ -1,13 +1,13 @@
-"""Proof that a PostgreSQL publisher and a database of another kind hold the same rows, as a multiset, value by value, table by table.
+"""Compare the rows of a PostgreSQL publisher and of a database of another kind, as a multiset, value by value, table by table.
 
-Two databases of different kinds cannot each compute a checksum that the other's would equal. So all rows are read from both, each value is
-brought to PostgreSQL's own text of it (:mod:`subscriber.testing.values`), and the number of rows and the sums of the two halves of the MD5
-of each row are compared: memory stays bounded, order does not matter, duplicates do.
+Two databases of different kinds cannot compute the same checksum. So all rows are read from both, and each value is converted to
+PostgreSQL's own text (:mod:`subscriber.testing.values`). Then the numbers of rows are compared, and the sums of the two halves of the MD5
+of each row. Memory stays bounded, order does not matter, and duplicates count.
 
-Compared are the publisher's columns that are not generated. Columns that only the target has are left out. The publisher is
-read in one snapshot; in the target nothing may be written meanwhile.
+The publisher's columns are compared, except generated ones. Columns that only the target has are ignored. The publisher is read in one
+snapshot. Nothing may write to the target meanwhile.
 
-Only if the sums differ, both are read again, and the hashes of all rows are kept: 16 bytes and some a row.
+Only if the sums differ, both are read again, and the hashes of all rows are kept, which takes some 16 bytes per row.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ _HALF: Final = 2**64
 
 
 class RowReader(Protocol):
-    """Reads tables of a target of any kind."""
+    """Reads tables of any kind of target."""
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
-        """Whether the target has the table, with these columns."""
+        """Whether the target has the table with these columns."""
         ...
 
     def rows(self, table: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        """Every row, as its driver gives the values."""
+        """Read every row, with the values as the driver returns them."""
         ...
 
 
 async def compare_rows(publisher_dsn: str, target: RowReader, tables: Iterable[TableName]) -> list[TableComparison]:
-    """Compare tables, whole.
+    """Compare whole tables.
 
     Args:
         publisher_dsn: conninfo or URL of the publisher.
-        target: reads the other side.
-        tables: which ones, by their names at the publisher. A partitioned table counts with all its partitions.
+        target: reads the target.
+        tables: the tables, by their names on the publisher. A partitioned table includes all its partitions.
 
     Raises:
-        psycopg.Error: the publisher cannot be reached or refuses (SELECT is needed).
-        TargetError: so does the target, or a value there is of a class that cannot be compared.
+        psycopg.Error: the publisher cannot be reached or rejects a query (SELECT is needed).
+        TargetError: the same for the target; or a value there has a class that cannot be compared.
     """
     async with snapshot(publisher_dsn) as publisher:
         return [await _compare(publisher, target, table) for table in tables]
@@ -75,12 +75,12 @@ async def compare_rows(publisher_dsn: str, target: RowReader, tables: Iterable[T
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What is read of a table: names and base types, in one order for both sides."""
+    """The columns to read from a table: names and base types, in the same order on both sides."""
 
     names: tuple[str, ...]
     types: tuple[str, ...]
     only: bool
-    """It may have children by inheritance, whose rows are their own."""
+    """Whether the table may have inheritance children, whose rows are excluded."""
 
 
 async def _compare(publisher: Connection, target: RowReader, table: TableName) -> TableComparison:

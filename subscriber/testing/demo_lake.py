@@ -1,4 +1,4 @@
-"""The target of a demonstration that is a lake: landed by the subscription, applied by Spark in a thread, read back by Spark SQL."""
+"""A lake as the target of the demonstration. The subscription lands changes, Spark applies them in a thread, and Spark SQL reads them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class LakeTarget:
-    """See :class:`subscriber.testing.demo_target.DemoTarget`. The lake is made in a directory that is not there, or empty, and removed.
+    """See :class:`subscriber.testing.demo_target.DemoTarget`. The lake is created in a new or empty directory, and removed.
 
     Args:
         url: ``spark:///path``.
 
     Raises:
-        ConfigurationError: no such URL, no directory, or one that is not empty.
+        ConfigurationError: the URL is not of this form, or names something else than a new or empty directory.
     """
 
     settings: Final = Settings()
@@ -54,14 +54,14 @@ class LakeTarget:
         self._location = Location.parse(url)
         self._storage = Storage.open(self._location)
         if self._storage.root is None:
-            raise ConfigurationError("the demo makes its lake in a directory", hint="as in --target spark:///tmp/lake")
+            raise ConfigurationError("the demo makes its lake in a directory", hint="example: --target spark:///tmp/lake")
         self._root: Path = self._storage.root
         if self._root.exists() and (not self._root.is_dir() or any(self._root.iterdir())):
-            raise ConfigurationError(f"{self._root} is there, and not empty", hint="the demo removes its lake: name a new directory")
+            raise ConfigurationError(f"{self._root} exists and is not empty", hint="the demo removes its lake: name a new directory")
         self._was_there = self._root.exists()
         self._stop = threading.Event()
         self._spark: Any = None
-        """A SparkSession: its class is of an extra."""
+        """A SparkSession, whose class comes with an extra."""
         self._applying: asyncio.Task[None] | None = None
 
     async def inspect(self) -> DatabaseFacts:
@@ -72,25 +72,25 @@ class LakeTarget:
         return DatabaseFacts(f"a lake in {self._root}, by Spark {version} on {_MASTER}, Python {python}", two_phase=True, had_catalog=False)
 
     async def _apply(self, spark: Any) -> None:
-        while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription makes it, and tells nobody
+        while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription creates it, without a notification
             await asyncio.sleep(_LOOK_SECONDS)
         applier = Applier(self._storage, RewriteEngine(spark, self._location))
         await asyncio.to_thread(apply_forever, applier, self._stop)
 
     async def make_tables(self, schema: str) -> None:
-        """They are made with their first rows."""
+        """Do nothing: the tables are created with their first rows."""
 
     async def reached(self, lsn: Lsn) -> None:
-        """Wait until the published cut is at or behind an LSN, and has every table.
+        """Wait until the published cut has this LSN or a later one, and every table.
 
         Raises:
-            SubscriberError: what ended the applier.
+            SubscriberError: the error that ended the applier.
         """
         assert self._applying is not None
         while not self._has(lsn):
             if self._applying.done():
                 self._applying.result()
-                raise SubscriberError("the applier ended by itself", hint="see its messages above")
+                raise SubscriberError("the applier ended without an error", hint="see its messages above")
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _has(self, lsn: Lsn) -> bool:
@@ -98,13 +98,13 @@ class LakeTarget:
         return cut is not None and lake is not None and cut.lsn >= lsn and set(lake.state.tables) <= set(cut.tables)
 
     def visible(self, flushed: Lsn) -> Lsn:
-        """Of the published cut: what is landed cannot be read yet."""
+        """The LSN of the published cut: landed changes cannot be read yet."""
         cut = read_cut(self._storage)
         return min(flushed, cut.lsn) if cut is not None else INVALID_LSN
 
     @property
     def proof(self) -> str:
-        """At one LSN."""
+        """How the sides are compared, and at which LSN."""
         cut = read_cut(self._storage)
         return f"every row of both, value by value; the lake by Spark SQL, at LSN {cut.lsn if cut else INVALID_LSN}"
 
@@ -115,22 +115,22 @@ class LakeTarget:
         return await compare_rows(publisher_dsn, _CutReader(CutRows(self._spark, self.url, cut)), tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
-        """Compare what is prepared on the publisher with what waits in the lake."""
+        """Compare the transactions prepared on the publisher with those that wait in the lake."""
         return PreparedComparison(await prepared_transactions(publisher_dsn), PreparedTransactions(self._storage).xids())
 
     async def forget(self, name: str) -> None:
-        """All of it goes with the directory."""
+        """Do nothing: the directory is removed."""
 
     async def remove_tables(self, schema: str) -> None:
         """As :meth:`forget`."""
 
     async def close(self) -> None:
-        """End the applier, stop Spark, remove the lake."""
+        """Stop the applier and Spark, and remove the lake."""
         self._stop.set()
         if self._applying is not None:
             if Lake.find(self._storage) is None:
                 self._applying.cancel()
-            # one that failed was told of by whoever waited for it
+            # if it failed, its error was reported where it was awaited
             await asyncio.wait([self._applying])
         if self._spark is not None:
             await asyncio.to_thread(self._spark.stop)

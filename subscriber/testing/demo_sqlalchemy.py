@@ -1,4 +1,4 @@
-"""The target of a demonstration that SQLAlchemy serves: SQLite, MariaDB and others."""
+"""Targets of the demonstration through SQLAlchemy: SQLite, MariaDB and others."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["SqlAlchemyTarget"]
 
 _LESS: Final = frozenset({"mysql", "mariadb"})
 _FILES: Final = ("", "-wal", "-shm", "-journal")
-"""What a SQLite database consists of, by the ends of the files' names; beside them is the directory of our locks."""
+"""Suffixes of the files of a SQLite database. The directory of this program's locks is beside them."""
 
 
 class SqlAlchemyTarget:
-    """See :class:`subscriber.testing.demo_target.DemoTarget`. A SQLite file that was not there is removed in the end.
+    """See :class:`subscriber.testing.demo_target.DemoTarget`. A new SQLite file is removed in the end.
 
     Args:
-        url: of SQLAlchemy's.
+        url: for SQLAlchemy.
 
     Raises:
-        ConfigurationError: it is no such URL, or its driver is not installed.
+        ConfigurationError: the URL is not valid, or its driver is not installed.
     """
 
     settings: Final = Settings(create_tables=True)
@@ -47,45 +47,45 @@ class SqlAlchemyTarget:
         self._had_catalog = False
 
     async def inspect(self) -> DatabaseFacts:
-        """Look at it."""
+        """Connect and read the version."""
         description = await self._target.describe()
         self._had_catalog = await self._target.has_catalog()
         return DatabaseFacts(description, two_phase=True, had_catalog=self._had_catalog)
 
     async def make_tables(self, schema: str) -> None:
-        """See that there are none of these names: the subscription makes them.
+        """Check that tables of these names do not exist: the subscription creates them.
 
-        But where the target's own dates and floats are less than PostgreSQL's (no infinity, no NaN, nothing before Christ), the table
-        that has such values is made beforehand, of text: as anybody has to who has such values.
+        Some targets have dates and floats with a smaller range than PostgreSQL's (no infinity, no NaN, no years BC). For these, the table
+        that has such values is created beforehand, with text columns, as users with such values must do.
         """
         found = await self._target.existing(table_names(schema))
         if found:
             raise ConfigurationError(
-                f'table "{found[0]}" exists already in the target', hint="it may be somebody's: drop or rename it, or take another database"
+                f'table "{found[0]}" exists already in the target', hint="it may be in use: drop or rename it, or take another database"
             )
         if self._target.database.dialect_name in _LESS:
             await self._target.make_text_table(TableName(schema, "specimens"), "id", SPECIMEN_NAMES.split(", "))
 
     async def reached(self, lsn: Lsn) -> None:
-        """What is durable is seen."""
+        """Do nothing: durable changes are visible."""
 
     def visible(self, flushed: Lsn) -> Lsn:
-        """The same."""
+        """Everything durable is visible."""
         return flushed
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
-        """Compare tables, value by value; of a PostgreSQL as PostgreSQL itself compares."""
+        """Compare tables value by value; for a PostgreSQL target by PostgreSQL's checksums."""
         dsn = self._target.postgres_dsn
         if dsn is not None:
             return await compare(publisher_dsn, dsn, tables)
         return await compare_rows(publisher_dsn, self._target, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
-        """Compare what is prepared on the publisher with what waits in the target."""
+        """Compare the transactions prepared on the publisher with those stored in the target."""
         return PreparedComparison(await prepared_transactions(publisher_dsn), await self._target.prepared_transactions())
 
     async def forget(self, name: str) -> None:
-        """Remove the subscription's rows, and the catalog if it was not there before."""
+        """Remove the subscription's rows, and the catalog if it did not exist before."""
         await self._target.forget(name, had_catalog=self._had_catalog)
 
     async def remove_tables(self, schema: str) -> None:
@@ -93,7 +93,7 @@ class SqlAlchemyTarget:
         await self._target.drop_tables(table_names(schema))
 
     async def close(self) -> None:
-        """Disconnect; remove a file that was made for this."""
+        """Disconnect, and remove a file that was created for the demonstration."""
         await self._target.close()
         if self._new_file is not None:
             await asyncio.to_thread(_remove_database, self._new_file)

@@ -1,4 +1,4 @@
-"""The databases of a demonstration. A target that is somebody's own is looked at before, and left as it was found."""
+"""The target databases of the demonstration. A user's own target is inspected first, and left as it was found."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CATALOG_SCHEMA: Final = "subscriber"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """What there is.
+    """Facts about a database.
 
     Attributes:
-        description: for people: version and place, no password.
-        two_phase: may transactions be prepared there, or be kept prepared?
-        had_catalog: was it a target of some subscription before?
+        description: version and place for the user, without password.
+        two_phase: whether transactions can be prepared or stored there.
+        had_catalog: whether it has the catalog of another subscription.
     """
 
     description: str
@@ -40,55 +40,55 @@ class DatabaseFacts:
 
 
 class DemoTarget(Protocol):
-    """What a demonstration asks of a target of any kind. Calls come in the order in which they stand."""
+    """The methods that the demonstration needs from a target. They are called in the order in which they are defined."""
 
     @property
     def url(self) -> str:
-        """What ``--target`` would say."""
+        """The value for ``--target``."""
         ...
 
     @property
     def settings(self) -> Settings:
-        """What a subscription into it needs."""
+        """The settings of a subscription for it."""
         ...
 
     @property
     def makes_tables(self) -> bool:
-        """Whether the subscription itself makes the tables, a partitioned one as one table."""
+        """Whether the subscription itself creates the tables. A partitioned table is then a single one."""
         ...
 
     async def inspect(self) -> DatabaseFacts:
-        """Look at it.
+        """Connect and return the facts.
 
         Raises:
-            TargetError: it cannot be reached, or refuses.
+            TargetError: it cannot be reached, or rejects a query.
         """
         ...
 
     async def make_tables(self, schema: str) -> None:
-        """Make the tables, or see that there are none of these names.
+        """Create the tables, or check that tables of these names do not exist.
 
         Raises:
-            ConfigurationError: there are.
-            TargetError: it does not allow it.
+            ConfigurationError: they exist.
+            TargetError: a privilege is missing.
         """
         ...
 
     async def reached(self, lsn: Lsn) -> None:
-        """Wait until whoever reads the target sees everything up to an LSN that is durable there, with all tables.
+        """Wait until readers of the target see everything up to this LSN, which is durable there, in all tables.
 
         Raises:
-            SubscriberError: that will not be.
+            SubscriberError: this will not happen.
         """
         ...
 
     def visible(self, flushed: Lsn) -> Lsn:
-        """Up to where a reader sees everything, if ``flushed`` is durable."""
+        """The position up to which readers see everything, if ``flushed`` is durable."""
         ...
 
     @property
     def proof(self) -> str:
-        """How :meth:`compare` compares, for people."""
+        """A description of how :meth:`compare` compares."""
         ...
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
@@ -96,11 +96,11 @@ class DemoTarget(Protocol):
         ...
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
-        """Are the same transactions prepared on both sides? None if the target takes none."""
+        """Compare the prepared transactions of both sides. None if the target cannot hold any."""
         ...
 
     async def forget(self, name: str) -> None:
-        """Remove what the subscription left beside the tables."""
+        """Remove what the subscription left besides the tables."""
         ...
 
     async def remove_tables(self, schema: str) -> None:
@@ -116,8 +116,8 @@ class PostgresTarget:
     """A PostgreSQL database, with PostgreSQL's own sink.
 
     Args:
-        dsn: of it.
-        temporary: it goes as a whole: nothing has to be removed.
+        dsn: of the database.
+        temporary: whether the whole database is temporary, so that nothing need be removed.
     """
 
     settings: Final = Settings()
@@ -140,10 +140,10 @@ class PostgresTarget:
             await create_tables(self.url, schema=schema)
 
     async def reached(self, lsn: Lsn) -> None:
-        """What is durable is seen."""
+        """Do nothing: durable changes are visible."""
 
     def visible(self, flushed: Lsn) -> Lsn:
-        """The same."""
+        """Everything durable is visible."""
         return flushed
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
@@ -174,17 +174,17 @@ class PostgresTarget:
 
 
 async def inspect_database(dsn: str) -> DatabaseFacts:
-    """Look at a database, changing nothing.
+    """Read the facts about a database. Changes nothing.
 
     Raises:
         ConfigurationError: ``dsn`` is neither a conninfo nor a URL of PostgreSQL.
-        TargetError: it cannot be reached, or refuses.
+        TargetError: it cannot be reached, or rejects a query.
     """
     try:
         conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         raise ConfigurationError(
-            "the target is not a URL or conninfo of PostgreSQL", hint="for example postgresql://user@host:5432/dbname"
+            "the target is not a URL or conninfo of PostgreSQL", hint="example: postgresql://user@host:5432/dbname"
         ) from None
     with translated():
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
@@ -202,9 +202,9 @@ async def inspect_database(dsn: str) -> DatabaseFacts:
 
 
 async def forget_subscription(dsn: str, name: str, *, had_catalog: bool) -> None:
-    """Remove what a subscription that has ended left in the target: prepared transactions, its rows of the catalog.
+    """Remove what an ended subscription left in the target: prepared transactions and its rows in the catalog.
 
-    The catalog itself goes too if it was not there before (``had_catalog``) and nobody else came to use it.
+    The catalog itself is removed too if it did not exist before (``had_catalog``) and no other subscription uses it.
     """
     with translated():
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:

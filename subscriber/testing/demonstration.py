@@ -1,8 +1,8 @@
-"""A subscription at work, from two empty databases to the proof that both hold the same rows. ``subscriber demo`` tells it.
+"""Run a subscription from two empty databases to the proof that both hold the same rows. ``subscriber demo`` reports it.
 
-The publisher is an embedded PostgreSQL 18; the target a second one, a SQLite file, an embedded MariaDB, a lake that Spark keeps, or
-somebody's own database. Used as a context manager; at its end everything that was started is stopped, and everything that was made is
-removed.
+The publisher is an embedded PostgreSQL 18. The target is a second one, a SQLite file, an embedded MariaDB, a lake that Spark keeps, or
+a database of the user. Use it as a context manager: at the end, everything that was started is stopped, and everything that was created
+is removed.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How things stand while the load runs.
+    """The progress while the load runs.
 
     Attributes:
-        seconds: since its start.
+        seconds: since the start of the load.
         transactions: run on the publisher.
         applied: rows inserted, updated or deleted in the target.
-        behind_bytes: of WAL that are not durable in the target, or cannot be read there yet.
-        behind_seconds: how long it takes from here until what is committed now is durable in the target, and can be read there, measured.
+        behind_bytes: WAL that is not durable in the target, or that cannot be read there yet.
+        behind_seconds: measured time until a transaction that commits now is durable in the target and can be read there.
     """
 
     seconds: float
@@ -71,15 +71,15 @@ class Sample:
 
 
 class Demonstration:
-    """See the module. Its methods are to be called in the order in which they stand.
+    """A demonstration. Call its methods in the order in which they are defined.
 
     Args:
         target: conninfo or URL of the target; :data:`SQLITE` for a new file, :data:`MARIADB` for an embedded server of that kind,
             :data:`SPARK` for a lake in a temporary directory; None for an embedded PostgreSQL.
         rows: of the largest table.
-        rate: transactions a second of the load.
-        huge_rows: rows of a huge transaction, about.
-        progress: is told about table copies.
+        rate: transactions per second of the load.
+        huge_rows: approximate number of rows of a huge transaction.
+        progress: called with the progress of table copies.
     """
 
     def __init__(self, *, target: str | None, rows: int, rate: float, huge_rows: int, progress: CopyProgress) -> None:
@@ -99,17 +99,17 @@ class Demonstration:
         await self._stack.aclose()
 
     async def start(self) -> tuple[DatabaseFacts, DatabaseFacts]:
-        """Start the embedded servers; return what publisher and target are.
+        """Start the embedded servers. Return the facts of publisher and target.
 
         Raises:
-            ConfigurationError: there are no programs of PostgreSQL 18 (of MariaDB), or the target is none that a sink serves.
+            ConfigurationError: the programs of PostgreSQL 18 (or MariaDB) are missing, or no sink supports the target.
             TargetError: the target cannot be reached.
         """
         if self._given_target in {SQLITE, MARIADB, SPARK, None}:
             self._publisher_dsn = (await self._embedded()).dsn()
             self._target = await self._temporary_target()
         else:
-            # before anything is started
+            # before anything else is started
             self._target = await self._opened(_target_of(str(self._given_target)))
             self._publisher_dsn = (await self._embedded()).dsn()
         self._observer = await psycopg.AsyncConnection.connect(self._publisher_dsn, autocommit=True)
@@ -118,15 +118,15 @@ class Demonstration:
 
     @property
     def makes_tables(self) -> bool:
-        """Whether the target's tables are made by the subscription, not beforehand. Known after :meth:`start`."""
+        """Whether the subscription creates the target's tables. Known after :meth:`start`."""
         return self._target.makes_tables
 
     async def make_tables(self) -> int:
-        """Make the tables on both sides, or on the publisher alone, and fill the publisher's; return how many rows they have.
+        """Create the tables on both sides (or only on the publisher) and fill the publisher's. Return their number of rows.
 
         Raises:
-            ConfigurationError: the target has a schema of this name, or such tables.
-            TargetError: the target does not allow it.
+            ConfigurationError: the target already has a schema of this name, or such tables.
+            TargetError: a privilege is missing in the target.
         """
         await self._made(self._target.make_tables(SCHEMA), lambda _: self._target.remove_tables(SCHEMA))
         await create_tables(self._publisher_dsn, schema=SCHEMA, rows=self._rows)
@@ -137,10 +137,10 @@ class Demonstration:
         )
 
     async def copy(self) -> float:
-        """Start the subscription; return, once all tables are copied, how many seconds that took.
+        """Start the subscription. Return the seconds until all tables were copied.
 
         Raises:
-            SubscriberError: what ended the subscription.
+            SubscriberError: the error that ended the subscription.
         """
         options = SubscriptionOptions(two_phase=self._facts.two_phase, disable_on_error=True)
         self._subscription = Subscription(
@@ -158,10 +158,10 @@ class Demonstration:
         return await self.catch_up()
 
     async def follow(self, seconds: float) -> AsyncGenerator[Sample, None]:
-        """Run the load for so long and tell every second how things stand. Close it if it is not read to its end.
+        """Run the load for so many seconds, and yield the progress every second. Close the generator if it is not read to its end.
 
         Raises:
-            SubscriberError: what ended the subscription or the load.
+            SubscriberError: the error that ended the subscription or the load.
         """
         self._load = MixedLoad(self._publisher_dsn, seed=_SEED, rate=self._rate, schema=SCHEMA, huge_rows=self._huge_rows)
         begun = time.monotonic()
@@ -180,50 +180,50 @@ class Demonstration:
             await _cancel(loading, measuring)
 
     async def catch_up(self) -> float:
-        """Wait until everything committed so far is durable in the target, and can be read there; return how many seconds that took.
+        """Wait until everything committed so far is durable in the target and can be read there. Return the seconds that it took.
 
         Raises:
-            SubscriberError: what ended the subscription, or it took too long.
+            SubscriberError: the subscription ended, or it took too long.
         """
         begun = time.monotonic()
         await self._while_running(self._seen(await self._publisher_lsn()))
         return time.monotonic() - begun
 
     async def _seen(self, lsn: Lsn) -> None:
-        """Wait until a reader of the target sees everything up to there."""
+        """Wait until a reader of the target sees everything up to this LSN."""
         async with asyncio.timeout(_CATCH_UP_SECONDS):
             await self._subscription.wait_for(lsn)
             await self._target.reached(lsn)
 
     async def compare_prepared(self) -> PreparedComparison | None:
-        """Are the same transactions prepared on both sides? None if the target prepares none (max_prepared_transactions = 0)."""
+        """Compare the prepared transactions of both sides. None if the target prepares none (max_prepared_transactions = 0)."""
         return await self._target.compare_prepared(self._publisher_dsn)
 
     async def finish_prepared(self) -> LoadReport:
-        """Commit or roll back, on the publisher, what the load left prepared; return what the load was."""
+        """Commit or roll back, on the publisher, the transactions that the load left prepared. Return the load's report."""
         await self._load.finish()
         return self._load.report
 
     async def streamed(self) -> int:
-        """How many transactions the publisher sent while they were still running."""
+        """The number of transactions that the publisher sent while they were still running."""
         return int(await self._ask("SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s", self._name))
 
     @property
     def proof(self) -> str:
-        """How :meth:`compare` compares, for people."""
+        """A description of how :meth:`compare` compares."""
         return self._target.proof
 
     async def compare(self) -> list[TableComparison]:
         """Compare all tables."""
         return await self._target.compare(self._publisher_dsn, table_names(SCHEMA))
 
-    # --- what is started and made
+    # --- start and remove
 
     async def _embedded(self) -> EmbeddedServer:
         return await self._made(asyncio.to_thread(EmbeddedServer.create, _VERSION), lambda server: asyncio.to_thread(server.remove))
 
     async def _made(self, making: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
-        """Await something that is to be undone at the end, also if we are cancelled while it is being made."""
+        """Await something that must be removed at the end, also if this task is cancelled meanwhile."""
         task = asyncio.ensure_future(making)
         try:
             return await asyncio.shield(task)
@@ -255,7 +255,7 @@ class Demonstration:
         await asyncio.wait([self._running], timeout=_STOP_SECONDS)
         await _cancel(self._running)
 
-    # --- what is watched
+    # --- observe
 
     async def _ask(self, query: str, *parameters: str) -> Any:
         cursor = await self._observer.execute(query.encode(), parameters or None)
@@ -264,7 +264,7 @@ class Demonstration:
         return row[0]
 
     async def _publisher_lsn(self) -> Lsn:
-        """Up to where the publisher's WAL is on disk: everything that was committed."""
+        """The flushed position of the publisher's WAL. Everything committed is below it."""
         return Lsn.parse(await self._ask("SELECT pg_current_wal_flush_lsn()::text"))
 
     async def _measure_lag(self) -> None:
@@ -274,7 +274,7 @@ class Demonstration:
             try:
                 while not reached.done():
                     await asyncio.wait([reached], timeout=_SAMPLE_SECONDS / 4)
-                    # while it is not there, it is at least so much behind
+                    # until it arrives, the lag is at least the time waited so far
                     self._lag_seconds = time.monotonic() - begun if reached.done() else max(self._lag_seconds, time.monotonic() - begun)
             finally:
                 await _cancel(reached)
@@ -292,7 +292,7 @@ class Demonstration:
         )
 
     async def _while_running(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await ``work``, but not longer than the subscription runs."""
+        """Await ``work``, but no longer than the subscription runs."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._running}, return_when=asyncio.FIRST_COMPLETED)
@@ -308,7 +308,7 @@ class Demonstration:
             await _cancel(task)
 
     def _ended(self) -> BaseException:
-        return self._running.exception() or SubscriberError("the subscription ended by itself")
+        return self._running.exception() or SubscriberError("the subscription ended without an error")
 
 
 def _target_of(text: str) -> DemoTarget:
@@ -317,7 +317,7 @@ def _target_of(text: str) -> DemoTarget:
         return PostgresTarget(text, temporary=False)
     try:
         if lake:
-            from subscriber.testing.demo_lake import LakeTarget  # noqa: PLC0415 -- what it needs comes with an extra
+            from subscriber.testing.demo_lake import LakeTarget  # noqa: PLC0415 -- needs an extra
 
             return LakeTarget(text)
         from subscriber.testing.demo_sqlalchemy import SqlAlchemyTarget  # noqa: PLC0415 -- as above
@@ -337,7 +337,7 @@ async def _call(undo: Callable[[T], Awaitable[object]], made: T) -> None:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel and await; what they raise was reported elsewhere."""
+    """Cancel and await them. Their errors were reported elsewhere."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

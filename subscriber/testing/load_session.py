@@ -1,7 +1,7 @@
-"""One session of the mixed load: a connection, and one transaction after the other on it.
+"""One session of the mixed load: a connection that runs one transaction after the other.
 
-After a lost connection a transaction is not repeated: whether it was committed is unknown, and does not matter to the plans after it. A
-prepared one stays on its shelf (see :mod:`subscriber.testing.plans`) until it is known to be gone.
+After a lost connection a transaction is not repeated. It is unknown whether it was committed, and later plans do not depend on it. A
+prepared one stays on its shelf (see :mod:`subscriber.testing.plans`) until it is known to have ended.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class LoadSettings:
 
 @dataclass(slots=True)
 class LoadReport:
-    """What a load has done so far.
+    """The work of a load so far.
 
     Attributes:
         committed, rolled_back, prepared: transactions by kind.
-        committed_prepared, rolled_back_prepared: how prepared ones ended.
+        committed_prepared, rolled_back_prepared: how prepared transactions ended.
         rows: changed by committed transactions.
-        retried: transactions begun again after a deadlock or serialization failure.
-        lost: transactions whose end is unknown because the connection was lost.
-        reconnected: connections made again.
+        retried: transactions retried after a deadlock or serialization failure.
+        lost: transactions whose outcome is unknown because the connection was lost.
+        reconnected: number of reconnections.
     """
 
     committed: Counter[Kind] = field(default_factory=Counter)
@@ -71,12 +71,12 @@ class LoadReport:
 
     @property
     def transactions(self) -> int:
-        """How many were run to their end, whatever that was."""
+        """Number of transactions that ended in any way."""
         return self.committed.total() + self.rolled_back.total() + self.prepared.total()
 
     @property
     def kinds(self) -> Counter[Kind]:
-        """How many of each kind."""
+        """Number of transactions of each kind."""
         return self.committed + self.rolled_back + self.prepared
 
     def prepared_ended(self, *, commit: bool, rows: int) -> None:
@@ -90,7 +90,7 @@ class LoadReport:
 
 @dataclass(slots=True)
 class Shelved:
-    """A transaction on a shelf: what comes of it, and after how many others of its session."""
+    """A prepared transaction on a shelf: how it will end, and after how many other transactions of its session."""
 
     gid: str
     plan: Plan
@@ -100,7 +100,7 @@ class Shelved:
 
 
 async def connect(settings: LoadSettings) -> Connection:
-    """Connect; with ``reconnect``, wait up to a minute for the publisher to be there."""
+    """Connect. With ``reconnect``, wait up to a minute for the publisher."""
     deadline = time.monotonic() + (_RECONNECT_SECONDS if settings.reconnect else 0)
     while True:
         try:
@@ -125,10 +125,10 @@ class LoadSession:
 
     Args:
         settings: of the load.
-        report: of the load; counted in.
+        report: of the load, to which this session adds.
         keys: of this session.
         gid_prefix: of this session.
-        stop: set when it is to end.
+        stop: set to end the session.
     """
 
     def __init__(self, settings: LoadSettings, report: LoadReport, keys: Keys, *, gid_prefix: str, stop: asyncio.Event) -> None:
@@ -142,7 +142,7 @@ class LoadSession:
         self._done = 0
 
     async def work(self, transactions: int | None) -> None:
-        """Run so many transactions, or until it is stopped. What is prepared then stays so, on :attr:`shelves`."""
+        """Run so many transactions, or until stopped. Prepared transactions then stay on :attr:`shelves`."""
         settings = self._settings
         opening = [kind for kind in Kind if settings.weights.get(kind)]
         random.Random(settings.seed).shuffle(opening)
@@ -172,7 +172,7 @@ class LoadSession:
             await connection.close()
 
     def _next_kind(self, first: list[Kind]) -> Kind:
-        """The last one of ``first`` that may come, taken out of it; or any."""
+        """Take the last kind of ``first`` that is not held; if there is none, draw one."""
         settings = self._settings
         for kind in reversed(first):
             if kind not in settings.held:
@@ -211,7 +211,7 @@ class LoadSession:
         return await self._execute(connection, plan)
 
     async def _execute(self, connection: Connection, plan: Plan) -> int:
-        """Run it to its end and return how many rows it changed, those of rolled back savepoints left out."""
+        """Run it to its end. Return how many rows it changed, without those of rolled back savepoints."""
         cursor = connection.cursor()
         rows = 0
         savepoints: dict[str, int] = {}
@@ -232,7 +232,7 @@ class LoadSession:
         if plan.ending is Ending.PREPARE:
             assert plan.shelf is not None
             gid = f"{self._gid_prefix}{self._done}"
-            # noted before it is asked for: should the connection be lost now, the shelf is not free until we know
+            # noted before the command: if the connection is lost now, the shelf is not free until the outcome is known
             due = self._done + self._rng.randint(1, 30)
             self.shelves[plan.shelf] = Shelved(gid, plan, rows, commit=self._rng.random() < 0.7, due=due)
             await cursor.execute(sql.SQL("PREPARE TRANSACTION {}").format(gid))
@@ -241,7 +241,7 @@ class LoadSession:
         return rows
 
     async def _resolve(self, connection: Connection, *, at_least: int = 0) -> None:
-        """End the prepared transactions that are due, and the oldest ones if more are asked for."""
+        """End the prepared transactions that are due, and the oldest ones if more are needed."""
         waiting = sorted(self.shelves.items(), key=lambda item: item[1].due)
         for number, (shelf, prepared) in enumerate(waiting):
             if number >= at_least and prepared.due > self._done:
@@ -251,7 +251,7 @@ class LoadSession:
             except psycopg.errors.UndefinedObject:
                 if not self._settings.reconnect:
                     raise
-                # it was never prepared, or this command's answer was lost with the connection
+                # it was never prepared, or the connection was lost before the answer to this command
             else:
                 self._report.prepared_ended(commit=prepared.commit, rows=prepared.rows)
                 if prepared.commit:

@@ -1,10 +1,10 @@
-"""Embedded MariaDB servers, for tests of what writes into one.
+"""Embedded MariaDB servers for tests.
 
-As :mod:`subscriber.testing.server` does it for PostgreSQL: a private directory that goes away with the server, 127.0.0.1 and a private
+As in :mod:`subscriber.testing.server` for PostgreSQL, a server has a private directory that is removed with it, 127.0.0.1 and a private
 Unix socket, a random password, a user that is not root, and a watchdog.
 
-Commits are handed to the operating system before they return, and no further (``debug-no-sync``): they survive SIGKILL of the server, which
-is what tests do to it, and not the loss of the machine.
+Commits are passed to the operating system before they return, but not flushed to disk (``debug-no-sync``). They survive SIGKILL of the
+server, which tests send, but not a crash of the machine.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 
 class EmbeddedMariaDB(Embedded):
-    """One MariaDB server of our own. Made by :meth:`create`; as a context manager it is removed at the end. Its methods block.
+    """One embedded MariaDB server. Create it with :meth:`create`. As a context manager it is removed at the end. Its methods block.
 
     Attributes:
         version: (major, minor).
-        host, port: where it listens. They stay the same over a restart.
+        host, port: where it listens. They stay the same after a restart.
         data_directory: its databases.
         socket_file: its Unix socket.
-        log_file: what it and ``mariadb-install-db`` wrote.
-        user, password: who may do everything, from this machine.
+        log_file: log of the server and of ``mariadb-install-db``.
+        user, password: a user with all privileges, from this machine only.
     """
 
     user: Final = "subscriber"
@@ -68,15 +68,15 @@ class EmbeddedMariaDB(Embedded):
 
     @classmethod
     def create(cls, *, settings: Mapping[str, str] | None = None, directory: Path | str | None = None) -> Self:
-        """Make a new server and start it.
+        """Create a new server and start it.
 
         Args:
-            settings: options of ``mariadbd`` without the dashes; an empty value stands for none.
-            directory: below which the private directory is made; the system's temporary directory if None.
+            settings: options of ``mariadbd`` without the dashes; an empty value for an option without value.
+            directory: where the private directory is created; the system's temporary directory if None.
 
         Raises:
-            ConfigurationError: no MariaDB here.
-            EmbeddedServerError: it could not be made or started.
+            ConfigurationError: MariaDB is not installed.
+            EmbeddedServerError: it could not be created or started.
         """
         run_as, programs = server_user(), find_mariadb()
         base = Path(tempfile.mkdtemp(prefix="mariadb-", dir=directory))
@@ -94,7 +94,7 @@ class EmbeddedMariaDB(Embedded):
         self._run_as.own(self.base)
         self.data_directory.mkdir(mode=0o700)
         self._run_as.own(self.data_directory)
-        # nobody is root by the network: root is who has the system's root at the socket, and the server runs as another
+        # no root over the network: root logs in at the socket as the system's root, and the server runs as another user
         done = self._run_as.run(
             self._programs.install_db,
             "--no-defaults",
@@ -110,11 +110,11 @@ class EmbeddedMariaDB(Embedded):
             raise self._failure(f"mariadb-install-db failed with status {done.returncode}")
 
     def url(self, dbname: str = "mysql") -> str:
-        """Return the URL of a database, as the user who may do everything."""
+        """Return the URL of a database, for the user with all privileges."""
         return f"mariadb://{self.user}:{quote(self.password, safe='')}@{self.host}:{self.port}/{quote(dbname, safe='')}"
 
     def _command(self) -> Sequence[str]:
-        # it may have been initialized and killed at once: the user is made at every start
+        # the server may be killed right after its initialization, so the user is created at every start
         self._init_file.touch(mode=0o600)
         self._run_as.own(self._init_file)
         account = f"'{self.user}'@'{self.host}'"
@@ -139,11 +139,11 @@ class EmbeddedMariaDB(Embedded):
 
     def _launch(self) -> None:
         super()._launch()
-        # it holds the password
+        # the file holds the password
         self._init_file.unlink()
 
     def _ready(self) -> bool:
-        """Whether it sends its handshake: it does so once it is ready, and its user is made."""
+        """Whether it sends its handshake, which means that it is ready and its user exists."""
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1.0)
             try:
@@ -153,7 +153,7 @@ class EmbeddedMariaDB(Embedded):
                 return False
 
     def stop(self, *, timeout: float = 60.0) -> None:
-        """Shut it down (SIGTERM) and wait for its end. Nothing if it does not run.
+        """Shut it down (SIGTERM) and wait for its end. Does nothing if it does not run.
 
         Raises:
             EmbeddedServerError: it still runs after ``timeout`` seconds.
@@ -174,11 +174,11 @@ class EmbeddedMariaDB(Embedded):
         """Create a database and return its URL.
 
         Raises:
-            EmbeddedServerError: the server refused.
+            EmbeddedServerError: the server rejected it.
         """
         quoted = name.replace("`", "``")
         statement = f"CREATE DATABASE `{quoted}` CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-        # the client program, because a driver is not everywhere where the server is
+        # by the client program, because a driver may not be installed
         done = subprocess.run(
             [
                 self._programs.client,
@@ -200,5 +200,5 @@ class EmbeddedMariaDB(Embedded):
         )
         if done.returncode != 0:
             said = done.stderr.strip().splitlines()
-            raise EmbeddedServerError(f"MariaDB refused to create a database: {said[-1] if said else 'it says nothing'}")
+            raise EmbeddedServerError(f"MariaDB refused to create a database: {said[-1] if said else 'without a message'}")
         return self.url(name)

@@ -1,7 +1,7 @@
-"""Where MariaDB's server programs are, and how they come: ``python -m subscriber.testing.mariadb_binaries``.
+"""Find and install MariaDB's server programs: ``python -m subscriber.testing.mariadb_binaries``.
 
-No Python wheel has them. As root on a system with apt, the packages of the programs alone are installed (``mariadb-server-core``: no
-service, no system user, no database). Whoever may not install says so, or is told what to do.
+No Python wheel contains them. For root on a system with apt, only the packages with the programs are installed (``mariadb-server-core``:
+no service, no system user, no database). Others get a message with the ways to install MariaDB or to skip its tests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from subscriber.errors import ConfigurationError
 __all__ = ["BINDIR_VARIABLE", "WITHOUT_VARIABLE", "MariaDBPrograms", "find_mariadb", "install_mariadb", "is_done_without"]
 
 BINDIR_VARIABLE: Final = "SUBSCRIBER_MARIADB_BINDIR"
-"""Names the directory of ``mariadbd``, ``mariadb-install-db`` and ``mariadb`` where they are in none of the usual ones."""
+"""The directory of ``mariadbd``, ``mariadb-install-db`` and ``mariadb``, if they are in none of the usual ones."""
 WITHOUT_VARIABLE: Final = "SUBSCRIBER_TEST_WITHOUT_MARIADB"
-"""``1``: the tests that need MariaDB are left out, knowingly."""
+"""``1``: skip the tests that need MariaDB."""
 
 _PACKAGES: Final = ("mariadb-server-core", "mariadb-client-core")
 _DIRECTORIES: Final = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/libexec", "/usr/local/mysql/bin")
 _VERSION: Final = re.compile(r"Ver (\d+)\.(\d+)\.\d+-MariaDB", re.ASCII)
 _REMEDY: Final = (
-    f"apt-get install {' '.join(_PACKAGES)}, or name the directory of mariadbd in {BINDIR_VARIABLE}, "
-    f"or say {WITHOUT_VARIABLE}=1 to do without the tests that need it"
+    f"apt-get install {' '.join(_PACKAGES)}, or set {BINDIR_VARIABLE} to the directory of mariadbd, "
+    f"or set {WITHOUT_VARIABLE}=1 to skip the tests that need it"
 )
 
 
@@ -44,15 +44,15 @@ class MariaDBPrograms:
 
 
 def is_done_without() -> bool:
-    """Whether whoever runs the tests has said that they do without MariaDB."""
+    """Whether the tests that need MariaDB are to be skipped."""
     return os.environ.get(WITHOUT_VARIABLE, "") not in {"", "0"}
 
 
 def find_mariadb() -> MariaDBPrograms:
-    """Look for the programs: in the directory that :data:`BINDIR_VARIABLE` names, on the PATH, in the usual directories.
+    """Find the programs: in the directory that :data:`BINDIR_VARIABLE` names, on the PATH, in the usual directories.
 
     Raises:
-        ConfigurationError: they are in none of them.
+        ConfigurationError: they were not found.
     """
     named = os.environ.get(BINDIR_VARIABLE)
     path = os.pathsep.join([*([named] if named else []), os.environ.get("PATH", os.defpath), *_DIRECTORIES])
@@ -65,15 +65,15 @@ def find_mariadb() -> MariaDBPrograms:
         raise ConfigurationError(f"{server} does not run", hint=_REMEDY) from error
     match = _VERSION.search(shown)
     if match is None:
-        raise ConfigurationError(f"{server} is no MariaDB server", hint=_REMEDY)
+        raise ConfigurationError(f"{server} is not a MariaDB server", hint=_REMEDY)
     return MariaDBPrograms(Path(server), Path(install_db), Path(client), (int(match[1]), int(match[2])))
 
 
 def install_mariadb() -> MariaDBPrograms:
-    """Find the programs; where they are missing, and we may, install them by apt.
+    """Find the programs. If they are missing, and this is root, install them by apt.
 
     Raises:
-        ConfigurationError: they are missing, and we are not root, or there is no apt, or it failed.
+        ConfigurationError: they are missing, and this is not root, or apt is missing or failed.
     """
     try:
         return find_mariadb()
@@ -82,7 +82,7 @@ def install_mariadb() -> MariaDBPrograms:
             raise
     install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", *_PACKAGES]
     done = _apt(install)
-    if done.returncode != 0:  # lists that are missing or old
+    if done.returncode != 0:  # the package lists are missing or old
         _apt(["apt-get", "-o", "DPkg::Lock::Timeout=300", "update"])
         done = _apt(install)
     if done.returncode != 0:
@@ -100,9 +100,9 @@ def _apt(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> int:
-    """Bring MariaDB, or say why not; for ``make test``."""
+    """Install MariaDB, or print why not; for ``make test``."""
     if is_done_without():
-        sys.stdout.write(f"{WITHOUT_VARIABLE} is set: the tests that need MariaDB are left out\n")
+        sys.stdout.write(f"{WITHOUT_VARIABLE} is set: the tests that need MariaDB are skipped\n")
         return 0
     try:
         found = install_mariadb()

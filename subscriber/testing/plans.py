@@ -1,13 +1,13 @@
-"""What the transactions of the mixed load do: planned first, as pure data, so that a seed gives the same transactions again.
+"""Plans of the mixed load's transactions. They are pure data, so that a seed always gives the same transactions.
 
-How deadlocks and endless waits are kept out:
+How deadlocks and endless waits are avoided:
 
-* Every session has rows of its own: a slice of the keys that were there at the start, and keys that nobody else makes.
-* Within its slice it has *shelves*: what a transaction did that is prepared and not yet finished stays locked, so each prepared
-  transaction works on a shelf of its own and nothing else touches that shelf meanwhile.
-* Rows of ``branches`` are everybody's; a transaction touches one of them, as the last thing before its COMMIT, and is never prepared.
-* ``scratch`` and ``scratch_items`` are touched by transactions that touch nothing else, truncated first if at all.
-* In ``tags``, where any of several equal rows may be the one that is changed in the target, nothing is ever prepared.
+* Every session has its own rows: a slice of the initial keys, and new keys that no other session creates.
+* A slice contains *shelves*. The rows of a prepared transaction stay locked until it ends. So each prepared transaction works on a shelf
+  of its own, and no other transaction touches that shelf meanwhile.
+* All sessions use the rows of ``branches``. A transaction touches one of them right before its COMMIT, and is never prepared.
+* Transactions that touch ``scratch`` and ``scratch_items`` touch nothing else, and truncate first if at all.
+* In ``tags`` any of several equal rows may be changed in the target, so nothing is ever prepared there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Kind(StrEnum):
     """Kinds of transactions."""
 
     TPCB = "tpcb"
-    """pgbench's own: three updates and an insert."""
+    """pgbench's transaction: three updates and an insert."""
     INSERT = "insert"
     UPDATE = "update"
     DELETE = "delete"
@@ -73,11 +73,11 @@ WEIGHTS: Final[dict[Kind, float]] = {
     Kind.HUGE_SAVEPOINTS: 0.3,
     Kind.HUGE_PREPARED: 0.3,
 }
-"""How often each kind comes, relative to the others."""
+"""Frequency of each kind, relative to the others."""
 
 
 class Ending(StrEnum):
-    """What a transaction ends with."""
+    """How a transaction ends."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -86,7 +86,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement; its names are found by search_path."""
+    """One statement. Its names are found by search_path."""
 
     query: str
     parameters: tuple[int, ...] = ()
@@ -121,8 +121,8 @@ class Plan:
     """One transaction, without its BEGIN.
 
     Attributes:
-        shelf: for a prepared one the shelf it works on.
-        gains: blocks of accounts that may be there once it is committed.
+        shelf: the shelf of a prepared transaction.
+        gains: blocks of accounts that exist once it is committed.
     """
 
     kind: Kind
@@ -140,10 +140,10 @@ class Keys:
     """The keys of one session.
 
     Args:
-        run: number of this run of the load in the database, from 1: keys made in other runs are not made again.
+        run: number of this run of the load in the database, from 1. Keys of other runs are not used again.
         session: from 0.
-        sessions: how many there are.
-        sizes: rows at the start, by table.
+        sessions: number of sessions.
+        sizes: initial rows of each table.
     """
 
     def __init__(self, *, run: int, session: int, sessions: int, sizes: dict[str, int]) -> None:
@@ -154,13 +154,13 @@ class Keys:
         self._blocks: deque[range] = deque(maxlen=500)
 
     def fresh(self, number: int = 1) -> range:
-        """Keys that were never used."""
+        """Return keys that were never used."""
         block = range(self._next, self._next + number)
         self._next += number
         return block
 
     def initial(self, table: str, shelf: int | None) -> range:
-        """Keys of rows that were there at the start: half of the session's slice, or a shelf of the rest."""
+        """Return keys of initial rows: half of the session's slice, or a shelf of the rest."""
         size = self.sizes[table]
         low, high = size * self.session // self._sessions, size * (self.session + 1) // self._sessions
         middle = low + (high - low) // 2
@@ -170,11 +170,11 @@ class Keys:
         return range(middle + rest * shelf // SHELVES + 1, middle + rest * (shelf + 1) // SHELVES + 1)
 
     def gained(self, plan: Plan) -> None:
-        """A plan was committed."""
+        """Note that a plan was committed."""
         self._blocks.extend(plan.gains)
 
     def take_block(self, most: int) -> range | None:
-        """Forget and return the largest block of at most so many accounts made before, to be deleted; None while there are few."""
+        """Remove and return the largest block of at most so many inserted accounts, to be deleted; None while there are few."""
         fitting = [block for block in self._blocks if len(block) <= most]
         if len(self._blocks) < 8 or not fitting:
             return None
@@ -187,11 +187,11 @@ def make_plan(kind: Kind, rng: random.Random, keys: Keys, *, huge_rows: int, she
     """Plan a transaction.
 
     Args:
-        kind: what.
-        rng: where its choices come from.
-        keys: what it may touch.
-        huge_rows: how many rows a huge one changes, about.
-        shelf: a free shelf, for the kinds that are prepared.
+        kind: of transaction.
+        rng: source of the choices.
+        keys: that it may touch.
+        huge_rows: approximate number of rows of a huge transaction.
+        shelf: a free shelf, for kinds that are prepared.
     """
     plan = Plan(kind)
     match kind:
@@ -360,7 +360,7 @@ def _truncate(plan: Plan, rng: random.Random) -> None:
 
 
 def _batch(plan: Plan, rng: random.Random, keys: Keys, rows: int) -> None:
-    """Insert, update and delete blocks; in all about so many rows."""
+    """Insert, update and delete blocks, about so many rows in total."""
     third = max(rows // 3, 1)
     block = _insert_accounts(plan, keys, rows - 2 * third if rows > 2 else 1)
     initial = keys.initial("accounts", plan.shelf)
@@ -370,14 +370,14 @@ def _batch(plan: Plan, rng: random.Random, keys: Keys, rows: int) -> None:
     plan.run("UPDATE accounts SET filler = md5(filler) WHERE aid BETWEEN %s AND %s", block[0], block[-1])
     if plan.shelf is None and (old := keys.take_block(rows)) is not None:
         plan.run("DELETE FROM accounts WHERE aid BETWEEN %s AND %s", old[0], old[-1])
-    if rng.random() < 0.5:  # the same keys gone and there again
+    if rng.random() < 0.5:  # delete and insert the same keys
         end = min(first + third // 4, last)
         plan.run("DELETE FROM accounts WHERE aid BETWEEN %s AND %s", first, end)
         plan.run("INSERT INTO accounts SELECT i, 0, %s, 'again' FROM generate_series(%s::bigint, %s) i", rng.randrange(99), first, end)
 
 
 def _savepoints(plan: Plan, rng: random.Random, keys: Keys, rows: int) -> None:
-    """A tree of subtransactions up to five deep, some rolled back, with about so many rows in all."""
+    """A tree of subtransactions up to five deep, some rolled back, with about so many rows in total."""
     names = (f"s{number}" for number in count(1))
 
     def work() -> None:
@@ -401,7 +401,7 @@ def _tree(plan: Plan, rng: random.Random, work: Callable[[], None], names: Itera
         fate = rng.randrange(4)
         if fate in {0, 1}:
             plan.steps.append(RollbackTo(name))
-        if fate == 1:  # what comes after it is a new subtransaction under the old name
+        if fate == 1:  # further work is a new subtransaction under the old name
             work()
         if fate == 2:
             plan.steps.append(Release(name))

@@ -1,4 +1,4 @@
-"""Ports for servers of our own."""
+"""Ports for embedded servers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class EmbeddedServerError(SubscriberError):
-    """An embedded server could not be made, started or stopped. The end of its log is in the notes."""
+    """An embedded server could not be created, started or stopped. The end of its log is in the notes."""
 
 
 def free_port() -> int:
-    """A port of the loopback address that is free now, below the range that the system takes for outgoing connections.
+    """Return a free port of the loopback address, below the range that the system uses for outgoing connections.
 
     Raises:
-        EmbeddedServerError: none was found.
+        EmbeddedServerError: there is none.
     """
     for _ in range(200):
         port = random.randrange(20000, 32000)

@@ -1,8 +1,8 @@
-"""Embedded PostgreSQL servers: for tests, for ``subscriber demo``, for whoever wants one for a minute.
+"""Embedded PostgreSQL servers for tests, for ``subscriber demo`` and for other short uses.
 
-A server lives in a private directory (data, socket, log) that goes away with it. It listens on 127.0.0.1 with a random
-superuser password (SCRAM) and on a private Unix socket. It is set up as a publisher with everything logical replication
-can use, and without fsync: its data is not meant to survive the machine.
+A server lives in a private directory (data, socket, log) that is removed with it. It listens on 127.0.0.1 with a random
+superuser password (SCRAM) and on a private Unix socket. It is configured as a publisher for all features of logical replication, and
+without fsync: its data need not survive a crash of the machine.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "max_connections": "200",
     "logical_decoding_work_mem": "64kB",
     "fsync": "off",
-    # the others leave what a killed server had for as long as the system runs; this is below the data directory
+    # other kinds of shared memory stay after a server was killed, until the system restarts; this one is in the data directory
     "dynamic_shared_memory_type": "mmap",
 }
 _SETS_AT_INITDB: Final = 16
-# the next postmaster refuses to start while a child of the last one still holds the shared memory
+# the next postmaster refuses to start while a child of the previous one still uses the shared memory
 _CHILDREN_SECONDS: Final = 60.0
 
 
 class EmbeddedServer(Embedded):
-    """One PostgreSQL server of our own. Made by :meth:`create`; as a context manager it is removed at the end.
+    """One embedded PostgreSQL server. Create it with :meth:`create`. As a context manager it is removed at the end.
 
-    Its methods block; call them through :func:`asyncio.to_thread` from a coroutine where that matters.
+    Its methods block. In coroutines, call them through :func:`asyncio.to_thread` where that matters.
 
     Attributes:
         version: major version.
-        bindir: its programs.
-        host, port: where it listens. They stay the same over a restart.
+        bindir: directory of its programs.
+        host, port: where it listens. They stay the same after a restart.
         data_directory: the database cluster.
-        socket_directory: its Unix socket's directory.
-        log_file: what it and ``initdb`` wrote.
+        socket_directory: directory of its Unix socket.
+        log_file: log of the server and of ``initdb``.
         user, password: the superuser.
     """
 
@@ -87,16 +87,16 @@ class EmbeddedServer(Embedded):
         initdb_args: Sequence[str] = (),
         directory: Path | str | None = None,
     ) -> Self:
-        """Make a new cluster and start it.
+        """Create a new cluster and start it.
 
         Args:
-            version: major version; see :func:`subscriber.testing.binaries.find_binaries` for where it is looked for.
-            settings: for postgresql.conf, over those that make it a publisher.
+            version: major version. :func:`subscriber.testing.binaries.find_binaries` says where it is searched.
+            settings: for postgresql.conf, in addition to those that make it a publisher.
             initdb_args: for ``initdb``.
-            directory: below which the private directory is made; the system's temporary directory if None.
+            directory: where the private directory is created; the system's temporary directory if None.
 
         Raises:
-            ConfigurationError: no such version here.
+            ConfigurationError: the version is not installed.
             EmbeddedServerError: initdb or the start failed.
         """
         run_as = server_user()
@@ -117,7 +117,7 @@ class EmbeddedServer(Embedded):
         password_file = self.base / "password"
         password_file.touch(mode=0o600)
         password_file.write_text(self.password)
-        # which makes a password that may be guessed costly to try: this one is 18 random bytes, and every session would pay for it
+        # iterations protect passwords that can be guessed; this one is 18 random bytes, so they would only slow down every session
         iterations = ["--set=scram_iterations=1"] if self.version >= _SETS_AT_INITDB else []
         self.log_file.touch(mode=0o600)
         for path in (self.base, self.socket_directory, password_file):
@@ -146,7 +146,7 @@ class EmbeddedServer(Embedded):
                 configuration.write(f"{name} = '{escaped}'\n")
 
     def dsn(self, dbname: str = "postgres", **params: str) -> str:
-        """Return the URL of a database, as the superuser over TCP.
+        """Return the URL of a database, for the superuser over TCP.
 
         Args:
             dbname: the database.
@@ -170,7 +170,7 @@ class EmbeddedServer(Embedded):
         return self._pid_file
 
     def _ready(self) -> bool:
-        """As ``pg_ctl --wait``: the postmaster writes its state into the eighth line of its pid file."""
+        """As in ``pg_ctl --wait``: the postmaster writes its state into the eighth line of its pid file."""
         assert self._process is not None
         try:
             lines = self._pid_file.read_text().splitlines()
@@ -179,7 +179,7 @@ class EmbeddedServer(Embedded):
         return len(lines) >= 8 and lines[0].strip() == str(self._process.pid) and lines[7].strip() in {"ready", "standby"}
 
     def stop(self, mode: StopMode = "fast", *, timeout: float = 60.0) -> None:
-        """Stop it as ``pg_ctl stop -m mode`` and wait for its end. Nothing if it does not run.
+        """Stop it as ``pg_ctl stop -m mode`` and wait for its end. Does nothing if it does not run.
 
         Raises:
             EmbeddedServerError: it still runs after ``timeout`` seconds.
@@ -187,10 +187,10 @@ class EmbeddedServer(Embedded):
         self._stop(_STOP_SIGNALS[mode], timeout, f" ({mode})")
 
     def kill(self) -> None:
-        """Kill the postmaster and all its children with SIGKILL, as a power failure would. Nothing if it does not run."""
+        """Kill the postmaster and all its children with SIGKILL, like a power failure. Does nothing if it does not run."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGSTOP)  # so that it makes no more children
+        self._process.send_signal(signal.SIGSTOP)  # so that it starts no more children
         children = _children(self._process.pid)
         self._process.kill()
         for child in children:
@@ -203,7 +203,7 @@ class EmbeddedServer(Embedded):
         self._reap()
 
     def remove(self) -> None:
-        """Stop it at once and remove its directory, and what it has in shared memory. Idempotent."""
+        """Stop it immediately, and remove its directory and its shared memory. Idempotent."""
         self.kill()
         release(self._pid_file, self._run_as)
         super().remove()
@@ -217,7 +217,7 @@ class EmbeddedServer(Embedded):
         """Create a database and return its URL.
 
         Args:
-            name: the database, as it is.
+            name: the database, not quoted.
             options: those of CREATE DATABASE, for example ``encoding="LATIN1", template="template0"``.
         """
         statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
@@ -229,7 +229,7 @@ class EmbeddedServer(Embedded):
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is such a process that has not ended; a zombie has."""
+    """Whether the process exists and has not ended. A zombie has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -238,7 +238,7 @@ def _lives(pid: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """The child processes. Without a /proc none are found: they then notice the postmaster's death themselves, within a second or so."""
+    """The child processes. Without /proc none are found; they then notice the postmaster's death themselves, within about a second."""
     found = []
     for stat_file in Path("/proc").glob("[0-9]*/stat"):
         try:

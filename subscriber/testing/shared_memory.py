@@ -1,8 +1,8 @@
-"""The shared memory of a PostgreSQL server that was killed, which the system keeps for ever.
+"""Release the shared memory of a killed PostgreSQL server, which the system would keep for ever.
 
-A postmaster holds a System V segment of a few bytes, as a lock. One that ends by itself removes it; the segment of one that was
-killed is taken over by the next postmaster of the same data directory. Where that directory goes, nobody comes, and a system
-has room for few: 4096 on Linux, 32 on macOS.
+A postmaster holds a System V segment of a few bytes as a lock. A regular shutdown removes it. After a kill, the next postmaster of the
+same data directory takes it over. If that directory is removed there is no next one, and a system has room for few segments: 4096 on
+Linux, 32 on macOS.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from subscriber.testing.binaries import ServerUser
 
 __all__ = ["release", "segment"]
 
-_LINE: Final = 6  # of postmaster.pid: LOCK_FILE_LINE_SHMEM_KEY of PostgreSQL's pidfile.h, which counts from 1
+_LINE: Final = 6  # of postmaster.pid, counted from 0: LOCK_FILE_LINE_SHMEM_KEY of PostgreSQL's pidfile.h counts from 1
 _IPC_RMID: Final = 0
 
 
 def segment(pid_file: Path) -> tuple[int, int] | None:
-    """Return key and identifier of a postmaster's segment, as its ``postmaster.pid`` names them; None without such a file."""
+    """Return key and identifier of a postmaster's segment from its ``postmaster.pid``; None without such a file."""
     try:
         line = pid_file.read_text().splitlines()[_LINE].split()
     except (FileNotFoundError, IndexError):
@@ -31,7 +31,7 @@ def segment(pid_file: Path) -> tuple[int, int] | None:
 
 
 def release(pid_file: Path, run_as: ServerUser) -> None:
-    """Remove the segment of a postmaster that has ended without removing its ``postmaster.pid``. Nothing without such a file.
+    """Remove the segment of a postmaster that has ended without removing its ``postmaster.pid``. Does nothing without such a file.
 
     Processes that are still attached keep it until they end. ``run_as`` is the user that the server ran as.
     """
@@ -40,9 +40,9 @@ def release(pid_file: Path, run_as: ServerUser) -> None:
         return
     key, identifier = named
     libc = ctypes.CDLL(None)
-    # after a restart of the system an identifier may be somebody else's: then the key does not lead to it
+    # after a restart of the system the identifier may belong to another segment, which then has another key
     if libc.shmget(ctypes.c_int(key), ctypes.c_size_t(0), 0) != identifier:
         return
     if libc.shmctl(identifier, _IPC_RMID, None) != 0 and (ipcrm := shutil.which("ipcrm")):
-        # root without CAP_SYS_ADMIN, as in a container, may not remove what is another user's
+        # root without CAP_SYS_ADMIN, as in a container, may not remove another user's segment
         run_as.run(ipcrm, "-m", str(identifier))

@@ -1,13 +1,13 @@
-"""The tables of the mixed load: pgbench's four, and one each for what replication finds hard.
+"""The tables of the mixed load: pgbench's four, and one for each difficult case of replication.
 
 ========================  =====================================================================================
 accounts, branches,       pgbench's, with bigint keys
 tellers, history          (history has no key: REPLICA IDENTITY FULL)
 documents                 TOASTed text, stored uncompressed out of line
 measurements              partitioned by list, four partitions; rows move between them
-specimens                 a column of many types each, NULLs and extreme values among them, and a generated column
+specimens                 a column of each of many types, with NULLs and extreme values, and a generated column
 tags                      no key, REPLICA IDENTITY FULL, duplicate rows
-scratch, scratch_items    truncated together; a foreign key, an identity column
+scratch, scratch_items    truncated together, with a foreign key and an identity column
 ========================  =====================================================================================
 
 Publisher and target get the same definitions, in a schema that must not exist yet.
@@ -27,10 +27,10 @@ from subscriber.errors import ConfigurationError
 __all__ = ["FIRST_FRESH_KEY", "SPECIMEN_NAMES", "SPECIMEN_VALUES", "TABLES", "TableSizes", "create_tables", "drop_tables", "table_names"]
 
 FIRST_FRESH_KEY: Final = 1_000_000_000
-"""Keys below this are those of :func:`create_tables`."""
+"""Keys below this are used by :func:`create_tables`."""
 
 TABLES: Final = ("accounts", "branches", "tellers", "history", "documents", "measurements", "specimens", "tags", "scratch", "scratch_items")
-"""In an order in which they can be filled."""
+"""In an order in which they can be filled, because of the foreign key."""
 
 # name, type, value as an expression over n, a bigint of at least 0
 _SPECIMEN: Final = (
@@ -75,7 +75,7 @@ _SPECIMEN: Final = (
 SPECIMEN_NAMES: Final = ", ".join(name for name, _, _ in _SPECIMEN)
 """The replicated columns of ``specimens`` except its key ``id``."""
 SPECIMEN_VALUES: Final = ", ".join(value for _, _, value in _SPECIMEN).replace("%", "%%")
-"""Their values as expressions over a bigint ``n``; for a query with parameters."""
+"""The expressions for their values over a bigint ``n``, for a query with parameters."""
 
 _DEFINITIONS: Final = (
     "CREATE TYPE mood AS ENUM ('sad', 'so-so', 'it''s \"fine\"')",
@@ -119,7 +119,7 @@ _FILLING: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSizes:
-    """Rows a table at the start (scratch_items: three times those of scratch)."""
+    """Initial rows of each table (scratch_items has three times those of scratch)."""
 
     accounts: int
     branches: int
@@ -133,13 +133,13 @@ class TableSizes:
 
     @classmethod
     def scaled(cls, rows: int) -> TableSizes:
-        """About ``rows`` accounts and in proportion of the others, but of none too few for several sessions.
+        """About ``rows`` accounts, and proportionally many rows of the others, but enough for several sessions.
 
         Raises:
-            ConfigurationError: more than there are keys for.
+            ConfigurationError: there are not so many keys.
         """
         if not 0 <= rows < FIRST_FRESH_KEY:
-            raise ConfigurationError(f"{rows} is not a number of rows to make", hint=f"from 0 to {FIRST_FRESH_KEY - 1}")
+            raise ConfigurationError(f"{rows} is not a valid number of rows", hint=f"from 0 to {FIRST_FRESH_KEY - 1}")
         return cls(
             accounts=max(rows, 400),
             branches=8,
@@ -154,21 +154,21 @@ class TableSizes:
 
 
 def table_names(schema: str) -> list[TableName]:
-    """The load's tables; of the partitioned one the root."""
+    """The load's tables; for the partitioned one the root."""
     return [TableName(schema, name) for name in TABLES]
 
 
 async def create_tables(dsn: str, *, schema: str = "load", rows: int | None = None) -> None:
-    """Create the schema with the load's tables, all or nothing.
+    """Create the schema with the load's tables in one transaction.
 
     Args:
         dsn: of the database, for a role that may create a schema.
-        schema: must not exist.
-        rows: fill them (see :meth:`TableSizes.scaled`); None leaves them empty, as a target's are.
+        schema: a new schema.
+        rows: number of rows (see :meth:`TableSizes.scaled`); None leaves the tables empty, as for a target.
 
     Raises:
-        ConfigurationError: there is such a schema.
-        psycopg.Error: what the server refused else.
+        ConfigurationError: the schema exists.
+        psycopg.Error: the server rejected another statement.
     """
     sizes = None if rows is None else TableSizes.scaled(rows)
     name = sql.Identifier(schema)
@@ -179,7 +179,7 @@ async def create_tables(dsn: str, *, schema: str = "load", rows: int | None = No
             await connection.rollback()
             raise ConfigurationError(
                 f'schema "{schema}" exists already in database "{connection.info.dbname}"',
-                hint="it may hold somebody's tables: drop or rename it, or take another database",
+                hint="its tables may be in use: drop or rename it, or take another database",
             ) from None
         await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(name))
         for definition in _DEFINITIONS:
@@ -189,17 +189,17 @@ async def create_tables(dsn: str, *, schema: str = "load", rows: int | None = No
             for filling in _FILLING:
                 await connection.execute(filling.encode(), values)
         await connection.commit()
-        if sizes is not None:  # pg_class.reltuples is what a copy's progress goes by
+        if sizes is not None:  # the progress of a copy is computed from pg_class.reltuples
             await connection.set_autocommit(True)
             for table in TABLES:
                 await connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(schema, table)))
 
 
 async def drop_tables(dsn: str, *, schema: str = "load") -> None:
-    """Drop the schema and everything in it. Nothing if it is not there.
+    """Drop the schema and everything in it. Does nothing if it does not exist.
 
     Raises:
-        psycopg.Error: somebody holds a lock on a table of it for longer than half a minute, a prepared transaction for example.
+        psycopg.Error: another transaction, for example a prepared one, holds a lock on one of its tables for more than half a minute.
     """
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute("SET lock_timeout = '30s'")

@@ -1,11 +1,11 @@
-"""PostgreSQL's text of a value that another kind of database gave back: how two databases of different kinds are compared.
+"""Convert values of databases of other kinds to PostgreSQL's text, in order to compare them.
 
-The publisher writes every value as text (DateStyle ISO, time zone UTC, extra_float_digits 3). A target keeps it as that text, or in a
-type of its own that holds it exactly (docs/reference/types-sql.md). This module writes what the driver returns for such a type as
-PostgreSQL would write it. It does not know how values got there, so a value that changed on its way differs.
+The publisher writes every value as text (DateStyle ISO, time zone UTC, extra_float_digits 3). A target stores that text, or uses a type of
+its own that holds the value exactly (docs/reference/types-sql.md). This module converts the driver's value of such a type to PostgreSQL's
+text. It does not know how the target stored the value, so a value that was changed on its way differs.
 
-What the text alone does not settle is settled for both sides: a float is compared by its bits, and so is a real, of which PostgreSQL
-writes the shortest text that gives these bits, and a target its double. Nothing else is treated as equal that is not.
+Floats are compared by their bits, because a value has several texts. This includes reals: PostgreSQL writes the shortest text that gives
+the bits, and a target its double. Only equal values are treated as equal.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MICROSECONDS: Final = datetime.timedelta(microseconds=1)
 
 
 def normalizer(type_name: str) -> Normalizer:
-    """What makes texts of one column comparable, on both sides.
+    """Return a function that makes the values of one column comparable, for both sides.
 
     Args:
-        type_name: PostgreSQL's name of the column's type at the publisher, without modifier; of a domain, that of its base.
+        type_name: PostgreSQL's name of the column's type on the publisher, without modifier; for a domain, its base type.
 
     Returns:
-        A function: a value as the driver gives it, or PostgreSQL's text → text; None stays None. It raises TargetError on a value of a
-        class that no such column can give.
+        A function from the driver's value, or PostgreSQL's text, to text. None stays None. It raises TargetError for a value of a
+        class that does not occur in such a column.
     """
     special = _SPECIAL.get(type_name)
 
@@ -50,7 +50,7 @@ def normalizer(type_name: str) -> Normalizer:
 
 
 def array_literal(elements: Sequence[object]) -> str:
-    """PostgreSQL's text of a list: an array of one dimension, whose lower bound is 1. Not for elements that are floats."""
+    """PostgreSQL's text of a list as a one-dimensional array with lower bound 1. Not for floats."""
     return "{" + ",".join("NULL" if element is None else _element(_plain(element)) for element in elements) + "}"
 
 
@@ -79,7 +79,7 @@ def _plain(value: object) -> str:
             return value.isoformat()
         case datetime.time():
             return _time(value)
-        case datetime.timedelta():  # what MySQL's drivers give for TIME
+        case datetime.timedelta():  # from MySQL's drivers for TIME
             return _clock(value // _MICROSECONDS)
         case uuid.UUID():
             return str(value)
@@ -103,7 +103,7 @@ def _real(value: object) -> str:
         bits = struct.pack(">f", number)
     except OverflowError:
         return f"not a real: {number!r}"
-    # PostgreSQL's own text is not exactly the real; any other value must be, else it would be another real that was rounded here
+    # PostgreSQL's text is a rounded real; any other value must be exactly a real, else it would be rounded here
     exact = isinstance(value, str) or math.isnan(number) or struct.unpack(">f", bits)[0] == number
     return bits.hex() if exact else f"not a real: {number!r}"
 
@@ -111,7 +111,7 @@ def _real(value: object) -> str:
 def _number(value: object) -> float:
     if isinstance(value, str | int | float | Decimal):
         number = float(value)
-        # one NaN for all
+        # treat all NaN as equal
         return math.nan if math.isnan(number) else number
     return float(_plain(value))
 
@@ -125,14 +125,14 @@ def _datetime(value: datetime.datetime) -> str:
 
 def _instant(value: object) -> str:
     if isinstance(value, datetime.datetime) and value.tzinfo is None:
-        # a target without zones keeps UTC
+        # a target without time zones stores UTC
         value = value.replace(tzinfo=datetime.UTC)
     return _plain(value)
 
 
 def _time(value: datetime.time) -> str:
     if value.tzinfo is not None:
-        raise TargetError("a time with a zone has no one text", hint="report this: the target should keep it as text")
+        raise TargetError("a time with a zone has no unique text", hint="report this: the target should store it as text")
     return _clock(((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond)
 
 
@@ -145,7 +145,7 @@ def _clock(microseconds: int) -> str:
 
 def _bits(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
-        raise TargetError("a bit string as a number has lost its length", hint="report this: the target should keep it as text")
+        raise TargetError("a bit string as a number has lost its length", hint="report this: the target should store it as text")
     return _plain(value)
 
 

@@ -43,5 +43,5 @@ def test_a_directory_of_somebody_elses_is_left_alone(scratch: Path, tmp_path: Pa
     (tmp_path / "mine").write_text("x")
     done = demo(scratch, f"--target=spark://{tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"subscriber: {tmp_path} is there, and not empty (hint: the demo removes its lake")
+    assert done.stderr.startswith(f"subscriber: {tmp_path} exists and is not empty (hint: the demo removes its lake")
     assert (tmp_path / "mine").read_text() == "x"

@@ -44,7 +44,7 @@ def test_what_was_committed_survives_a_kill(make_mariadb: Callable[..., Embedded
         server.create_database("Größe `of` it")
     server.remove()
     assert not server.base.exists()
-    with pytest.raises(EmbeddedServerError, match="MariaDB does not run"):
+    with pytest.raises(EmbeddedServerError, match="MariaDB is not running"):
         _ = server.pid
 
 
@@ -93,6 +93,6 @@ def test_no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_doing_without(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(mariadb_binaries.WITHOUT_VARIABLE, "1")
     assert mariadb_binaries.main() == 0
-    assert "are left out" in capsys.readouterr().out
+    assert "are skipped" in capsys.readouterr().out
     monkeypatch.setenv(mariadb_binaries.WITHOUT_VARIABLE, "0")
     assert not mariadb_binaries.is_done_without()

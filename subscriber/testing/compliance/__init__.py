@@ -1,15 +1,15 @@
-"""The compliance suite for sinks: what :class:`subscriber.abc.Sink` promises, as scenarios that run over any of them.
+"""The compliance suite for sinks: scenarios that test the contract of :class:`subscriber.abc.Sink` on any sink.
 
-Write a :class:`ComplianceTarget` for yours: it makes a sink, makes tables, and reads rows back without the sink. Then, with pytest::
+Implement a :class:`ComplianceTarget` for your sink: it creates sinks and tables, and reads rows without the sink. Then, with pytest::
 
     @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
     async def test_compliance(scenario: Scenario) -> None:
-        target = MyTarget()  # an empty one
+        target = MyTarget()  # a new, empty one
         if lacking := scenario.lacking(target.new_sink().capabilities):
             pytest.skip(f"the sink does not declare {', '.join(lacking)}")
         await scenario.run(target)
 
-Sinks differ by what they declare (:class:`subscriber.abc.Capabilities`) and by nothing else: no scenario asks which one it is.
+The suite distinguishes sinks only by the abilities that they declare (:class:`subscriber.abc.Capabilities`).
 """
 
 from subscriber.testing.compliance import (
@@ -37,4 +37,4 @@ SCENARIOS: tuple[Scenario, ...] = tuple(
     for topic in (changes, identities, batches, positions, failures, writers, tables, settings, copying, twophase, parallel, types)
     for scenario in topic.scenarios.found
 )
-"""All of them."""
+"""All scenarios."""

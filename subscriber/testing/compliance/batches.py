@@ -1,4 +1,4 @@
-"""Many transactions at once: whatever a sink does to be quick, the rows are those of one change after the other."""
+"""Batches of many transactions: they must give the same rows as one change after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS: Final = 8
 
 @scenarios
 async def several_transactions(feed: Feed) -> None:
-    """A batch of transactions that touch the same rows; relations are described in the first that needs them."""
+    """A batch of transactions that touch the same rows. Relations are described in the first transaction that needs them."""
     t, u = Table("t", "*id int4", "v", relation_id=1), Table("u", "*id int4", "v", relation_id=2)
     await feed.create(t, u)
     made = [
@@ -42,7 +42,7 @@ async def several_transactions(feed: Feed) -> None:
 
 @scenarios
 async def large(feed: Feed) -> None:
-    """Some thousands of rows of two tables, alternating and in runs, in one batch."""
+    """Some thousand rows of two tables, alternating and in runs, in one batch."""
     t, u = Table("t", "*id int4", "v", "n int8", relation_id=1), Table("u", "*id int4", "v", relation_id=2)
     await feed.create(t, u)
     count = 1500
@@ -60,7 +60,7 @@ async def large(feed: Feed) -> None:
 
 @scenarios
 async def any_history(feed: Feed) -> None:
-    """Random histories of a few rows, in batches of any size, give the rows of a model that does one change at a time."""
+    """Random histories of a few rows, in batches of any size, compared with a model that applies one change at a time."""
     history = _History(random.Random(20261121))
     await feed.create(history.keyed, history.full)
     for number in range(_HISTORIES * _BATCHES):
@@ -76,7 +76,7 @@ async def any_history(feed: Feed) -> None:
 
 
 class _History:
-    """Valid changes of two tables, and what they lead to."""
+    """Generates valid changes of two tables, and tracks the resulting rows."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -86,7 +86,7 @@ class _History:
         self.bag: list[tuple[int | None, str | None]] = []
 
     def changes(self, *, described: bool) -> list[Message]:
-        """One transaction. ``described``: it is the first."""
+        """Generate a transaction. With ``described`` it begins with the relations."""
         found: list[Message] = [self.keyed.relation, self.full.relation] if described else []
         count = self.rng.choice((0, 1, 1, 2, 3, 5, 12))
         return found + [self._of_bag() if self.rng.random() < 0.25 else self._of_rows() for _ in range(count)]
@@ -107,7 +107,7 @@ class _History:
             del rows[key]
             return keyed.delete(key, None, None)
         before, after = rows[key], self._values()
-        if what < 0.65:  # what is not sent did not change
+        if what < 0.65:  # an unsent value did not change
             rows[key] = before[0], after[1]
             return keyed.update(key, UNSENT, after[1])
         if free and what < 0.85:

@@ -1,4 +1,4 @@
-"""Rows: inserts, updates and deletes in their order, what identifies a row, and what a change may leave out."""
+"""Changes of rows: their order, the identity of rows, and values that are not sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ scenarios = Scenarios("changes")
 
 @scenarios
 async def in_order(feed: Feed) -> None:
-    """All kinds of change in one transaction; a key that was deleted comes again, and a key changes."""
+    """All kinds of change in one transaction. A deleted key is inserted again, and a key is changed."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     done = await feed.apply(
@@ -38,7 +38,7 @@ async def in_order(feed: Feed) -> None:
 
 @scenarios
 async def relations_stay_known(feed: Feed) -> None:
-    """A relation is described once and holds from then on, until it is described otherwise: other columns, another order."""
+    """A relation is described once. The description applies until another one with other columns or another order."""
     before = Table("t", "*id int4", "v", "+w")
     after = Table("t", "w", "*id int4", "v")
     await feed.create(before)
@@ -51,7 +51,7 @@ async def relations_stay_known(feed: Feed) -> None:
 
 @scenarios.needing("given_tables", "shared_tables")
 async def columns_by_name(feed: Feed) -> None:
-    """The target's columns stand in another order, and it has more: those take their defaults and are never changed."""
+    """The target has another order of columns, and additional columns. These get their defaults and are never changed."""
     t = Table("t", "+extra int4=7", "v", "*id int4", "+n int4=3")
     sent = Table("t", "*id int4", "v")
     await feed.create(t)
@@ -75,7 +75,7 @@ async def streamed(feed: Feed) -> None:
 
 @scenarios
 async def spooled(feed: Feed) -> None:
-    """The beginning of a large transaction lies in a spool; once it is durable the spool is not needed."""
+    """The first records of a large transaction are in a spool. Once it is durable, the spool is discarded."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     changes = [t.insert(number, "x") for number in range(20)]
@@ -87,7 +87,7 @@ async def spooled(feed: Feed) -> None:
 
 @scenarios
 async def no_rows(feed: Feed) -> None:
-    """Descriptions of types, and messages, are nothing to apply; a transaction of nothing still moves the position."""
+    """Type descriptions and messages change no rows. An empty transaction still moves the position."""
     t = Table("t", "*id int4")
     await feed.create(t)
     message = LogicalMessage(True, Lsn(1), "prefix", b"content")
@@ -99,7 +99,7 @@ async def no_rows(feed: Feed) -> None:
 
 @scenarios
 async def unknown_relation(feed: Feed) -> None:
-    """A row of a relation that was never described is the publisher's mistake, or ours: nothing is guessed."""
+    """A row of a relation that was never described is a protocol error."""
     t = Table("t", "*id int4")
     await feed.create(t)
     for change in (t.insert(1), truncate(t)):
@@ -111,7 +111,7 @@ async def unknown_relation(feed: Feed) -> None:
 
 @scenarios
 async def gate(feed: Feed) -> None:
-    """Tables that the gate keeps out are left alone, whatever is in the transaction; it may be another answer the next time."""
+    """Changes of tables for which the gate is closed are not applied. The gate may answer differently for the next batch."""
     open_one, closed_one = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.create(open_one, closed_one)
     await feed.apply(open_one.relation, closed_one.relation, closed_one.insert(7))
@@ -126,7 +126,7 @@ async def gate(feed: Feed) -> None:
 
 @scenarios
 async def unsent_values(feed: Feed) -> None:
-    """A large value that an UPDATE did not change is not sent: the target keeps its own."""
+    """A large value that an UPDATE did not change is not sent: the target keeps the stored value."""
     t = Table("t", "*id int4", "big", "v int4", "w")
     await feed.create(t)
     await feed.apply(t.relation, t.insert(1, "long", 1, "w"), t.insert(2, "longer", 2, "w"))
@@ -142,7 +142,7 @@ async def unsent_values(feed: Feed) -> None:
 
 @scenarios
 async def nothing_to_set(feed: Feed) -> None:
-    """An UPDATE that leaves everything as it is, of a table that is nothing but its key."""
+    """An UPDATE without changes, of a table that has only its key."""
     t = Table("t", "*id int4")
     await feed.create(t)
     await feed.apply(t.relation, t.insert(1), t.update(1), t.update(1, old=(1,)), t.update(UNSENT, old=(1,)))
@@ -152,7 +152,7 @@ async def nothing_to_set(feed: Feed) -> None:
 
 @scenarios
 async def keys_move(feed: Feed) -> None:
-    """Two rows exchange their keys, by way of a third."""
+    """Two rows exchange their keys by way of a third key."""
     t = Table("t", "*a int4", "*b int4", "v")
     await feed.create(t)
     await feed.apply(t.relation, t.insert(1, 1, "x"), t.insert(2, 2, "y"))
@@ -166,7 +166,7 @@ async def keys_move(feed: Feed) -> None:
 
 @scenarios
 async def text_keys(feed: Feed) -> None:
-    """Keys that differ in case, in accents or in a blank at the end are different keys."""
+    """Keys that differ in case, accents or a trailing blank are different keys."""
     t = Table("t", "*id", "v int4")
     await feed.create(t)
     keys = ["a", "A", "ä", "a ", "", "ß", "ss", "\N{GREEK SMALL LETTER ALPHA}", "\N{GRINNING FACE}", "%", "a'b\"c\\"]
@@ -180,7 +180,7 @@ async def text_keys(feed: Feed) -> None:
 
 @scenarios
 async def missing_rows(feed: Feed) -> None:
-    """An UPDATE or DELETE of a row that is not there is passed over, and counted."""
+    """An UPDATE or DELETE of a missing row is skipped and counted."""
     t, f = Table("t", "*id int4", "v", relation_id=1), Table("f", "id int4", "v", full=True, relation_id=2)
     await feed.create(t, f)
     done = await feed.apply(
@@ -203,7 +203,7 @@ async def missing_rows(feed: Feed) -> None:
 
 @scenarios
 async def whole_row_identity(feed: Feed) -> None:
-    """REPLICA IDENTITY FULL without a key: the whole row identifies it, NULLs are equal, and of duplicates one is changed."""
+    """REPLICA IDENTITY FULL without a key: the whole row identifies it, NULLs are equal, and one of several duplicates is changed."""
     f = Table("f", "a int4", "b", full=True)
     await feed.create(f)
     await feed.apply(f.relation, *(f.insert(*values) for values in [(1, "x"), (1, "x"), (1, "x"), (None, None), (None, "x"), (2, None)]))
@@ -214,7 +214,7 @@ async def whole_row_identity(feed: Feed) -> None:
 
 @scenarios
 async def whole_row_identity_with_unsent_values(feed: Feed) -> None:
-    """The old row is whole, the new one may leave out what did not change."""
+    """The old row is complete; the new one may lack unchanged values."""
     f = Table("f", "a int4", "big", full=True)
     await feed.create(f)
     await feed.apply(f.relation, f.insert(1, "long"), f.insert(2, "longer"))
@@ -224,7 +224,7 @@ async def whole_row_identity_with_unsent_values(feed: Feed) -> None:
 
 @scenarios.needing("shared_tables")
 async def whole_row_identity_with_a_key(feed: Feed) -> None:
-    """REPLICA IDENTITY FULL, and the target has a primary key: that finds the row, whatever else the target has made of it."""
+    """REPLICA IDENTITY FULL, and the target has a primary key: the key finds the row, even if the target has changed other columns."""
     t = Table("t", "*id int4", "v", full=True)
     await feed.create(t)
     await feed.target.insert(t, [("1", "changed here"), ("2", "changed here"), ("3", "changed here")])
@@ -234,7 +234,7 @@ async def whole_row_identity_with_a_key(feed: Feed) -> None:
 
 @scenarios
 async def key_behind_other_columns(feed: Feed) -> None:
-    """Rows are identified by columns that are not the first, and not in the order of the table."""
+    """The key columns are not the first ones, and not in the order of the table."""
     t = Table("t", "v", "*code", "n int4", "*id int4")
     await feed.create(t)
     await feed.apply(t.relation, t.insert("x", "a", 1, 1), t.insert("y", "a", 2, 2), t.insert("z", "b", 3, 1))
@@ -244,7 +244,7 @@ async def key_behind_other_columns(feed: Feed) -> None:
 
 @scenarios.needing("truncate")
 async def truncation(feed: Feed) -> None:
-    """TRUNCATE, of two tables together, in the middle of a transaction; one that the gate keeps out stays as it is."""
+    """TRUNCATE of two tables in the middle of a transaction. A table for which the gate is closed does not change."""
     t, u, v = (Table(name, "*id int4", relation_id=number) for number, name in enumerate("tuv", 1))
     await feed.create(t, u, v)
     await feed.apply(*(each.relation for each in (t, u, v)), *(each.insert(number) for each in (t, u, v) for number in range(5)))

@@ -1,4 +1,4 @@
-"""What the scenarios demand, said so that a failure tells what was expected and what was found."""
+"""The assertions of the scenarios. A failure reports what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def equal(found: object, expected: object, what: str) -> None:
 
 
 class Caught:
-    """The error that :func:`refused` waited for."""
+    """The error that :func:`refused` caught."""
 
     error: SubscriberError
 
 
 @contextlib.contextmanager
 def refused(kind: type[SubscriberError], what: str, *, sqlstate: str | None = None) -> Iterator[Caught]:
-    """The block has to raise an error of this kind, on one line.
+    """Assert that the block raises an error of this kind, on one line.
 
     Args:
-        kind: the class of :mod:`subscriber.errors` that tells the caller what to do.
-        what: was asked for.
-        sqlstate: that the error has to bear.
+        kind: a class of :mod:`subscriber.errors`.
+        what: the action, for the message of a failure.
+        sqlstate: that the error must have.
 
     Raises:
         AssertionError
@@ -57,4 +57,4 @@ def refused(kind: type[SubscriberError], what: str, *, sqlstate: str | None = No
         if sqlstate is not None:
             equal(error.sqlstate, sqlstate, f"{what}: SQLSTATE of {error.one_line()!r}")
     else:
-        raise AssertionError(f"{what}: {kind.__name__} was expected, and nothing was raised")
+        raise AssertionError(f"{what}: {kind.__name__} was expected, but nothing was raised")

@@ -1,4 +1,4 @@
-"""One table's synchronization: copied once, caught up, handed over; and what a crash leaves of it."""
+"""The synchronization of a table: copy, catch-up, hand-over, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _SECRET = "53CRET"
 
 
 async def _lines(*rows: Sequence[object]) -> AsyncIterator[bytes]:
-    """Rows in COPY's text format, a line a chunk."""
+    """Rows in COPY's text format, one line per chunk."""
     for row in rows:
         yield "\t".join("\\N" if value is None else str(value) for value in row).encode() + b"\n"
 
 
 async def _torn(data: bytes, size: int) -> AsyncIterator[bytes]:
-    """The same bytes in chunks that end anywhere."""
+    """The same bytes, split into chunks at any place."""
     for start in range(0, len(data), size):
         yield data[start : start + size]
 
 
 async def _copying(feed: Feed, table: Table = _TABLE) -> TableSink:
-    """A table's synchronization, about to copy."""
+    """Begin a table's synchronization, up to the copy."""
     await feed.begin(TableState.INIT, table)
     return await _again(feed, table)
 
@@ -55,7 +55,7 @@ async def _finish(feed: Feed, sink: TableSink) -> None:
 
 
 async def _expect_before(feed: Feed, table: Table, *rows: Sequence[object]) -> None:
-    """The rows of a table that is not in the apply worker's hands yet."""
+    """Check the rows of a table that the apply worker has not taken over yet."""
     await feed.expect(table, *(rows if feed.sink.capabilities.copies_visible else ()))
 
 
@@ -64,8 +64,8 @@ def _names(table: Table) -> list[str]:
 
 
 @scenarios
-async def whole_life(feed: Feed) -> None:
-    """Copied, caught up from its snapshot on, synchronized, and ready in the apply worker's hands."""
+async def synchronization_in_full(feed: Feed) -> None:
+    """A table is copied, catches up from its snapshot, is synchronized, and becomes ready."""
     t = _TABLE
     sink = await _copying(feed)
     equal((await feed.sink.tables())[t.name], TableEntry(TableState.DATASYNC), "the state during the copy")
@@ -98,7 +98,7 @@ async def whole_life(feed: Feed) -> None:
 
 @scenarios
 async def escapes(feed: Feed) -> None:
-    """COPY's text format: escapes, NULLs, empty strings; chunks may end anywhere."""
+    """COPY's text format: escapes, NULLs and empty strings, in chunks that end at any place."""
     t = _TABLE
     values = ["tab\there", "new\nline", "back\\slash", "", None, "\\N", "\r\b\f\v", "ä€😀", "'\"%:", "x" * 3000]
     escaped = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v"}
@@ -114,7 +114,7 @@ async def escapes(feed: Feed) -> None:
 
 @scenarios.needing("binary")
 async def binary(feed: Feed) -> None:
-    """COPY's binary format, in chunks that end anywhere."""
+    """COPY's binary format, in chunks that end at any place."""
     t = _TABLE
     rows: list[tuple[int, bytes | None]] = [(1, "ä€".encode()), (2, None), (-3, b"")]
     data = bytearray(b"PGCOPY\n\xff\r\n\0" + bytes(8))
@@ -130,7 +130,7 @@ async def binary(feed: Feed) -> None:
 
 @scenarios
 async def columns_in_any_order(feed: Feed) -> None:
-    """The columns named are copied in the order given."""
+    """The named columns are copied in the given order."""
     t = Table("t", "*id int4", "v", "n int4")
     sink = await _copying(feed, t)
     await sink.copy(["v", "n", "id"], CopyFormat.TEXT, _lines(("a", 10, 1), (None, None, 2)))
@@ -140,7 +140,7 @@ async def columns_in_any_order(feed: Feed) -> None:
 
 @scenarios.needing("given_tables")
 async def columns_of_the_target(feed: Feed) -> None:
-    """Columns that only the target has take their defaults."""
+    """Columns that only the target has get their defaults."""
     t = Table("t", "+extra int4=7", "*id int4", "v")
     sink = await _copying(feed, t)
     await sink.copy(["v", "id"], CopyFormat.TEXT, _lines(("a", 1), (None, 2)))
@@ -150,7 +150,7 @@ async def columns_of_the_target(feed: Feed) -> None:
 
 @scenarios
 async def in_pieces(feed: Feed) -> None:
-    """Several copies after another, and many rows."""
+    """Several copies one after another, and many rows."""
     t = _TABLE
     sink = await _copying(feed)
     for piece in range(3):
@@ -178,7 +178,7 @@ async def side_by_side(feed: Feed) -> None:
 
 @scenarios.needing("shared_tables")
 async def unfinished(feed: Feed) -> None:
-    """What a copy that did not finish left is undone; rows that were there before stay, and the copy begins anew."""
+    """An unfinished copy is undone and starts again. Rows that existed before stay."""
     t = _TABLE
     await feed.target.create_table(t)
     await feed.target.insert(t, [("1000", "was there before")])
@@ -197,7 +197,7 @@ async def unfinished(feed: Feed) -> None:
 
 @scenarios
 async def unfinished_into_empty(feed: Feed) -> None:
-    """As before, into a table that was empty."""
+    """The same, into a table that was empty."""
     t = _TABLE
     sink = await _copying(feed)
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
@@ -211,7 +211,7 @@ async def unfinished_into_empty(feed: Feed) -> None:
 
 @scenarios
 async def finished_is_never_undone(feed: Feed) -> None:
-    """A copy that finished is never begun again, and the table goes on from its own position in the next process."""
+    """A finished copy is never repeated. The next process resumes from the table's own position."""
     t = _TABLE
     sink = await _copying(feed)
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
@@ -235,7 +235,7 @@ async def finished_is_never_undone(feed: Feed) -> None:
 
 @scenarios
 async def changes_of_others(feed: Feed) -> None:
-    """Transactions without a change of the table move its own position, too: the table's slot is told that they are done with."""
+    """Transactions without a change of the table move its own position too, so that they are acknowledged to the table's slot."""
     t, other = _TABLE, Table("other", "*id int4", "v")
     await feed.create(other)
     sink = await _copying(feed)
@@ -261,7 +261,7 @@ async def changes_of_others(feed: Feed) -> None:
 
 @scenarios.needing("constraints")
 async def refused_rows(feed: Feed) -> None:
-    """Rows that the target refuses: the error names the table, shows no value, and nothing of them stays once it begins again."""
+    """The target rejects rows: the error names the table and shows no value, and after ``begin`` none of them are left."""
     t = _TABLE
     sink = await _copying(feed)
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a")))
@@ -277,7 +277,7 @@ async def refused_rows(feed: Feed) -> None:
 
 @scenarios
 async def broken_source(feed: Feed) -> None:
-    """An error of whoever gives the rows passes through, and the copy can begin anew."""
+    """An error of the source of rows is passed through, and the copy can start again."""
     t = _TABLE
 
     async def broken() -> AsyncIterator[bytes]:
@@ -298,8 +298,8 @@ async def broken_source(feed: Feed) -> None:
 
 
 @scenarios
-async def beside_the_stream(feed: Feed) -> None:
-    """A table is copied while changes of another are applied; that the sink is closed, and opened again, does not end the copy."""
+async def copy_during_the_stream(feed: Feed) -> None:
+    """A table is copied while changes of another one are applied. Closing and reopening the sink does not end the copy."""
     t, u = _TABLE, Table("u", "*id int4", relation_id=2)
     await feed.create(u)
     sink = await _copying(feed)

@@ -1,4 +1,4 @@
-"""What the target refuses: nothing of the transaction stays, what was before it may, and after the remedy it goes on."""
+"""Changes that the target rejects: their transaction is rolled back, earlier ones may stay, and after a fix the sink resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECRET = "53CRET"
 
 @scenarios.needing("constraints", "shared_tables")
 async def duplicate_key(feed: Feed) -> None:
-    """An INSERT of a key that is there: the transactions before it stay, it and those behind it do not, until the row is gone."""
+    """An INSERT of an existing key: earlier transactions stay. It and later ones are not applied until the row is deleted."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     await feed.target.insert(t, [("2", _SECRET)])
@@ -44,8 +44,8 @@ async def duplicate_key(feed: Feed) -> None:
 
 
 @scenarios.needing("constraints")
-async def key_moves_onto_another(feed: Feed) -> None:
-    """An UPDATE gives a row a key that another has."""
+async def update_to_an_existing_key(feed: Feed) -> None:
+    """An UPDATE changes a key to an existing one."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     done = await feed.apply(t.relation, t.insert(1, "a"), t.insert(2, "b"))
@@ -57,7 +57,7 @@ async def key_moves_onto_another(feed: Feed) -> None:
 
 @scenarios.needing("constraints")
 async def not_null(feed: Feed) -> None:
-    """NULL where the target does not take it, by INSERT and by UPDATE."""
+    """NULL in a NOT NULL column, by INSERT and by UPDATE."""
     t = Table("t", "*id int4", "!v")
     await feed.create(t)
     done = await feed.apply(t.relation, t.insert(1, "a"))
@@ -71,8 +71,8 @@ async def not_null(feed: Feed) -> None:
 
 
 @scenarios.needing("constraints", "shared_tables")
-async def goes_on_after_an_error(feed: Feed) -> None:
-    """The same sink, without being opened anew, applies the transaction once the reason is gone."""
+async def resumes_after_an_error(feed: Feed) -> None:
+    """The same sink, without being reopened, applies the transaction once the cause is fixed."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     await feed.target.insert(t, [("1", "in the way")])
@@ -87,7 +87,7 @@ async def goes_on_after_an_error(feed: Feed) -> None:
 
 @scenarios.needing("given_tables")
 async def missing_table(feed: Feed) -> None:
-    """A table that the target does not have cannot be of the subscription."""
+    """A table that the target does not have cannot be added to the subscription."""
     t = Table("nowhere", "*id int4")
     with refused(RelationError, "adding a table that does not exist") as caught:
         await feed.sink.add_table(t.name, TableEntry(TableState.INIT))
@@ -97,7 +97,7 @@ async def missing_table(feed: Feed) -> None:
 
 @scenarios.needing("given_tables")
 async def missing_column(feed: Feed) -> None:
-    """A column that the target's table has not is named; without changes of the table nobody cares."""
+    """A column that the target's table lacks is named in the error. It is no error as long as the table does not change."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     wider = Table("t", "*id int4", "more", relation_id=1)
     await feed.create(t, u)
@@ -112,8 +112,8 @@ async def missing_column(feed: Feed) -> None:
 
 
 @scenarios.needing("constraints")
-async def a_value_that_is_none(feed: Feed) -> None:
-    """A text that is not of the column's type."""
+async def invalid_value(feed: Feed) -> None:
+    """A text that is not valid for the column's type."""
     t = Table("t", "*id int4", "n int4")
     await feed.create(t)
     done = await feed.apply(t.relation, t.insert(1, 1))

@@ -1,4 +1,4 @@
-"""A sink, opened on a target, and the publisher's side of it: a clock of LSNs, transactions made of messages."""
+"""An open sink on a target, and the publisher's side: LSNs, and transactions made of messages."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ SYSTEM: Final = "7000000000000000001"
 
 
 class Spooled:
-    """A spooled part of a transaction."""
+    """The spooled records of a transaction."""
 
     def __init__(self, chunks: Iterable[Sequence[bytes]]) -> None:
         self._chunks = list(chunks)
         self.discarded = 0
 
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
-        """All records from number ``start`` on."""
+        """All records from number ``start``."""
         for chunk in self._chunks:
             if start < len(chunk):
                 yield chunk[start:]
             start = max(start - len(chunk), 0)
 
     async def discard(self) -> None:
-        """Count that it is not needed any more."""
+        """Count the call."""
         self.discarded += 1
 
 
 class Feed:
-    """What the apply room is to a sink.
+    """Drives a sink as the apply worker does.
 
     Attributes:
-        target: looked at from the outside.
-        sink: the one that is open.
-        state: what opening it gave.
-        closed: tables whose changes the gate keeps out. See :meth:`shut`: the catalog has to say the same.
-        durable: what the sink reported.
-        given: end LSN of what it was given last.
+        target: accessed without the sink.
+        sink: the open sink.
+        state: the result of opening it.
+        closed: tables for which the gate is closed. Use :meth:`shut`, which also changes the catalog.
+        durable: end LSNs that the sink reported.
+        given: end LSN of the last transaction given to it.
     """
 
     def __init__(self, target: ComplianceTarget, name: str = NAME) -> None:
@@ -68,7 +68,7 @@ class Feed:
         self._described: dict[TableName, Table] = {}
 
     async def open(self) -> None:
-        """Open the sink, and give it a position if it is new."""
+        """Open the sink. If it is new, set its position."""
         self.state = await self.sink.open(self.name, self.durable.append)
         if self.state.position is None:
             await self.sink.set_position(Position(SLOT, SYSTEM, 1, START))
@@ -76,30 +76,30 @@ class Feed:
             await self.describe()
 
     async def close(self) -> None:
-        """Close the sink: everything is durable then."""
+        """Close the sink, which makes everything durable."""
         await self.sink.close()
 
     async def reopen(self) -> None:
-        """As a new process would: another sink reads what is stored."""
+        """Open another sink, which reads the stored state like a new process."""
         await self.close()
         self.sink = self.target.new_sink()
         await self.open()
 
     async def reopen_with(self, settings: Settings) -> None:
-        """As a new process with other settings would."""
-        assert isinstance(self.target, SettableTarget), "the target of such a sink has new_sink_with()"
+        """Reopen with other settings."""
+        assert isinstance(self.target, SettableTarget), "the target of such a sink must have new_sink_with()"
         await self.close()
         self.sink = self.target.new_sink_with(settings)
         await self.open()
 
     async def position(self) -> Lsn:
-        """As a new process finds it."""
+        """The stored position, as a new process reads it."""
         await self.reopen()
         assert self.state.position is not None
         return self.state.position.lsn
 
     def assert_acknowledgements(self) -> None:
-        """To be called once the sink is closed: what it reported as durable never went back, and is what it was given."""
+        """Check, after the sink was closed, that the positions reported as durable never went back, and reached the last one given."""
         equal(self.durable, sorted(self.durable), "LSNs reported as durable go back")
         if self.durable:
             equal(self.durable[-1], self.given, "the last LSN reported as durable")
@@ -109,11 +109,11 @@ class Feed:
     # --- tables
 
     async def create(self, *tables: Table) -> None:
-        """Make tables in the target, ready to be applied to."""
+        """Create tables in the target, ready for changes."""
         await self.begin(TableState.READY, *tables)
 
     async def begin(self, state: TableState, *tables: Table) -> None:
-        """Make tables in the target, and the subscription's, in this state."""
+        """Create tables in the target, and add them to the subscription in this state."""
         for table in tables:
             await self.target.create_table(table)
         await self.describe(*tables)
@@ -121,33 +121,33 @@ class Feed:
             await self.sink.add_table(table.name, TableEntry(state))
 
     async def describe(self, *tables: Table) -> None:
-        """Say what the publisher's catalog says of them, if the sink wants to know it."""
+        """Pass the publisher's descriptions of the tables, if the sink needs them."""
         self._described.update({table.name: table for table in tables})
         if self.sink.capabilities.described:
             await self.sink.describe_tables([table.published for table in self._described.values()])
 
     async def expect(self, table: Table, *rows: Sequence[object]) -> None:
-        """The table holds these rows and no others; values as texts or what ``str`` makes of them, in the order of all columns."""
+        """Check that the table holds exactly these rows. Values are texts, or converted by ``str``, in the order of all columns."""
         expected = [tuple(None if value is None else str(value) for value in row) for row in rows]
         found = await self.target.rows(table)
         equal(_comparable(table, found), _comparable(table, expected), f"rows of table {table.name}")
 
     async def shut(self, *tables: Table) -> None:
-        """From here on changes of these tables are their own synchronization's work: the gate and the catalog say so."""
+        """Close the gate for these tables, and set their state as if they were still being synchronized."""
         for table in tables:
             self.closed.add(table.name)
             await self.sink.remove_table(table.name)
             await self.sink.add_table(table.name, TableEntry(TableState.INIT))
 
     async def take_over(self, *tables: Table) -> None:
-        """The opposite of :meth:`shut`."""
+        """Undo :meth:`shut`."""
         for table in tables:
             self.closed.discard(table.name)
             await self.sink.remove_table(table.name)
             await self.sink.add_table(table.name, TableEntry(TableState.READY))
 
     async def hand_over(self, sink: TableSink, lsn: Lsn) -> None:
-        """Let the apply worker have a table that was copied, up to ``lsn``, where its rows are not seen before."""
+        """Let the apply worker take over a copied table at ``lsn``, if its rows are not visible before."""
         if not self.sink.capabilities.copies_visible:
             await sink.finish_sync(lsn)
             await self.sink.advance(lsn)
@@ -156,21 +156,21 @@ class Feed:
     # --- transactions
 
     def gate(self, relation: Relation, _final_lsn: Lsn) -> bool:
-        """Open for all tables but those in :attr:`closed`."""
+        """Open for all tables except those in :attr:`closed`."""
         return TableName(relation.namespace, relation.name) not in self.closed
 
     def next_lsn(self) -> Lsn:
-        """A commit record's; its end is 0x30 further."""
+        """Return the LSN of a new commit record. Its end is 0x30 further."""
         self._lsn += 0x100
         return Lsn(self._lsn)
 
     def transaction(self, *messages: Message, streamed: bool = False, spilled: int = 0) -> Transaction:
-        """A transaction that was committed after all others.
+        """Make a transaction that was committed after all others.
 
         Args:
-            messages: what it consists of.
-            streamed: its records carry an xid.
-            spilled: so many of the first records are in a spool, in chunks of three.
+            messages: its content.
+            streamed: whether its records carry an xid.
+            spilled: how many of the first records are in a spool, in chunks of three.
         """
         final_lsn = self.next_lsn()
         self._xid += 1
@@ -192,7 +192,7 @@ class Feed:
         return made
 
     def batch(self, *transactions: Transaction) -> Batch:
-        """Transactions to be applied together."""
+        """Combine transactions to a batch."""
         return Batch(transactions, self.gate)
 
     async def give(self, *transactions: Transaction) -> None:
@@ -201,7 +201,7 @@ class Feed:
         self.given = max(self.given, transactions[-1].end_lsn)
 
     async def apply(self, *messages: Message) -> Transaction:
-        """One transaction as a batch of its own."""
+        """Apply one transaction as a batch."""
         made = self.transaction(*messages)
         await self.give(made)
         return made
@@ -209,18 +209,18 @@ class Feed:
     # --- two-phase
 
     async def prepare(self, *messages: Message) -> Transaction:
-        """A transaction that is prepared."""
+        """Make and prepare a transaction."""
         made = self.transaction(*messages)
         await self.give_prepared(made)
         return made
 
     async def give_prepared(self, transaction: Transaction) -> None:
-        """Prepare it."""
+        """Prepare the transaction."""
         await self.sink.prepare(PreparedTransaction(transaction, _gid(transaction)), self.gate)
         self.given = max(self.given, transaction.end_lsn)
 
     async def commit_prepared(self, transaction: Transaction) -> CommitPrepared:
-        """COMMIT PREPARED of it."""
+        """Run COMMIT PREPARED for it."""
         lsn = self.next_lsn()
         message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, transaction.xid, _gid(transaction))
         await self.sink.commit_prepared(message)
@@ -228,7 +228,7 @@ class Feed:
         return message
 
     async def rollback_prepared(self, transaction: Transaction) -> RollbackPrepared:
-        """ROLLBACK PREPARED of it."""
+        """Run ROLLBACK PREPARED for it."""
         lsn = self.next_lsn()
         message = RollbackPrepared(0, transaction.end_lsn, Lsn(lsn + 0x30), 0, 0, transaction.xid, _gid(transaction))
         await self.sink.rollback_prepared(message)

@@ -1,4 +1,4 @@
-"""What identifies a row at the publisher, and what of it the target can use. Rows without identity are inserted, and nothing else."""
+"""The identity of rows on the publisher, and which identities the target can use. Rows without identity can only be inserted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREREQUISITE = "55000"
 
 
 async def _cannot_be_changed(feed: Feed, t: Table) -> None:
-    """Rows go in; an update or delete is refused, and nothing of its transaction stays. Once it is described otherwise, it goes on."""
+    """Rows are inserted. An update or delete is rejected and rolled back. After another description of the relation the sink resumes."""
     done = await feed.apply(t.relation, t.insert(1, "a"))
     for change in (t.update(1, "b"), t.delete(None, None)):
         with refused(RelationError, "an update or delete of a row without identity", sqlstate=_PREREQUISITE) as caught:
@@ -33,7 +33,7 @@ async def _cannot_be_changed(feed: Feed, t: Table) -> None:
 
 @scenarios.needing("given_tables")
 async def no_key(feed: Feed) -> None:
-    """A table without a key at the publisher, which the target has given one."""
+    """A table without a key on the publisher, but with one in the target."""
     await feed.create(Table("t", "*id int4", "code"))
     t = Table("t", "id int4", "code")
     await feed.describe(t)
@@ -50,20 +50,20 @@ async def no_key_anywhere(feed: Feed) -> None:
 
 @scenarios
 async def nothing(feed: Feed) -> None:
-    """REPLICA IDENTITY NOTHING: the key that both sides have is not sent."""
+    """REPLICA IDENTITY NOTHING: both sides have the key, but it is not sent."""
     t = Table("t", "*id int4", "code", nothing=True)
     await feed.create(t)
     await _cannot_be_changed(feed, t)
 
 
 @scenarios.needing("given_tables")
-async def only_of_other_columns(feed: Feed) -> None:
-    """The publisher's identity is not the target's key."""
+async def identity_of_other_columns(feed: Feed) -> None:
+    """The publisher's identity is other columns than the target's key."""
     await feed.create(Table("t", "*id int4", "code"))
     t = Table("t", "id int4", "*code")
     await feed.describe(t)
     await feed.apply(t.relation, t.insert(1, "a"))
-    with refused(RelationError, "an update whose old row has not the target's key", sqlstate=_PREREQUISITE) as caught:
+    with refused(RelationError, "an update whose old row lacks the target's key", sqlstate=_PREREQUISITE) as caught:
         await feed.apply(t.update(2, "b", old=(None, "a")))
     demand("public.t" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
     await feed.expect(t, (1, "a"))
@@ -71,7 +71,7 @@ async def only_of_other_columns(feed: Feed) -> None:
 
 @scenarios
 async def toasted_keys(feed: Feed) -> None:
-    """What is TOASTed of a key comes with every update in the old key, moved or not, and is not sent within the new row."""
+    """TOASTed key columns are sent with every update in the old key, changed or not, but not in the new row."""
     t = Table("t", "*id int4", "*code", "v", "doc")
     await feed.create(t)
     long = {letter: letter * 60 for letter in "abcde"}
@@ -97,7 +97,7 @@ async def toasted_keys(feed: Feed) -> None:
 
 @scenarios.needing("any_key")
 async def another_unique_key(feed: Feed) -> None:
-    """The publisher's identity holds no primary key of the target, but another unique one."""
+    """The publisher's identity is not the target's primary key, but another unique key."""
     made = Table("t", "*id int4", "^!code int4", "v")
     await feed.create(made)
     t = Table("t", "id int4", "*code int4", "v")

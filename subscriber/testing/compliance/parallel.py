@@ -30,7 +30,7 @@ async def _begun(feed: Feed, *messages: Message) -> tuple[ParallelTransaction, T
 
 @scenarios.needing("parallel_apply")
 async def commit(feed: Feed) -> None:
-    """Invisible until its end; then it is there, with its position, and other transactions were applied meanwhile."""
+    """Its changes are invisible until the commit. Then they are visible, the position is stored, and others were applied meanwhile."""
     t = Table("t", "*id int4")
     await feed.create(t)
     attempt, made = await _begun(feed, t.relation, t.insert(1), t.insert(2))
@@ -45,7 +45,7 @@ async def commit(feed: Feed) -> None:
 
 @scenarios.needing("parallel_apply")
 async def roll_back(feed: Feed) -> None:
-    """Nothing stays of one that is given up, and it can be applied as a whole."""
+    """An abandoned attempt leaves no changes, and the whole transaction can be applied afterwards."""
     t = Table("t", "*id int4")
     await feed.create(t)
     attempt, made = await _begun(feed, t.relation, t.insert(1))
@@ -58,11 +58,11 @@ async def roll_back(feed: Feed) -> None:
 
 @scenarios.needing("parallel_apply")
 async def cut(feed: Feed) -> None:
-    """A subtransaction that was aborted takes its records along."""
+    """The records of an aborted subtransaction are cut off."""
     t = Table("t", "*id int4")
     await feed.create(t)
     attempt, whole = await _begun(feed, t.relation, t.insert(1), t.insert(2), t.insert(3))
-    # records 2 and 3 are of another subtransaction than 0 and 1
+    # records 2 and 3 belong to another subtransaction than 0 and 1
     await attempt.cut(2)
     kept = feed.transaction(t.relation, t.insert(1), streamed=True)
     kept.xid = whole.xid

@@ -1,4 +1,4 @@
-"""Exactly once: the position, and what comes a second time."""
+"""Exactly once: the stored position, and transactions that are received again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ scenarios = Scenarios("positions")
 
 @scenarios
 async def first_position(feed: Feed) -> None:
-    """A new subscription has neither slot nor position; both are there for the next process."""
+    """A new subscription has neither slot nor position. Once set, the next process reads both."""
     equal(feed.state.position, None, "the position of a new subscription")
     equal(feed.state.slot_name, None, "the slot of a new subscription")
     equal(feed.state.two_phase, TwoPhaseState.DISABLED, "two-phase of a new subscription")
@@ -32,7 +32,7 @@ async def first_position(feed: Feed) -> None:
 
 @scenarios
 async def existence(feed: Feed) -> None:
-    """A sink tells of a subscription without opening it, and asking makes nothing."""
+    """A sink reports whether a subscription exists without being opened, and creates nothing."""
     other = feed.target.new_sink()
     equal(await other.exists(NAME), True, "whether it exists")
     for _ in range(2):
@@ -45,7 +45,7 @@ async def existence(feed: Feed) -> None:
 
 @scenarios
 async def setup(feed: Feed) -> None:
-    """What is noted while a subscription is made."""
+    """The state stored while a subscription is being created."""
     await feed.sink.begin_slot("a_slot", ["pub", "Publikation, zweite"], TwoPhaseState.PENDING)
     await feed.reopen()
     found = feed.state
@@ -64,7 +64,7 @@ async def setup(feed: Feed) -> None:
 
 @scenarios
 async def another_timeline(feed: Feed) -> None:
-    """The publisher was promoted: the position moves to another timeline."""
+    """The publisher was promoted: the position moves to the new timeline."""
     moved = Position("another_slot", "7000000000000000002", 2, Lsn(0x2000))
     await feed.sink.set_position(moved)
     await feed.reopen()
@@ -73,7 +73,7 @@ async def another_timeline(feed: Feed) -> None:
 
 @scenarios.needing("several_subscriptions")
 async def change_before_position(feed: Feed) -> None:
-    """A subscription without position cannot take anything: after a crash nobody could tell that it was applied."""
+    """A subscription without position rejects changes, because after a crash it would be unknown whether they were applied."""
     other = Feed(feed.target, "without_position")
     other.state = await other.sink.open(other.name, other.durable.append)
     with refused(TargetError, "a change before the first position"):
@@ -83,7 +83,7 @@ async def change_before_position(feed: Feed) -> None:
 
 @scenarios
 async def again(feed: Feed) -> None:
-    """A batch that comes a second time does nothing, and what it describes counts; one that overlaps does its new part."""
+    """A batch that comes again changes no rows, but its relation messages apply. Of an overlapping batch the new part is applied."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     first = [feed.transaction(t.relation, t.insert(1, "a")), feed.transaction(t.insert(2, "a")), feed.transaction(t.update(1, "b"))]
@@ -100,7 +100,7 @@ async def again(feed: Feed) -> None:
 
 @scenarios
 async def idle(feed: Feed) -> None:
-    """The position moves without data, and never back; what ends before it then is known."""
+    """The position moves without data, and never back. Transactions that end before it are then skipped."""
     t = Table("t", "*id int4")
     await feed.create(t)
     before = feed.transaction(t.relation, t.insert(1))
@@ -117,7 +117,7 @@ async def idle(feed: Feed) -> None:
 
 @scenarios
 async def skipping(feed: Feed) -> None:
-    """A transaction is passed over: nothing of it is applied, what it describes counts, and the position moves."""
+    """A skipped transaction changes no rows, its relation messages apply, and the position moves."""
     t = Table("t", "*id int4")
     await feed.create(t)
     skipped = feed.transaction(t.relation, t.insert(1))
@@ -132,7 +132,7 @@ async def skipping(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def skipping_prepared(feed: Feed) -> None:
-    """A prepared transaction is passed over; its COMMIT PREPARED comes nevertheless."""
+    """A prepared transaction is skipped. Its COMMIT PREPARED still comes."""
     t = Table("t", "*id int4")
     await feed.create(t)
     skipped = feed.transaction(t.relation, t.insert(1))
@@ -143,8 +143,8 @@ async def skipping_prepared(feed: Feed) -> None:
 
 
 @scenarios.needing("two_phase")
-async def skipping_what_was_kept(feed: Feed) -> None:
-    """Where changes are kept until COMMIT PREPARED and refused there, that is what is passed over."""
+async def skipping_a_stored_transaction(feed: Feed) -> None:
+    """If changes are stored until COMMIT PREPARED and rejected there, the COMMIT PREPARED is skipped."""
     if feed.sink.capabilities.prepares_in_target:
         return
     t = Table("t", "*id int4")
@@ -154,7 +154,7 @@ async def skipping_what_was_kept(feed: Feed) -> None:
     message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, made.xid, f"gid of {made.xid}")
     await feed.sink.skip(message)
     feed.given = message.end_lsn
-    equal(await feed.position(), message.end_lsn, "the position behind what was passed over")
+    equal(await feed.position(), message.end_lsn, "the position after the skipped transaction")
     await feed.sink.commit_prepared(message)
     await feed.apply(t.relation, t.insert(2))
     await feed.expect(t, (2,))

@@ -1,4 +1,4 @@
-"""The scenarios by name, and what a sink has to be able to for each."""
+"""The scenarios by name, and the abilities that each needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Function = Callable[[Feed], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One thing that every sink does, or every one that declares to.
+    """A test that every sink must pass, or every one that declares certain abilities.
 
     Attributes:
-        name: of the function, behind its module's.
-        needs: names of the capabilities without which there is nothing to see.
-        function: the scenario itself; it gets a feed that is opened on an empty target.
+        name: module and function.
+        needs: names of the capabilities that it tests.
+        function: the scenario. It gets a feed that is opened on an empty target.
     """
 
     name: str
@@ -32,15 +32,15 @@ class Scenario:
         return self.name
 
     def lacking(self, capabilities: Capabilities) -> Sequence[str]:
-        """Which of the needs a sink does not declare: where there are any, the scenario is not for it."""
+        """The needs that a sink does not declare. If there are any, the scenario does not apply to it."""
         return sorted(need for need in self.needs if not getattr(capabilities, need))
 
     async def run(self, target: ComplianceTarget) -> None:
         """Run it on an empty target.
 
         Raises:
-            AssertionError: the sink does something else than its contract says.
-            SubscriberError: it refuses what it has to do.
+            AssertionError: the sink violates its contract.
+            SubscriberError: it rejects something that it must accept.
         """
         feed = Feed(target)
         try:
@@ -54,7 +54,7 @@ class Scenario:
 
 
 class Scenarios:
-    """Those of one topic."""
+    """The scenarios of one topic."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -62,7 +62,7 @@ class Scenarios:
 
     @property
     def found(self) -> tuple[Scenario, ...]:
-        """In the order of the module."""
+        """The scenarios, in the order of the module."""
         return tuple(self._found)
 
     def needing(self, *needs: str) -> Callable[[Function], Function]:

@@ -1,4 +1,4 @@
-"""What a user may set: tables that are made, columns that were added on the publisher, rows that are there already."""
+"""Settings of the user: create tables, follow new columns of the publisher, overwrite existing rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _lines(*rows: Sequence[object]) -> AsyncIterator[bytes]:
 
 
 async def _copying(feed: Feed, table: Table) -> TableSink:
-    """The synchronization of a table that the target has, about to copy."""
+    """Begin the synchronization of an existing table, up to the copy."""
     await feed.describe(table)
     await feed.sink.add_table(table.name, TableEntry(TableState.INIT))
     sink = feed.sink.open_table(table.name)
@@ -47,12 +47,12 @@ async def _copied(feed: Feed, table: Table, *rows: Sequence[object]) -> None:
     await sink.close()
 
 
-# --- tables
+# --- create_tables
 
 
 @scenarios.needing("creates_tables")
 async def tables_are_created(feed: Feed) -> None:
-    """A table that is missing is made as it is published: columns, key, NOT NULL. One that is there stays as it is."""
+    """A missing table is created as published: columns, key, NOT NULL. An existing one is not changed."""
     t, there = Table("t", "*id int4", "!v", "n int4", relation_id=1), Table("there", "*id int4", "v", "+mine int4=7", relation_id=2)
     await feed.target.create_table(there)
     await feed.reopen_with(Settings(create_tables=True))
@@ -61,7 +61,7 @@ async def tables_are_created(feed: Feed) -> None:
         await feed.sink.add_table(table.name, TableEntry(TableState.READY))
     done = await feed.apply(t.relation, there.relation, t.insert(1, "a", None), t.insert(2, "b", 5), there.insert(1, "x"))
     for change, sqlstate in ((t.insert(1, "b", 1), "23505"), (t.insert(3, None, 1), "23502")):
-        with refused(ApplyError, "a row that a table made from the publication refuses", sqlstate=sqlstate):
+        with refused(ApplyError, "a row that a created table rejects", sqlstate=sqlstate):
             await feed.apply(change)
     equal(await feed.position(), done.end_lsn, "the stored position")
     await feed.apply(t.relation, t.update(1, "c", 9), t.delete(2, None, None))
@@ -73,7 +73,7 @@ async def tables_are_created(feed: Feed) -> None:
 
 @scenarios.needing("creates_tables")
 async def tables_without_a_key_are_created(feed: Feed) -> None:
-    """REPLICA IDENTITY FULL, and no key: a row may be there twice."""
+    """REPLICA IDENTITY FULL without a key: the table may contain duplicates."""
     f = Table("f", "a int4", "b", full=True)
     await feed.reopen_with(Settings(create_tables=True))
     await feed.describe(f)
@@ -85,7 +85,7 @@ async def tables_without_a_key_are_created(feed: Feed) -> None:
 
 @scenarios.needing("creates_tables")
 async def tables_are_not_created(feed: Feed) -> None:
-    """Nor is anything, unless it was said."""
+    """Without the setting, a missing table is an error and nothing is created."""
     await feed.reopen_with(Settings(create_tables=False))
     await feed.describe(_NARROW)
     with refused(RelationError, "adding a table that does not exist"):
@@ -93,17 +93,17 @@ async def tables_are_not_created(feed: Feed) -> None:
     equal(await feed.sink.tables(), {}, "the subscription's tables")
 
 
-# --- columns
+# --- schema_change
 
 
 @scenarios.needing("follows_columns")
-async def a_new_column_is_an_error(feed: Feed) -> None:
-    """Unless something else was said; then it goes on where it stopped."""
+async def new_columns_are_an_error(feed: Feed) -> None:
+    """The default. Once the columns exist, the sink resumes."""
     await feed.reopen_with(Settings(create_tables=False))
     await feed.create(_NARROW)
     done = await feed.apply(_NARROW.relation, _NARROW.insert(1, "a"))
     made = feed.transaction(_WIDE.relation, _WIDE.insert(2, "b", "c", 3))
-    with refused(RelationError, "a row with columns that the target has not") as caught:
+    with refused(RelationError, "a row with columns that the target lacks") as caught:
         await feed.give(made)
     text = caught.error.one_line()
     demand("public.t" in text and '"more"' in text and '"n"' in text, f"the error names neither relation nor columns: {text}")
@@ -115,7 +115,7 @@ async def a_new_column_is_an_error(feed: Feed) -> None:
 
 @scenarios.needing("follows_columns")
 async def new_columns_are_added(feed: Feed) -> None:
-    """In the middle of a transaction, behind changes of the table as it was; what was there has NULL."""
+    """In the middle of a transaction, after changes of the old table. Existing rows have NULL."""
     await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
     await feed.create(_NARROW)
     await feed.apply(
@@ -133,7 +133,7 @@ async def new_columns_are_added(feed: Feed) -> None:
 
 @scenarios.needing("follows_columns")
 async def new_columns_are_added_for_a_copy(feed: Feed) -> None:
-    """The initial copy asks the same."""
+    """New columns are added before the initial copy."""
     await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
     await feed.target.create_table(_NARROW)
     await _copied(feed, _WIDE, (1, "a", "b", 2), (2, None, None, None))
@@ -142,7 +142,7 @@ async def new_columns_are_added_for_a_copy(feed: Feed) -> None:
 
 @scenarios.needing("follows_columns")
 async def new_columns_are_ignored(feed: Feed) -> None:
-    """Rows come without them; the table stays as it is."""
+    """The new columns of rows are ignored, and the table is not changed."""
     await feed.reopen_with(Settings(create_tables=False, schema_change="ignore"))
     await feed.target.create_table(_NARROW)
     await _copied(feed, _WIDE, (1, "a", "b", 2), (2, None, None, None))
@@ -152,8 +152,8 @@ async def new_columns_are_ignored(feed: Feed) -> None:
 
 
 @scenarios.needing("follows_columns")
-async def somebody_is_asked_about_new_columns(feed: Feed) -> None:
-    """A function decides, table by table."""
+async def callback_decides_about_new_columns(feed: Feed) -> None:
+    """A callback decides for each table."""
     asked: list[tuple[str, str, tuple[str, ...]]] = []
 
     def decide(schema: str, table: str, columns: tuple[str, ...]) -> Literal["error", "add", "ignore"]:
@@ -165,7 +165,7 @@ async def somebody_is_asked_about_new_columns(feed: Feed) -> None:
     await feed.reopen_with(Settings(create_tables=False, schema_change=decide))
     await feed.create(*narrow)
     done = await feed.apply(*(table.relation for table in wide), wide[0].insert(1, "a", "b", 2), wide[1].insert(1, "a", "b", 2))
-    with refused(RelationError, "a column that the function does not want") as caught:
+    with refused(RelationError, "a column that the function rejects") as caught:
         await feed.apply(wide[2].insert(1, "a", "b", 2))
     demand("public.v" in caught.error.one_line(), f"the error does not name the relation: {caught.error.one_line()}")
     equal(set(asked), {("public", name, ("more", "n")) for name in "tuv"}, "what the function was asked")
@@ -175,7 +175,7 @@ async def somebody_is_asked_about_new_columns(feed: Feed) -> None:
     await feed.expect(narrow[2])
 
 
-# --- rows that are there
+# --- insert_conflict
 
 
 async def _upserting(feed: Feed, *tables: Table) -> None:
@@ -184,8 +184,8 @@ async def _upserting(feed: Feed, *tables: Table) -> None:
 
 
 @scenarios.needing("upserts")
-async def a_row_that_is_there_is_overwritten(feed: Feed) -> None:
-    """By an INSERT of its key; what only the target has stays. It is no conflict."""
+async def insert_overwrites_an_existing_row(feed: Feed) -> None:
+    """An INSERT of an existing key overwrites the row, except columns that only the target has. It is not counted as a conflict."""
     t = Table("t", "*id int4", "v", "+mine int4=7")
     await _upserting(feed, t)
     await feed.target.insert(t, [("1", "was there", "100"), ("2", "was there", "200")])
@@ -197,8 +197,8 @@ async def a_row_that_is_there_is_overwritten(feed: Feed) -> None:
 
 
 @scenarios.needing("upserts")
-async def overwritten_in_order(feed: Feed) -> None:
-    """Among updates and deletes of the same row, in one batch and in several transactions."""
+async def overwriting_in_order(feed: Feed) -> None:
+    """Among updates and deletes of the same row, in one batch of several transactions."""
     t = Table("t", "*id int4", "v")
     await _upserting(feed, t)
     await feed.target.insert(t, [("1", "was there"), ("2", "was there"), ("3", "was there")])
@@ -210,8 +210,8 @@ async def overwritten_in_order(feed: Feed) -> None:
 
 
 @scenarios.needing("upserts")
-async def overwritten_with_nothing_but_a_key(feed: Feed) -> None:
-    """Nothing changes, and nothing is refused."""
+async def overwriting_a_row_without_other_columns(feed: Feed) -> None:
+    """A table that has only its key: no change and no error."""
     t = Table("t", "*a int4", "*b int4")
     await _upserting(feed, t)
     await feed.target.insert(t, [("1", "1")])
@@ -220,8 +220,8 @@ async def overwritten_with_nothing_but_a_key(feed: Feed) -> None:
 
 
 @scenarios.needing("upserts")
-async def overwriting_is_refused_nevertheless(feed: Feed) -> None:
-    """NULL where the target does not take it: nothing of the transaction stays."""
+async def overwriting_with_an_invalid_value(feed: Feed) -> None:
+    """NULL in a NOT NULL column: the transaction is rolled back."""
     t = Table("t", "*id int4", "!v")
     await _upserting(feed, t)
     await feed.target.insert(t, [("1", "was there")])
@@ -232,8 +232,8 @@ async def overwriting_is_refused_nevertheless(feed: Feed) -> None:
 
 
 @scenarios.needing("upserts")
-async def overwritten_by_a_copy(feed: Feed) -> None:
-    """The initial copy, too; and one that did not finish leaves the rows as they were."""
+async def copy_overwrites_existing_rows(feed: Feed) -> None:
+    """The initial copy overwrites rows too. An unfinished copy leaves them unchanged."""
     t = _NARROW
     await feed.reopen_with(Settings(create_tables=False, insert_conflict="upsert"))
     await feed.target.create_table(t)

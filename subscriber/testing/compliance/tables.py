@@ -15,8 +15,8 @@ scenarios = Scenarios("tables")
 
 
 @scenarios
-async def come_and_go(feed: Feed) -> None:
-    """Tables are added with their state, are there for the next process, and are forgotten; their rows stay."""
+async def tables_are_added_and_removed(feed: Feed) -> None:
+    """Tables are added with their state, the next process reads them, and they are removed; their rows stay."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     equal(await feed.sink.tables(), {}, "tables of a new subscription")
     await feed.begin(TableState.INIT, t)
@@ -34,7 +34,7 @@ async def come_and_go(feed: Feed) -> None:
 
 @scenarios
 async def names(feed: Feed) -> None:
-    """Names with blanks, quotes, capitals and letters of any alphabet, of tables, columns and schemas."""
+    """Names of tables, columns and schemas with blanks, quotes, capitals and letters of any alphabet."""
     quoted = Table('Größe "of" it', "*Der Schlüssel int4", 'a "quoted" name', "%s :p", relation_id=1)
     capital = Table("T", "*ID int4", "select", relation_id=2)
     await feed.create(quoted, capital)
@@ -46,7 +46,7 @@ async def names(feed: Feed) -> None:
 
 @scenarios
 async def ready_after_synchronized(feed: Feed) -> None:
-    """A table becomes ready when the apply worker passed its LSN; one in any other state does not."""
+    """A table becomes ready when the apply worker has passed its LSN. Tables in other states do not."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.begin(TableState.INIT, t)
     await feed.begin(TableState.SYNCDONE, u)

@@ -1,4 +1,4 @@
-"""What the suite needs of a target beside its sink: tables made in it, and their rows read back."""
+"""The interface of a target for the suite: it creates tables, and reads their rows without the sink."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from subscriber.testing.compliance.values import Table
 __all__ = ["ComplianceTarget", "Row", "SettableTarget"]
 
 Row = tuple[object, ...]
-"""Values in the order of the table's columns: PostgreSQL's text of each, or what the target's driver gives for it; None is NULL."""
+"""Values in the order of the table's columns: PostgreSQL's text, or the value of the target's driver. None is NULL."""
 
 
 class ComplianceTarget(Protocol):
-    """A target that is empty at the beginning of a scenario, and looked at from the outside: never through the sink.
+    """A target that is empty at the start of a scenario. It is never accessed through the sink.
 
-    Write one for your sink, and run :data:`subscriber.testing.compliance.SCENARIOS` over it.
+    Implement it for your sink, and run :data:`subscriber.testing.compliance.SCENARIOS` on it.
     """
 
     def new_sink(self) -> Sink:
-        """A sink for this target, not opened. Those of one target see the same catalog and the same tables, as several processes would."""
+        """Return a new sink that is not open. All sinks of a target use the same catalog and tables, as several processes would."""
         ...
 
     async def create_table(self, table: Table) -> None:
-        """Make the table: its columns, primary key and unique constraint. A column that only the target has takes its default."""
+        """Create the table: its columns, primary key and unique constraint. Columns that only the target has get their defaults."""
         ...
 
     async def rows(self, table: Table) -> list[Row]:
-        """All rows, committed, in any order."""
+        """Return all committed rows, in any order."""
         ...
 
     async def insert(self, table: Table, rows: Sequence[Row]) -> None:
-        """Put rows into the table, as somebody else would who writes into the target: texts or None, one for each column."""
+        """Insert rows into the table, as another program would: texts or None, one for each column."""
         ...
 
     async def clear(self, table: Table) -> None:
-        """Delete all rows of the table, as somebody else would."""
+        """Delete all rows of the table, as another program would."""
         ...
 
 
 @runtime_checkable
 class SettableTarget(ComplianceTarget, Protocol):
-    """One whose sink declares ``creates_tables``, ``follows_columns`` or ``upserts``."""
+    """A target whose sink declares ``creates_tables``, ``follows_columns`` or ``upserts``."""
 
     def new_sink_with(self, settings: Settings) -> Sink:
-        """As :meth:`new_sink`, with these settings."""
+        """Return a new sink with these settings, as :meth:`new_sink`."""
         ...

@@ -1,4 +1,4 @@
-"""Prepared transactions: kept until their COMMIT PREPARED, whatever happens in between, and applied once."""
+"""Prepared transactions: they are kept until COMMIT PREPARED, also over a restart, and applied once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ scenarios = Scenarios("twophase")
 
 @scenarios.needing("two_phase")
 async def commit(feed: Feed) -> None:
-    """What is prepared is invisible until it is committed; transactions between pass it; each message may come twice."""
+    """Prepared changes are invisible until the commit. Other transactions may commit before it. Each message may come twice."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     prepared = await feed.prepare(t.relation, t.insert(1, "prepared"), t.insert(2, "prepared"))
     await feed.expect(t)
-    equal(await feed.position(), prepared.end_lsn, "the position behind the prepare")
+    equal(await feed.position(), prepared.end_lsn, "the position after the prepare")
     await feed.give_prepared(prepared)
     await feed.apply(t.relation, t.insert(3, "between"))
     await feed.expect(t, (3, "between"))
@@ -29,38 +29,38 @@ async def commit(feed: Feed) -> None:
     message = await feed.commit_prepared(prepared)
     await feed.sink.commit_prepared(message)
     await feed.expect(t, (1, "prepared"), (2, "prepared"), (3, "between"))
-    equal(await feed.position(), message.end_lsn, "the position behind the commit")
+    equal(await feed.position(), message.end_lsn, "the position after the commit")
     await feed.apply(t.relation, t.update(1, "changed since"), t.delete(2, None))
     await feed.expect(t, (1, "changed since"), (3, "between"))
 
 
 @scenarios.needing("two_phase")
 async def rollback(feed: Feed) -> None:
-    """What is rolled back never was; so is one that was never prepared here."""
+    """A rollback leaves no changes. It may also name a transaction that was never prepared here."""
     t = Table("t", "*id int4")
     await feed.create(t)
     prepared = await feed.prepare(t.relation, t.insert(1))
     await feed.reopen()
     message = await feed.rollback_prepared(prepared)
     await feed.sink.rollback_prepared(message)
-    equal(await feed.position(), message.rollback_end_lsn, "the position behind the rollback")
+    equal(await feed.position(), message.rollback_end_lsn, "the position after the rollback")
     unknown = feed.transaction()
     message = await feed.rollback_prepared(unknown)
-    equal(await feed.position(), message.rollback_end_lsn, "the position behind a rollback of what was never prepared")
+    equal(await feed.position(), message.rollback_end_lsn, "the position after a rollback of an unknown transaction")
     await feed.apply(t.relation, t.insert(1))
     await feed.expect(t, (1,))
 
 
 @scenarios.needing("two_phase")
-async def committing_what_is_not_there(feed: Feed) -> None:
-    """COMMIT PREPARED of a transaction that the target does not have: its changes are lost, and that is said."""
+async def commit_of_an_unknown_transaction(feed: Feed) -> None:
+    """COMMIT PREPARED of a transaction that the target does not have is an error, because its changes are lost."""
     with refused(DataLossError, "COMMIT PREPARED of an unknown transaction"):
         await feed.commit_prepared(feed.transaction())
 
 
 @scenarios.needing("two_phase")
 async def several(feed: Feed) -> None:
-    """Several are prepared at once, and end in another order; each has its own rows."""
+    """Several are prepared at once, and end in another order. Each has its own rows."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     prepared = [await feed.prepare(*([] if number else [t.relation]), t.insert(number, "x")) for number in range(4)]
@@ -74,7 +74,7 @@ async def several(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def empty(feed: Feed) -> None:
-    """One that changes nothing is prepared and committed like any other."""
+    """A transaction without changes is prepared and committed like any other."""
     prepared = await feed.prepare()
     await feed.reopen()
     await feed.commit_prepared(prepared)
@@ -82,7 +82,7 @@ async def empty(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def damaged(feed: Feed) -> None:
-    """A damaged record is refused before the prepared transaction is kept: the publisher sends it again, and it is whole then."""
+    """A damaged record is rejected before the transaction is stored, so that the publisher sends the intact transaction again."""
     t = Table("t", "*id int4", "v")
     await feed.create(t)
     prepared = feed.transaction(t.relation, t.insert(1, "x"), t.insert(2, "y"))
@@ -100,13 +100,13 @@ async def damaged(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def late(feed: Feed) -> None:
-    """One from before the slot's two-phase start comes right before its commit, long behind the position, and is done nevertheless."""
+    """One from before two-phase was enabled comes right before its commit. It is applied although it is far below the position."""
     t = Table("t", "*id int4")
     await feed.create(t)
     early = feed.transaction(t.relation, t.insert(1))
     done = await feed.apply(t.relation, t.insert(2))
     await feed.give_prepared(early)
-    equal(await feed.position(), done.end_lsn, "the position behind a late prepare")
+    equal(await feed.position(), done.end_lsn, "the position after a late prepare")
     await feed.give_prepared(early)
     await feed.commit_prepared(early)
     await feed.expect(t, (1,), (2,))
@@ -114,7 +114,7 @@ async def late(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def large_and_streamed(feed: Feed) -> None:
-    """A large one that was streamed and spooled; what it describes counts for itself, also in another process."""
+    """A large one that was streamed and spooled. Its relation messages apply to itself, also in another process."""
     t, u = Table("t", "*id int4", "v", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.create(t, u)
     padding = "x" * 500
@@ -130,7 +130,7 @@ async def large_and_streamed(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def known_relations(feed: Feed) -> None:
-    """A relation that was described before the transaction is described to it, also when it is committed by another process."""
+    """A relation described before the transaction is known to it, also when another process commits it."""
     t = Table("t", "*id int4", "v")
     wider = Table("t", "*id int4", "v", "+w")
     await feed.create(wider)
@@ -146,7 +146,7 @@ async def known_relations(feed: Feed) -> None:
 
 @scenarios.needing("two_phase")
 async def gate_at_prepare(feed: Feed) -> None:
-    """Which tables' changes are wanted is asked when it is prepared."""
+    """The gate is asked when the transaction is prepared."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.create(t, u)
     await feed.shut(u)
@@ -161,13 +161,13 @@ async def gate_at_prepare(feed: Feed) -> None:
 
 @scenarios.needing("two_phase", "constraints", "shared_tables")
 async def refused_change(feed: Feed) -> None:
-    """A change that the target refuses: said at the prepare or at the commit, and after the remedy it goes on."""
+    """The target rejects a change at the prepare or at the commit. After a fix the transaction is applied."""
     t = Table("t", "*id int4")
     await feed.create(t)
     await feed.target.insert(t, [("1",)])
     made = feed.transaction(t.relation, t.insert(7), t.insert(1))
     if feed.sink.capabilities.prepares_in_target:
-        with refused(ApplyError, "preparing what the target refuses", sqlstate="23505"):
+        with refused(ApplyError, "preparing a transaction that the target rejects", sqlstate="23505"):
             await feed.give_prepared(made)
         await feed.target.clear(t)
         await feed.give_prepared(made)
@@ -181,6 +181,6 @@ async def refused_change(feed: Feed) -> None:
 
 async def _refused_at_commit(feed: Feed, made: Transaction) -> None:
     for _ in range(2):
-        with refused(ApplyError, "committing what the target refuses", sqlstate="23505"):
+        with refused(ApplyError, "committing a transaction that the target rejects", sqlstate="23505"):
             await feed.commit_prepared(made)
-        equal(await feed.position(), made.end_lsn, "the position after a refused commit")
+        equal(await feed.position(), made.end_lsn, "the position after a rejected commit")

@@ -1,4 +1,4 @@
-"""Values of common types: whatever way they come, they are the same."""
+"""Values of common types: the stored value is the same for all formats."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def in_text(feed: Feed) -> None:
 
 @scenarios.needing("binary")
 async def in_binary(feed: Feed) -> None:
-    """The first of the rows in the binary format, then identified by its binary key."""
+    """The first of the rows in the binary format, then found by its binary key."""
     t = _TABLE
     first = _ROWS[0]
     await feed.create(t)

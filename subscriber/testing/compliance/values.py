@@ -1,4 +1,4 @@
-"""Tables and messages of the scenarios, in terms that say nothing of the target."""
+"""Tables and messages of the scenarios, independent of the target."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TYPE_OIDS: Final[dict[TypeName, int]] = {
     "uuid": 2950,
     "jsonb": 3802,
 }
-"""``pg_type.oid`` of the types used."""
+"""``pg_type.oid`` of the types in use."""
 
 SQL_NAMES: Final[dict[TypeName, str]] = {
     "bool": "boolean",
@@ -51,7 +51,7 @@ SQL_NAMES: Final[dict[TypeName, str]] = {
     "timestamp": "timestamp without time zone",
     "timestamptz": "timestamp with time zone",
 }
-"""What ``format_type`` calls them, where that is something else."""
+"""Their names in ``format_type``, if different."""
 
 _FLAGS: Final = "*!^+"
 
@@ -69,12 +69,12 @@ class ColumnDefinition:
 
     Attributes:
         name: its name.
-        type: of PostgreSQL.
-        key: of the primary key (in the target) and of the replica identity (at the publisher).
-        not_null: has the constraint; columns of the key always have it.
-        default: an integer or text that the target puts where none is given, or None.
-        local: only the target has it.
-        unique: of a unique constraint of the target, over all such columns.
+        type: in PostgreSQL.
+        key: whether it is part of the primary key (in the target) and of the replica identity (on the publisher).
+        not_null: whether it has the constraint. Key columns always have it.
+        default: an integer or text that the target uses as default, or None.
+        local: whether only the target has it.
+        unique: whether it is part of the target's unique constraint over all such columns.
     """
 
     name: str
@@ -91,12 +91,11 @@ class Table:
 
     Args:
         name: unqualified; the schema is ``public``.
-        columns: each ``name`` or ``name type``, text without. A ``*`` before the name puts it into the key, a ``!`` makes it NOT NULL, a
-            ``^`` puts it into the target's unique constraint, a ``+`` says that only the target has it, and ``=…`` behind the type is its
-            default.
+        columns: each ``name`` or ``name type``; the default type is text. Prefixes of the name: ``*`` for the key, ``!`` for NOT NULL,
+            ``^`` for the target's unique constraint, ``+`` for a column that only the target has. ``=…`` after the type is its default.
         full: REPLICA IDENTITY FULL.
         nothing: REPLICA IDENTITY NOTHING.
-        relation_id: at the publisher; any number.
+        relation_id: on the publisher; any number.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Table:
 
     @property
     def relation(self) -> Relation:
-        """As the publisher describes it."""
+        """The relation as the publisher describes it."""
         columns = tuple(Column(column.name, TYPE_OIDS[column.type], -1, key=self._identifies(column)) for column in self.sent)
         return Relation(self.relation_id, self.name.namespace, self.name.name, self._identity, columns)
 
@@ -120,7 +119,7 @@ class Table:
 
     @property
     def published(self) -> PublishedTable:
-        """As the publisher's catalog describes it."""
+        """The table as the publisher's catalog describes it."""
         return PublishedTable(
             name=self.name,
             relation_id=self.relation_id,
@@ -133,16 +132,16 @@ class Table:
         )
 
     def insert(self, *values: object) -> Insert:
-        """One row; see :func:`row`."""
+        """Insert one row; see :func:`row`."""
         return Insert(self.relation_id, row(*values))
 
     def update(self, *values: object, old: Sequence[object] | None = None) -> Update:
-        """One row; ``old`` is the whole row before (full), or its key with None elsewhere, if that changed."""
+        """Update one row. ``old`` is the whole old row (full), or the old key with None elsewhere, if the key changed."""
         before = None if old is None else row(*old)
         return Update(self.relation_id, None if self.full else before, before if self.full else None, row(*values))
 
     def delete(self, *old: object) -> Delete:
-        """One row: the whole of it (full), or its key with None elsewhere."""
+        """Delete one row, given as a whole (full), or as its key with None elsewhere."""
         before = row(*old)
         return Delete(self.relation_id, None if self.full else before, before if self.full else None)
 
@@ -165,7 +164,7 @@ def _column(text: str) -> ColumnDefinition:
 
 
 def row(*values: object) -> TupleData:
-    """A row: None is NULL, :data:`UNSENT` not sent, :class:`Binary` in binary format, anything else text."""
+    """Make a row: None is NULL, :data:`UNSENT` not sent, :class:`Binary` in binary format, anything else text."""
     kinds, raw = bytearray(), list[bytes | None]()
     for value in values:
         if value is None or value is UNSENT:
@@ -181,6 +180,6 @@ def row(*values: object) -> TupleData:
 
 
 def truncate(*tables: Table, restart_identity: bool = False) -> Truncate:
-    """Tables truncated together."""
+    """Truncate tables together."""
     options = TruncateOption.RESTART_IDENTITY if restart_identity else TruncateOption(0)
     return Truncate(options, tuple(table.relation_id for table in tables))

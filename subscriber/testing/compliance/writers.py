@@ -1,4 +1,4 @@
-"""One writer a subscription; several subscriptions a target; what others see."""
+"""One writer per subscription, several subscriptions per target, and reports to other sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ scenarios = Scenarios("writers")
 
 @scenarios
 async def one(feed: Feed) -> None:
-    """While a subscription is open nobody else opens it; once it is closed, the next does."""
+    """While a subscription is open it cannot be opened again. Once it is closed, it can."""
     t = Table("t", "*id int4")
     await feed.create(t)
     second = feed.target.new_sink()
@@ -43,7 +43,7 @@ async def closing_twice(feed: Feed) -> None:
 
 @scenarios.needing("several_subscriptions")
 async def two_subscriptions(feed: Feed) -> None:
-    """Two subscriptions of one target have positions and tables of their own, and are open at the same time."""
+    """Two subscriptions of one target have their own positions and tables, and are open at the same time."""
     t, u = Table("t", "*id int4", relation_id=1), Table("u", "*id int4", relation_id=1)
     await feed.create(t)
     other = Feed(feed.target, "other")
@@ -65,7 +65,7 @@ async def two_subscriptions(feed: Feed) -> None:
 
 @scenarios
 async def reports(feed: Feed) -> None:
-    """A report of the workers changes neither rows nor position, and is nothing while the sink is closed."""
+    """A report of the workers changes neither rows nor position. It is ignored while the sink is closed."""
     t = Table("t", "*id int4")
     await feed.create(t)
     done = await feed.apply(t.relation, t.insert(1))
@@ -80,7 +80,7 @@ async def reports(feed: Feed) -> None:
 
 @scenarios.needing("given_tables")
 async def check(feed: Feed) -> None:
-    """Checking finds nothing wrong with a table as it should be, and an error in one that lacks a column; it changes nothing."""
+    """A check finds no error in a matching table, and an error in a table that lacks a column. It changes nothing."""
     t, u = Table("t", "*id int4", "v", relation_id=1), Table("u", "*id int4", relation_id=2)
     await feed.target.create_table(t)
     await feed.target.create_table(u)
