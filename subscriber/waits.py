@@ -1,7 +1,7 @@
-"""Lines in the log about waits that last: after some seconds one with what is waited for, and then ever more rarely.
+"""Log waits that last long: first after some seconds, then less and less often.
 
-For a PostgreSQL server here are also the queries that tell who holds a lock, and the sentence about it. Never the text of a query of
-another session: it may hold values.
+For a PostgreSQL server this module also has the queries that find the holder of a lock, and the sentence about it. It never shows the query
+of another session, which may contain values.
 
 Source: PostgreSQL manual, 27.2.3 (pg_stat_activity), 52.12 (pg_locks), 9.27.1 (pg_blocking_pids).
 """
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 FIRST_SECONDS: Final = 3.0
-"""After so long a wait is logged for the first time, and then each time it has lasted twice as long as at the line before, or
-``_LONGEST`` longer."""
+"""A wait is logged after so many seconds, and again each time its duration has doubled since the last line, or has grown by
+``_LONGEST``."""
 _LONGEST: Final = 300.0
 _LOOK_SECONDS: Final = 5.0
 
 
 class LastingWait:
-    """One wait, and when it is logged next.
+    """One wait, and the time of its next log line.
 
     Args:
-        log: where to.
-        name: of what waits, at the beginning of each line.
+        log: the logger.
+        name: of the waiting object, at the beginning of each line.
         now: in seconds, as everywhere here.
     """
 
@@ -61,11 +61,11 @@ class LastingWait:
 
 
 class WaitLog:
-    """Which waits there are.
+    """The current waits.
 
     Args:
-        log: where to.
-        name: of what waits, at the beginning of each line.
+        log: the logger.
+        name: of the waiting object, at the beginning of each line.
     """
 
     def __init__(self, log: logging.Logger, name: str) -> None:
@@ -74,10 +74,10 @@ class WaitLog:
         self._waits: dict[str, LastingWait] = {}
 
     def note(self, waits: Iterable[str], now: float) -> None:
-        """These waits there are now; what is not among them is over.
+        """Update the current waits. Those that are missing are over.
 
         Args:
-            waits: a sentence for each; the same wait has the same sentence each time.
+            waits: a sentence for each. The same wait must always have the same sentence.
             now: in seconds.
         """
         before, self._waits = self._waits, {}
@@ -89,12 +89,12 @@ class WaitLog:
 
 @contextlib.asynccontextmanager
 async def logged_wait(log: logging.Logger, name: str, describe: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
-    """Log what the block waits for, if it lasts.
+    """Log the cause of the wait if the block takes long.
 
     Args:
-        log: where to.
-        name: of what waits.
-        describe: finds out what is waited for, and who is in the way. An error of its own is no error of the block.
+        log: the logger.
+        name: of the waiting object.
+        describe: finds the cause of the wait. An error in it does not affect the block.
     """
     task = asyncio.create_task(_log_it(log, name, describe), name=f"log of a wait: {name}")
     try:
@@ -113,28 +113,28 @@ async def _log_it(log: logging.Logger, name: str, describe: Callable[[], Awaitab
             async with asyncio.timeout(_LOOK_SECONDS):
                 text = await describe()
         except (SubscriberError, TimeoutError) as error:
-            text = f"still waiting; could not find out for what: {error.one_line() if isinstance(error, SubscriberError) else 'no answer'}"
+            text = f"still waiting; could not find the cause: {error.one_line() if isinstance(error, SubscriberError) else 'no answer'}"
         wait.tell(text, clock())
 
 
 class AskedSession(Protocol):
-    """A session with the publisher that was asked something."""
+    """A session with the publisher that has a query or command running."""
 
     async def is_working(self) -> bool:
-        """Whether the publisher is at work on the answer, or waits for something itself; it is asked through another session.
+        """Whether the publisher works on the answer, or waits for something. It is asked through another session.
 
         Raises:
-            SubscriberError: that cannot be found out.
+            SubscriberError: this cannot be found out.
         """
         ...
 
 
 class Watch:
-    """One piece of work, as the watchdog sees it. It is that of a task, and of the tasks that this task starts.
+    """A unit of work for the watchdog: that of a task, and of the tasks that it starts.
 
     Attributes:
-        moved_at: when it made progress last, by the event loop's clock.
-        asked: sessions whose answers it waits for; None stands for a connection that is being made.
+        moved_at: time of the last progress, by the event loop's clock.
+        asked: sessions for whose answers it waits; None stands for a connection attempt.
     """
 
     def __init__(self) -> None:
@@ -142,12 +142,12 @@ class Watch:
         self.moved()
 
     def moved(self) -> None:
-        """It has made progress."""
+        """Note progress."""
         self.moved_at = asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """What is done inside is this work."""
+        """Everything done inside the block belongs to this work."""
         token = _current.set(self)
         try:
             yield
@@ -159,7 +159,7 @@ _current: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def moved() -> None:
-    """The current work has made progress."""
+    """Note progress of the current work."""
     watch = _current.get()
     if watch is not None:
         watch.moved()
@@ -167,7 +167,7 @@ def moved() -> None:
 
 @contextlib.contextmanager
 def awaiting(session: AskedSession | None) -> Iterator[None]:
-    """The current work waits for an answer of this session; None: for a connection, which takes its own time and has its own limit."""
+    """The current work waits for an answer of this session; None: for a connection attempt, which has its own time limit."""
     watch = _current.get()
     if watch is None:
         yield
@@ -180,14 +180,14 @@ def awaiting(session: AskedSession | None) -> Iterator[None]:
         watch.asked.remove(session)
 
 
-# an active session that waits for its client does nothing
+# an active session that waits for its client is idle
 _SESSIONS: Final = """
 SELECT a.pid, CASE WHEN a.state = 'active' AND a.wait_event_type IS DISTINCT FROM 'Client' THEN 0.0
     ELSE coalesce(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.state_change), 0.0) END AS idle
 FROM pg_catalog.pg_stat_activity AS a WHERE a.pid IN ({pids})
 """
 
-# pg_blocking_pids gives 0 for a prepared transaction; what another role does may be hidden
+# pg_blocking_pids returns 0 for a prepared transaction; the activity of other roles may be hidden
 _WAITS: Final = """
 SELECT a.pid, nullif(blocker.pid, 0) AS blocker, b.application_name AS application, b.state, w.relation,
     pg_catalog.to_char(coalesce(b.xact_start, b.query_start), 'YYYY-MM-DD HH24:MI:SS TZ') AS since
@@ -206,7 +206,7 @@ ORDER BY a.pid, blocker.pid
 
 
 WAIT_COLUMNS: Final = ("pid", "blocker", "application", "state", "relation", "since")
-"""Of the rows of :func:`waits_query`."""
+"""Columns of :func:`waits_query`."""
 
 
 def _listed(pids: Iterable[int]) -> str:
@@ -214,17 +214,17 @@ def _listed(pids: Iterable[int]) -> str:
 
 
 def sessions_query(pids: Iterable[int]) -> str:
-    """For each of these sessions that exists, its ``pid`` and for how many seconds it has been ``idle``; 0 without track_activities."""
+    """Select for each of these sessions that exists its ``pid`` and for how many seconds it was ``idle``; 0 without track_activities."""
     return _SESSIONS.format(pids=_listed(pids))
 
 
 def waits_query(pids: Iterable[int]) -> str:
-    """Which of these sessions wait for a lock: a row for each blocker, for :func:`wait_text`."""
+    """Select which of these sessions wait for a lock: a row for each blocker, for :func:`wait_text`."""
     return _WAITS.format(pids=_listed(pids))
 
 
 def wait_text(row: Mapping[str, Any]) -> str:
-    """What a row of :func:`waits_query` says."""
+    """Return the sentence for a row of :func:`waits_query`."""
     what = f'a lock on table "{row["relation"]}"' if row["relation"] else "a lock"
     if not row["blocker"]:
         holder = "a prepared transaction holds"

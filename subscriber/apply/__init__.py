@@ -1,1 +1,1 @@
-"""Policy: the apply loop, table synchronization, retry, spool."""
+"""The apply worker, table synchronization, retries and the spool."""

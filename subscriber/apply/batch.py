@@ -1,8 +1,8 @@
-"""Grouping committed transactions into batches.
+"""Group committed transactions into batches.
 
-A batch ends at a commit and is bounded in rows and bytes; it takes what is waiting and, with ``batch_delay``, waits a little for more.
-One transaction is never split, whatever its size. What is not a plain committed transaction (a prepare, COMMIT PREPARED, …) is never
-part of one: it is applied by itself, in its place in the order.
+A batch ends at a commit, and is limited in rows and bytes. It takes the waiting transactions and, with ``batch_delay``, waits a little for
+more. A transaction is never split, whatever its size. Only plain committed transactions are batched. Others (a prepare, COMMIT PREPARED,
+…) are applied one at a time, in their order.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["collect"]
 async def collect(
     receiver: Receiver, settings: Settings, gate: RelationGate, alone: Callable[[Transaction], bool] = lambda _: False
 ) -> tuple[Batch, int]:
-    """Take the batch that starts with the next event, which is a Transaction.
+    """Collect the batch that starts with the next event, which must be a Transaction.
 
     Args:
-        receiver: gives the events.
-        settings: how large a batch may be.
+        receiver: source of the events.
+        settings: limits of a batch.
         gate: of the batch.
-        alone: whether a transaction is not to follow others in a batch, because it may be applied by itself.
+        alone: whether a transaction must not follow others in a batch, because it may be applied in another way.
 
     Returns:
-        The batch and the memory it holds, for :meth:`Receiver.release`.
+        The batch, and the memory it holds, for :meth:`Receiver.release`.
     """
     transactions: list[Transaction] = []
     rows = size = held = 0
@@ -45,7 +45,7 @@ async def collect(
             try:
                 await receiver.wait(remaining)
             except SubscriberError:
-                break  # raised again by the next wait, once what came before it is applied
+                break  # the next wait raises it again, after the earlier transactions are applied
             continue
         if not isinstance(event, Transaction) or (transactions and alone(event)):
             break

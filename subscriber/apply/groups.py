@@ -1,15 +1,15 @@
-"""Table synchronization of many small tables: a group shares a snapshot, a session with the publisher and one with the target.
+"""Synchronize many small tables together: a group shares a snapshot, and one session with each server.
 
-Each table of a group is copied by one transaction of the target, which stores its rows and takes it from INIT straight to SYNCDONE. So a
-crash leaves a table either untouched or synchronized, and there is nothing to undo: no rows, no notes, no slot (the snapshot comes of a
-temporary one).
+Each table of a group is copied in one transaction of the target, which stores its rows and its state, straight from INIT to SYNCDONE. So a
+crash leaves a table either untouched or synchronized, and there is nothing to undo: no rows, no state, no slot (the snapshot's slot is
+temporary).
 
-There is no stream that a table catches up by. None is needed if the table did not change since the snapshot, and the apply worker knows
-that, because it has passed over everything that was committed since (:meth:`TableStates.covered`). Then the table is handed over at the
-apply worker's position, by the handover of ``table_state.py``.
+A group has no stream by which a table could catch up. A table needs none if it did not change since the snapshot. The apply worker knows
+this, because it received everything that was committed since (:meth:`TableStates.covered`). Then the table is handed over at the apply
+worker's position, by the handover of ``table_state.py``.
 
-What cannot be done so *leaves* the group, and is synchronized alone (``tablesync.py``): a table that changed meanwhile, one that is large,
-one that either server refuses, or has locked. Its error, if there is one, is met again there, and reported and retried as for any table.
+Other tables *leave* the group, and are synchronized alone (``tablesync.py``): a table that changed meanwhile, a large one, one that either
+server rejects, or one that is locked. If its error persists, ``tablesync.py`` reports and retries it as for any table.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["GROUP_TABLES", "GroupSnapshot", "GroupSource", "GroupSynchronization
 _log = logging.getLogger(__name__)
 
 GROUP_TABLES: Final = 500
-"""How many tables a group has at most."""
+"""Maximum number of tables in a group."""
 _GROUP_BYTES: Final = 64 * 1024**2
-"""How much a group copies at most: the longer it takes, the more of its tables change meanwhile, and the publisher keeps its snapshot."""
+"""Maximum size of a group. While it is copied, more of its tables change, and its snapshot holds back the publisher."""
 _TABLE_BYTES: Final = 4 * 1024**2
-"""What is larger has a slot of its own, and parts that are read side by side."""
+"""Larger tables get their own slot, and are copied in parallel parts."""
 
 
 class GroupSnapshot(Protocol):
-    """A snapshot, and a session that reads one table after another under it."""
+    """A snapshot, and a session that copies one table after another under it."""
 
     @property
     def consistent_point(self) -> Lsn:
@@ -49,34 +49,34 @@ class GroupSnapshot(Protocol):
         ...
 
     async def describe(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
-        """The tables as published now; those that no longer are, are left out."""
+        """Describe the tables as published now. Tables that are not published any more are left out."""
         ...
 
     def rows(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncGenerator[bytes]:
-        """The table's published rows as COPY data. ``rows`` is told how many were read.
+        """The table's published rows as COPY data. ``rows`` is called with the number of rows read.
 
-        Read to the end, they are those of the table of that oid and name.
+        If the data is read to its end, it belongs to the table with that oid and name.
 
         Raises:
             PublisherUnavailable: the table was renamed, replaced or rewritten meanwhile.
-            PublisherError: or its kin; also if another session has it locked for more than a moment.
+            PublisherError: or a subclass; also if another session has locked the table for more than a moment.
         """
         ...
 
 
 class GroupSource(Protocol):
-    """The publisher, as a group sees it."""
+    """The publisher, for a group."""
 
     def group(self, slot_name: str) -> AbstractAsyncContextManager[GroupSnapshot]:
-        """Take a snapshot by a temporary slot of that name."""
+        """Create a temporary slot of that name, with a snapshot."""
         ...
 
 
 class GroupSynchronization:
-    """Takes tables from INIT to SYNCDONE, those of a group together.
+    """Takes the tables of a group from INIT to SYNCDONE.
 
     Args:
-        oid, target_identifier: of the subscription (they make the slot's name).
+        oid, target_identifier: of the subscription, for the slot's name.
         open_group: of the sink.
         source: the publisher.
         states: shared with the apply worker.
@@ -104,14 +104,14 @@ class GroupSynchronization:
         self._progress = progress
 
     async def run(self, tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
-        """Synchronize the tables; those that neither left nor are SYNCDONE afterwards wait for the next group.
+        """Synchronize the tables. Tables that neither left nor are SYNCDONE afterwards wait for another group.
 
         Args:
             tables: in INIT, at most :data:`GROUP_TABLES`.
-            leave: told of each that has to be synchronized alone.
+            leave: called for each table that must be synchronized alone.
 
         Raises:
-            SubscriberError: it was no single table's: a session was lost, the slot could not be made.
+            SubscriberError: an error that concerns no single table: a session was lost, or the slot could not be created.
         """
         group = self._open_group()
         try:
@@ -130,14 +130,14 @@ class GroupSynchronization:
     async def _copy(
         self, members: Sequence[TableName], group: TableGroup, snapshot: GroupSnapshot, leave: Callable[[TableName], None]
     ) -> None:
-        # not before the snapshot: the slot waited for the transactions that were writing, and they may have altered tables
+        # after the snapshot, because the slot waited for transactions that were writing and may have altered tables
         try:
             published = await snapshot.describe(members)
         except PublisherUnavailable:
             raise
         except PublisherError as error:
-            # of one of them: by themselves, the others are not concerned
-            _log.info("%d tables are synchronized by themselves: %s", len(members), error.one_line())
+            # an error of one table does not concern the others
+            _log.info("%d tables are synchronized one by one: %s", len(members), error.one_line())
             published = {}
         size = 0
         for name in members:
@@ -159,7 +159,7 @@ class GroupSynchronization:
 
         try:
             async with contextlib.aclosing(snapshot.rows(table, self._copy_format, advanced)) as rows:
-                # what the publisher refuses, it mostly refuses before the first row: the target's session is spared then
+                # the publisher rejects most tables before the first row: then the target's session is not used
                 first = await anext(rows, b"")
                 await group.copy(table, self._copy_format, _chained(first, rows))
             lsn = states.covered(table.relation_id, snapshot.consistent_point)
@@ -171,21 +171,21 @@ class GroupSynchronization:
                 _log.info('table "%s" is copied as of %s and synchronized up to %s', name, snapshot.consistent_point, lsn)
                 return
             await group.roll_back()
-            _log.info('table "%s" changed while it was copied: it is synchronized by itself', name)
+            _log.info('table "%s" changed while it was copied: it is synchronized alone', name)
         except SubscriberError as error:
             leave(name)
             if not group.usable or _is_publisher_lost(error):
                 raise
-            # the target has answered: nothing is stored
+            # the target has answered, so nothing is stored
             states.known(name)
-            _log.info('table "%s" is synchronized by itself: %s', name, error.one_line())
+            _log.info('table "%s" is synchronized alone: %s', name, error.one_line())
         finally:
             states.abandon_handover(name)
         leave(name)
 
 
 def _is_publisher_lost(error: SubscriberError) -> bool:
-    """Whether it is every table's: by itself, none would fare better."""
+    """Whether the error concerns all tables, so that copying them one by one would not help."""
     return isinstance(error, PublisherUnavailable) and not isinstance(error, CopyOutdated)
 
 

@@ -1,8 +1,8 @@
-"""Keeps the table synchronizations going: a few at a time, each tried again by itself.
+"""Launch table synchronizations, a few at a time, and retry each one.
 
-Which tables have work is read from :class:`TableStates`; a table whose attempt failed waits for its turn as ``retry.py`` says, while
-others go on. Where more tables wait for their first copy than there are workers, a worker takes many at once, as a group, if the target can
-do that (``groups.py``). A table that left a group is synchronized by itself from then on.
+:class:`TableStates` says which tables have work. A table whose attempt failed waits as ``retry.py`` says, while others continue. If
+more tables wait for their first copy than there are workers, a worker takes many at once as a group, provided that the target can do that
+(``groups.py``). A table that left a group is synchronized alone from then on.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["SyncLauncher"]
 _log = logging.getLogger(__name__)
 
 _FEW: Final = 4
-"""So many tables and fewer are synchronized each by itself."""
+"""Up to this number, tables are synchronized one by one."""
 _FAILED_GROUPS: Final = 3
 _ALONE_SECONDS: Final = 10.0
-"""How long tables are taken by themselves after so many groups in a row failed.
+"""How long tables are synchronized one by one after several consecutive groups failed.
 
-An apply worker that fails again and again closes the sink each time. Groups need it open; tables by themselves do not.
+A failing apply worker closes the sink each time. Groups need an open sink; single tables do not.
 """
 
 
@@ -41,13 +41,13 @@ class SyncLauncher:
     """Runs until cancelled.
 
     Args:
-        make: gives a table's synchronization; called once per table, the object is run again after a failure.
-        patient: asked when an attempt failed, with the tables whose last attempt did: False lets an error that time alone does not mend
-            end it all.
-        disable_on_error: the first error that this is about ends it all.
-        ended: told of the end of every attempt: with its error, or None when the table is synchronized; of a group's with one table of it.
+        make: creates a table's synchronization. It is called once per table; the object is run again after a failure.
+        patient: called when an attempt failed, with the tables whose last attempt failed. If it returns False, an error that waiting
+            cannot fix ends the launcher.
+        disable_on_error: end at the first error to which this option applies.
+        ended: called after every attempt with its error, or None when the table is synchronized; for a group, with one of its tables.
         groups: synchronizes many tables at once; None: the target cannot.
-        watched: put around each synchronization.
+        watched: context manager around each synchronization.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class SyncLauncher:
         self._alone_until = 0.0
 
     async def run(self) -> None:
-        """Serve the tables.
+        """Run synchronizations.
 
         Raises:
-            SubscriberError: an attempt failed with an error that is not to be tried again.
+            SubscriberError: an attempt failed with an error that is not retried.
         """
         running = self._running
         try:
@@ -108,9 +108,9 @@ class SyncLauncher:
             self._busy.clear()
 
     async def leave(self, timeout: float) -> None:
-        """Before a cancellation that is not urgent: give synchronized tables the time to drop their slots.
+        """Give synchronized tables time to drop their slots. Call it before a cancellation that is not urgent.
 
-        A slot left behind would keep the publisher's WAL until the next start, which drops it.
+        A slot left behind would retain the publisher's WAL until the next start, which drops it.
         """
         unsynchronized = set(self._states.unsynchronized)
         leaving = [task for task, tables in self._running.items() if unsynchronized.isdisjoint(tables)]
@@ -126,7 +126,7 @@ class SyncLauncher:
         return (table for table in waiting if self._begins(table) <= now)
 
     def _begins(self, table: TableName) -> float:
-        """The moment before which nothing is to be done for the table."""
+        """The time before which the table must not be tried."""
         return self._not_before.get(table, self._no_group_before if self._is_fresh(table) else 0.0)
 
     @property
@@ -138,7 +138,7 @@ class SyncLauncher:
 
     def _start_due(self) -> None:
         while not self._is_full:
-            # those that the apply worker waits for come first; those that failed last: they must not keep the others from their first turn
+            # tables for which the apply worker waits come first; failed ones come last, so that all others get their first turn
             due = sorted(self._due(), key=lambda table: (not self._states.is_storing(table), table in self._not_before, table))
             if not due:
                 return
@@ -156,7 +156,7 @@ class SyncLauncher:
             await work
 
     def _next_group(self, due: list[TableName]) -> tuple[TableName, ...]:
-        """Tables for a worker to take at once: its share of those that wait for their first copy. Empty: one is taken by itself."""
+        """The tables for a worker's group: its share of those that wait for their first copy. Empty: take a single table."""
         workers = self._settings.max_sync_workers_per_subscription
         fresh = [table for table in due if self._is_fresh(table)]
         if len(fresh) <= max(workers, _FEW):
@@ -165,7 +165,7 @@ class SyncLauncher:
         return tuple(fresh[: min(share, GROUP_TABLES)])
 
     def _is_fresh(self, table: TableName) -> bool:
-        """Whether a group may take it: nothing of it was begun."""
+        """Whether a group may take it, because its synchronization has not begun."""
         if self._groups is None or table in self._alone or table in self._work:
             return False
         if asyncio.get_running_loop().time() < self._alone_until:
@@ -223,7 +223,7 @@ class SyncLauncher:
         else:
             self._not_before[tables[0]] = moment
             if isinstance(error, TargetUnavailable):
-                # it is the target: the others would fare no better
+                # an error of the target, which the other tables would get too
                 self._alone_until = 0.0
             what = f'table "{tables[0]}"'
         for table in tables:

@@ -1,43 +1,44 @@
-"""Parallel apply: streamed transactions are applied while the publisher still sends them (``streaming = parallel``).
+"""Parallel apply: apply streamed transactions while the publisher still sends them (``streaming = parallel``).
 
 Purpose
-    A large transaction comes in chunks while it runs, and lies in reassembly and spool until its commit. Applied only then, its
-    commit waits for all of it. Here the records are given to a session of its own in the target as they come; at the commit there is
-    little left to do but to commit.
+    A large transaction arrives in chunks while it runs, and stays in reassembly and spool until its commit. If it is applied only then,
+    the commit takes long. Here the records are applied as they arrive, in a separate session with the target. At the commit little is
+    left to do.
 
-Only ever the same rows
-    Everything received stays where it is, as if this did not exist. An attempt may end at any moment and for any reason, with a rollback;
-    the apply worker then applies the transaction from memory and spool, and reports what is wrong with it, if anything. So all that has
-    to be shown is that an attempt that *commits* did what the other path would have done:
+Why the result is the same
+    All received records stay where they are, as without parallel apply. An attempt may end at any time and for any reason, with a
+    rollback. The apply worker then applies the transaction from memory and spool, and reports its error, if there is one. So it is
+    sufficient to show that an attempt that *commits* gives the same result:
 
-    * *Order.* What a chunk changes may depend on what was committed before it came. Hence its records are not touched before all
-      events that came earlier are committed in the target (:meth:`UnfinishedTransaction.available`). What is committed later at the
-      publisher cannot depend on rows that this transaction has locked there. It commits in its own place in the order, because the
+    * *Order.* The changes of a chunk may depend on transactions that were committed before it arrived. Hence its records are not applied
+      before all earlier events are committed in the target (:meth:`UnfinishedTransaction.available`). A transaction that commits later
+      on the publisher cannot depend on rows that this one has locked there. The attempt commits in its place in the order, because the
       apply worker waits for it there.
-    * *Which records.* It works along the sequence of records that reassembly keeps. An aborted subtransaction cuts that sequence at its
-      first record, where there is a savepoint, so the session goes back to it; what the session had not yet done needs no undoing. A
-      cut is seen before any record that came behind it is read.
-    * *Which tables.* The gate's answer may depend on the final LSN. So attempts begin only while every table is ready, as natively, and
-      end when one is not; and at the commit the gate is asked again, with the LSN. Nor are there any while a transaction is to be
-      skipped, which is known at its end only.
-    * *Position.* It moves in the very transaction that holds the changes.
+    * *Which records.* It follows the sequence of records in reassembly. An aborted subtransaction cuts that sequence at its first record.
+      There the session has a savepoint, and rolls back to it. Records that it has not applied yet need no undo. It detects a cut before
+      it reads any record that was received after it.
+    * *Which tables.* The gate's answer may depend on the final LSN. So attempts begin only while every table is ready, as in PostgreSQL,
+      and end if one is not. At the commit the gate is asked again, with the LSN. There are no attempts while a transaction is to be
+      skipped, because only its end tells which one it is.
+    * *Position.* It is stored in the same transaction as the changes.
 
-Never a deadlock
-    What one of our transactions at the target has locked, another may wait for: a unique index that the publisher does not have, a
-    TRUNCATE, equal rows of a table without a key. The server sees a deadlock only where it can see all waits; but the attempt waits for
-    its commit *record*, which is behind the worker's transaction in the stream. So while the worker's call takes longer than
-    :data:`PATIENCE`, the sink is asked who holds it up, directly or through others, and attempts that do are rolled back. The same while
-    the worker waits for an attempt's commit; and all of them are, where it waits for that of another subscription, whose worker may be
-    waiting for one of ours. Where the server was faster and took the worker's transaction for the victim, all attempts
-    are rolled back, and it is done again.
+No deadlocks
+    Transactions of the subscription may wait for each other in the target: at a unique index that the publisher does not have, at
+    TRUNCATE, or at equal rows of a table without a key. The server detects a deadlock only if it sees all waits. But an attempt waits for
+    its commit *record*, which comes after the worker's transaction in the stream. So if the worker's call takes longer than
+    :data:`PATIENCE`, the sink is asked which attempts hold it up, directly or through others, and these are rolled back. The same applies
+    while the worker waits for the commit of an attempt. If the worker waits for a session of another subscription, whose worker may wait
+    for an attempt of this one, all attempts are rolled back. If the server chooses the worker's transaction as the deadlock victim, all
+    attempts are rolled back and the transaction is repeated.
 
-Bounded
-    At most ``max_parallel_apply_workers_per_subscription`` attempts; the others wait in the spool, and may get their turn when a
-    session is free. An attempt that is slower than the publisher reads what it has missed back from the spool, a block at a time.
+Limits
+    There are at most ``max_parallel_apply_workers_per_subscription`` attempts. Other streamed transactions wait in the spool, and may be
+    attempted when a session becomes free. An attempt that is slower than the publisher reads missed records from the spool, one block
+    at a time.
 
 Rejected
-    Handing chunks from reassembly to the session: they would need a budget of their own, and a way to lose and to repeat them. Locks on
-    what is about to be changed, to avoid deadlocks: their order would have to be the publisher's.
+    Passing chunks from reassembly to the session: they would need a memory budget of their own, and a way to drop and repeat them. Locking
+    rows before they are changed, to avoid deadlocks: the order of locks would have to be the publisher's.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ __all__ = ["PATIENCE", "ParallelApply"]
 _log = logging.getLogger(__name__)
 
 PATIENCE: Final = 0.1
-"""Seconds that a call to the sink may take before the sink is asked what holds it up, and between two such looks."""
+"""Seconds that a call to the sink may take before the sink is asked what holds it up, and the interval of further checks."""
 
 _DEADLOCK: Final = "40P01"
 
 
 class _Attempt:
-    """One streamed transaction on its way. Its task ends when the stream does, or with the attempt."""
+    """One streamed transaction being applied. Its task ends with the stream, or with the attempt."""
 
     def __init__(self, stream: UnfinishedTransaction, owner: ParallelApply) -> None:
         self.stream = stream
@@ -94,7 +95,7 @@ class _Attempt:
                 await self.end()
 
     async def _follow(self, session: ParallelTransaction) -> bool:
-        """Apply what may be applied, until the stream ends. False: it is not to be applied before its end."""
+        """Apply available records until the stream ends. False: the transaction must not be applied before its end."""
         stream, receiver = self.stream, self._owner.receiver
         while not stream.dropped:
             self.changed.clear()
@@ -106,7 +107,7 @@ class _Attempt:
             if not records:
                 await self.changed.wait()
             elif receiver.is_large(records):
-                # one session at a time is to hold such a record: the apply session's, behind the end
+                # only one session at a time may hold such a record: the apply session, after the transaction's end
                 return False
             elif not await self._cut(session):
                 await session.apply(records)
@@ -114,7 +115,7 @@ class _Attempt:
         return False
 
     async def _cut(self, session: ParallelTransaction) -> bool:
-        """Undo what was cut off meanwhile; whether anything was cut."""
+        """Undo records that were cut off meanwhile. Return whether any were."""
         kept = self.stream.take_cut()
         if kept is not None and kept < self.done:
             await session.cut(kept)
@@ -127,10 +128,10 @@ class _Attempt:
         return wanted
 
     async def commit(self, event: Transaction | PreparedTransaction) -> bool:
-        """The end of the stream came, and everything before it is committed: commit or prepare. False if nothing of it stays.
+        """Commit or prepare, after the stream has ended and everything before it is committed. False if it was rolled back.
 
         Raises:
-            TargetUnavailable: it is open whether it took effect.
+            TargetUnavailable: the commit may have taken effect.
         """
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         await asyncio.wait({self.task})
@@ -154,7 +155,7 @@ class _Attempt:
         return done
 
     async def _complete(self, session: ParallelTransaction, transaction: Transaction) -> bool:
-        """Apply what is left of it; whether it is then what it shall be."""
+        """Apply the remaining records. Return whether the result is complete and valid."""
         try:
             async for records in transaction.chunks(self.done):
                 await session.apply(records)
@@ -168,37 +169,37 @@ class _Attempt:
         _log.info("transaction %d is not applied in parallel: %s", self.stream.xid, error)
 
     async def end(self) -> None:
-        """Nothing more is done here; what is not committed is rolled back. Idempotent; cancelled in it, it is to be called again."""
+        """Stop, and roll back what is not committed. Idempotent. If it is cancelled, call it again."""
         self.alive = False
         if self.session is not None:
             await self.session.roll_back()
         self._owner.forget(self)
 
     async def abandon(self) -> None:
-        """Roll it back, unless its commit is under way."""
+        """Roll back, unless the commit has begun."""
         if self.committing:
             return
         if self.alive and not self._cancelled:
-            # once, and not while it is rolled back already: nobody else would do the rest of that
+            # only once, and not during a rollback: a cancelled rollback would stay incomplete
             self._cancelled = True
             self.task.cancel()
         await asyncio.wait({self.task})
         if not self.task.cancelled():
-            self.task.exception()  # looked at, so that asyncio does not report it as lost
+            self.task.exception()  # retrieved, so that asyncio does not log it
         if not self.committing:
-            # its end may have come, and with it the commit, while we waited
+            # the end of the stream, and with it the commit, may have arrived during the wait
             await self.end()
 
 
 class ParallelApply:
-    """The attempts of one stream. An async context manager, inside which the apply worker runs.
+    """The attempts of one stream. Use it as an async context manager around the apply worker.
 
     Args:
         receiver: of the stream.
         sink: opened.
         tables: states of the subscription's tables.
-        limit: how many attempts at once; 0: none ever.
-        paused: asked before any begins, and whenever something happens; True ends them all.
+        limit: maximum number of attempts at once; 0: none.
+        paused: called before each attempt and after each event; True ends all attempts.
 
     Attributes:
         events: how many of the stream's events are committed in the target.
@@ -235,22 +236,22 @@ class ParallelApply:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    # --- the worker's side
+    # --- for the apply worker
 
     def committed(self, events: int) -> None:
-        """The first so many events of the stream are committed in the target."""
+        """Note that the first so many events of the stream are committed in the target."""
         self.events = events
         self._look()
 
     def serves(self, transaction: Transaction) -> bool:
-        """Whether :meth:`commit` may succeed."""
+        """Whether an attempt exists, so that :meth:`commit` may succeed."""
         return transaction.spool_id in self._attempts
 
     async def commit(self, event: Transaction | PreparedTransaction) -> bool:
-        """Commit what was applied of it already, and the rest. False: nothing of it stays, it has to be applied as any other.
+        """Commit the attempt, with the remaining records. False: it was rolled back, and must be applied like other transactions.
 
         Raises:
-            TargetUnavailable: it is open whether it took effect.
+            TargetUnavailable: the commit may have taken effect.
         """
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         attempt = self._attempts.get(transaction.spool_id)
@@ -260,7 +261,7 @@ class ParallelApply:
             return await attempt.commit(event)
 
     async def guard(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Make a call to the sink, and see that no attempt holds it up."""
+        """Make a call to the sink, and roll back attempts that hold it up."""
         try:
             with self._call(None):
                 await call()
@@ -272,14 +273,14 @@ class ParallelApply:
                 await call()
 
     async def abandon_all(self) -> None:
-        """Roll all attempts back whose commit is not under way."""
+        """Roll back all attempts whose commit has not begun."""
         for attempt in list(self._attempts.values()):
             await attempt.abandon()
 
     # --- attempts
 
     def _look(self) -> None:
-        """Something was received, or committed."""
+        """Start and end attempts, after something was received or committed."""
         if not self.tables.all_ready or self._paused():
             for attempt in self._attempts.values():
                 self._abandon_soon(attempt)
@@ -300,11 +301,11 @@ class ParallelApply:
         task.add_done_callback(self._ending.discard)
 
     def forget(self, attempt: _Attempt) -> None:
-        """It ended."""
+        """Remove an attempt that has ended."""
         if self._attempts.get(attempt.stream.spool_id) is attempt:
             del self._attempts[attempt.stream.spool_id]
 
-    # --- never a deadlock
+    # --- avoid deadlocks
 
     @contextlib.contextmanager
     def _call(self, waiting: ParallelTransaction | None) -> Iterator[None]:
@@ -325,14 +326,14 @@ class ParallelApply:
                 await self._free()
 
     async def _free(self) -> None:
-        """Roll back the attempts that hold up the call under way."""
+        """Roll back the attempts that hold up the current call."""
         attempts = [attempt for attempt in self._attempts.values() if not attempt.committing]
         others = [attempt.session for attempt in attempts if attempt.session is not None and attempt.session is not self._waiting]
         try:
             found = await self.sink.holding_up(self._waiting, others) if others else ()
         except TargetError:
-            found = others  # it cannot be found out: none may stay
+            found = others  # the cause is unknown: roll back all
         for attempt in attempts:
             if attempt.alive and attempt.session in found:
-                _log.info("parallel apply of transaction %d held up another one: it is applied at its end", attempt.stream.xid)
+                _log.info("parallel apply of transaction %d held up another one: it will be applied at its end", attempt.stream.xid)
                 await attempt.abandon()

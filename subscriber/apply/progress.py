@@ -1,4 +1,4 @@
-"""Who wants to see tables being copied implements this; the command line does with bars on a terminal."""
+"""The interface for programs that show the progress of table copies. The command line shows bars on a terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["CopyProgress", "Quiet"]
 
 
 class CopyProgress(Protocol):
-    """Told about every table copy. Calls come from the event loop and must not block."""
+    """Receives the progress of every table copy. Calls come from the event loop and must not block."""
 
     def started(self, table: TableName, estimated_rows: int | None) -> None:
-        """A copy starts, perhaps again after a failure."""
+        """A copy starts. It may be a repetition after a failure."""
         ...
 
     def advanced(self, table: TableName, rows: int) -> None:
-        """So many rows more were read."""
+        """So many further rows were read."""
         ...
 
     def finished(self, table: TableName) -> None:
@@ -26,7 +26,7 @@ class CopyProgress(Protocol):
 
 
 class Quiet:
-    """Shows nothing."""
+    """Ignores all calls."""
 
     def started(self, table: TableName, estimated_rows: int | None) -> None:
         """Nothing."""

@@ -1,21 +1,21 @@
-"""From the socket to whole transactions: reading, reassembly, spilling, and the feedback that keeps the connection alive.
+"""Receive a replication stream: reading, reassembly, spilling, and the feedback that keeps the connection alive.
 
 Two tasks run beside the caller, who takes events with :meth:`Receiver.wait`, :meth:`Receiver.peek` and :meth:`Receiver.pop`:
 
-* *receive* drains the stream, feeds reassembly and queues events. It stops reading while the queued events (and those being applied)
-  hold half of ``logical_decoding_work_mem``, and spills the largest open transaction when the open ones hold the other half: memory
-  stays bounded, and a slow sink slows the socket.
-* *feedback* sends standby status updates: when the status changed, when the server asked for one, at
-  ``wal_receiver_status_interval`` otherwise. It never waits for the sink, so a slow apply does not let ``wal_sender_timeout``
-  strike. While nothing is read (the queue is full) a request of the server is not seen either: then updates go out four times a
-  second, often enough for a ``wal_sender_timeout`` of one.
+* *receive* drains the stream, feeds reassembly and queues events. It stops reading while the queued events, and those being applied,
+  hold half of ``logical_decoding_work_mem``. It spills the largest open transaction when the open ones hold the other half. So memory is
+  bounded, and a slow sink slows down the socket.
+* *feedback* sends standby status updates: when the status changed, when the server asked for one, and otherwise at
+  ``wal_receiver_status_interval``. It never waits for the sink, so a slow apply does not cause a ``wal_sender_timeout``. While nothing is
+  read (the queue is full), a request of the server is not seen either. Then updates are sent four times a second, often enough for a
+  ``wal_sender_timeout`` of one second.
 
-An LSN moves the position in the target and the slot. So one that is far beyond the end of the publisher's WAL, as far as that is known,
-counts only after the publisher was asked for that end: a wrong one would lose what comes below it. If the publisher cannot be asked, for
-want of a free session or because a password is no longer valid, it counts only if it is not far beyond what was received.
+An LSN moves the position in the target and the slot. A wrong one would lose changes below it. So if an LSN is far beyond the known end of
+the publisher's WAL, the publisher is asked for that end first. If the publisher cannot be asked, because it has no free session or a
+password is no longer valid, the LSN is accepted only if it is not far beyond the received position.
 
-``wal_receiver_timeout`` works as native's: silence for half of it asks the server for a reply, silence for all of it ends the
-connection. Time during which we did not read is not silence.
+``wal_receiver_timeout`` works as in PostgreSQL: after half of it without a message, the server is asked for a reply; after all of it, the
+connection is closed. Time in which nothing was read does not count.
 
 Source: PostgreSQL manual, Streaming Replication Protocol; worker.c (LogicalRepApplyLoop, send_feedback).
 """
@@ -59,14 +59,14 @@ _UNREAD_STATUS_INTERVAL = 0.25
 _READ_RECORDS = 1000
 _ORDERS = (SpoolTruncate, SpoolDiscard)
 _WAL_END_SLACK = 64 * 1024**2
-"""Bytes that an LSN may be beyond the known end of the publisher's WAL: what it wrote since then."""
+"""Bytes that an LSN may be beyond the known end of the publisher's WAL, because it has written more since."""
 _UNASKED_SLACK = 16 * _WAL_END_SLACK
-"""Bytes that an LSN may be beyond what was received if the publisher cannot be asked: what it may decode without sending anything."""
+"""Bytes that an LSN may be beyond the received position if the publisher cannot be asked: it may decode so much without sending data."""
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
 class _Watched:
-    """The spilled part of a transaction; to read of it is progress."""
+    """The spilled records of a transaction. Reading them counts as progress for the watchdog."""
 
     def __init__(self, part: SpooledRecords) -> None:
         self._part = part
@@ -82,14 +82,14 @@ class _Watched:
 
 
 class Receiver:
-    """Reads one replication stream. One instance a connection.
+    """Reads one replication stream. Each connection has its own instance.
 
     Attributes:
-        popped: how many events were taken.
+        popped: number of events taken.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
-        received_at: when that came.
-        reported_at: when we last sent a status; and what it said of ``flush``:
-        reported: None before the first.
+        received_at: when that message arrived.
+        reported_at: when the last status was sent.
+        reported: the ``flush`` position in that status; None before the first.
     """
 
     def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings) -> None:
@@ -120,18 +120,18 @@ class Receiver:
         self.reported: Lsn | None = None
 
     async def start(self) -> None:
-        """Begin to read and to report."""
+        """Start reading and reporting."""
         self._last_heard = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._run(), name="receiver")
         self._task.add_done_callback(lambda _: self._activity.set())
 
     async def close(self) -> None:
-        """Stop reading, free the spool. The stream stays open."""
+        """Stop reading and delete the spooled records. The stream stays open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
             if not self._task.cancelled():
-                self._task.exception()  # whoever waits for events was told; looked at, so that asyncio does not report it as lost
+                self._task.exception()  # reported to the caller of wait(); retrieved, so that asyncio does not log it
         for order in self._reassembly.reset():
             async with self._spool_turn:
                 await self._spool.discard(order.spool_id)
@@ -142,7 +142,7 @@ class Receiver:
             if isinstance(event, Transaction):
                 await event.discard()
 
-    # --- the apply side
+    # --- for the apply worker
 
     def wake(self) -> None:
         """End a :meth:`wait` early."""
@@ -152,8 +152,8 @@ class Receiver:
         """Return when there is an event, when anything was received, when woken, or after ``timeout`` seconds.
 
         Raises:
-            PublisherUnavailable, PublisherError, DataLossError, ProtocolError, SpoolError: reading ended with it, and all events that
-                came before were taken.
+            PublisherUnavailable, PublisherError, DataLossError, ProtocolError, SpoolError: reading failed, and all earlier events were
+                taken.
         """
         if not self._queue:
             if self._task is not None and self._task.done():
@@ -164,23 +164,23 @@ class Receiver:
         self._activity.clear()
 
     def peek(self) -> Event | None:
-        """The next event, left in the queue; None if there is none now."""
+        """Return the next event without taking it; None if there is none yet."""
         return self._queue[0][0] if self._queue else None
 
     def pop(self) -> tuple[Event, int]:
-        """The next event and the memory it holds, to be given to :meth:`release` once it is done with."""
+        """Take the next event. Return it and its memory, to be passed to :meth:`release` when it is done."""
         self.popped += 1
         return self._queue.popleft()
 
     def release(self, held: int) -> None:
-        """What was popped is no longer in memory."""
+        """Free the memory of events that were taken."""
         self._held -= held
         if self._held < self._budget:
             self._room.set()
 
     @property
     def reply_requested(self) -> bool:
-        """Whether the server asked for a reply since the last call: it may be waiting for our flush position to shut down."""
+        """Whether the server has asked for a reply since the last call. It may be waiting for our flush position to shut down."""
         asked, self._asked = self._asked, False
         return asked
 
@@ -189,24 +189,24 @@ class Receiver:
         self._feedback_wanted.set()
 
     async def report_now(self) -> None:
-        """Send the status at once, changed or not."""
+        """Send the status now, even if it did not change."""
         await self._send_status(reply_requested=False)
 
     # --- streamed transactions, before their end
 
     @property
     def streams(self) -> Collection[UnfinishedTransaction]:
-        """Streamed transactions that have not ended, the oldest first."""
+        """Streamed transactions that have not ended, oldest first."""
         return self._reassembly.streams
 
     def watch(self, watcher: Callable[[], None] | None) -> None:
-        """Call this whenever something was received; None: no more."""
+        """Call ``watcher`` whenever something was received; None ends that."""
         self._watcher = watcher
 
     async def read(self, stream: UnfinishedTransaction, start: int, stop: int) -> Sequence[bytes]:
-        """Some records of a streamed transaction from number ``start`` on, before number ``stop``, from memory or from the spool.
+        """Read records of a streamed transaction from number ``start`` to before ``stop``, from memory or from the spool.
 
-        They count only if :meth:`UnfinishedTransaction.take_cut` gives nothing afterwards. None if the transaction has ended.
+        They are valid only if :meth:`UnfinishedTransaction.take_cut` returns None afterwards. Empty if the transaction has ended.
 
         Raises:
             SpoolError: they cannot be read.
@@ -219,7 +219,7 @@ class Receiver:
             return (await self._spool.read(stream.spool_id, start))[: stop - start]
 
     def is_large(self, records: Sequence[bytes]) -> bool:
-        """Whether a record takes all the memory that transactions may have."""
+        """Whether a record is larger than the memory limit for transactions."""
         return any(len(record) > self._budget for record in records)
 
     # --- receive
@@ -268,7 +268,7 @@ class Receiver:
                 place += 1 + len(rows)
                 if place < count and message_tag(frames[place]) == Tag.COMMIT:
                     frame = decode_frame(frames[place])
-                    assert isinstance(frame, XLogData)  # its tag
+                    assert isinstance(frame, XLogData)  # by its tag
                     await self._put(reassembly.feed_whole(begin, rows, frame.payload))
                     await self._heard(max(frame.start_lsn, frame.end_lsn))
                     place += 1
@@ -281,7 +281,7 @@ class Receiver:
             if reassembly.in_transaction and (rows := payloads(frames, place, ROW_TAGS)):
                 reassembly.feed_rows(rows)
                 place += len(rows)
-                # they end nothing, and are received when what comes behind them is
+                # they end nothing, and count as received with the next frame
                 frame = header(frames[-1]) if place == count else None
                 continue
             frame = decode_frame(frames[place])
@@ -294,7 +294,7 @@ class Receiver:
                             await self._order(output)
                         else:
                             await self._put(output)
-                    # after the events: what they end at is pending before it counts as received
+                    # after the events, so that the end of an event is pending before it counts as received
                     await self._heard(max(frame.start_lsn, frame.end_lsn))
             else:
                 await self._heard(frame.end_lsn)
@@ -330,14 +330,14 @@ class Receiver:
         except PublisherError as refusal:
             if lsn > self._tracker.received + _UNASKED_SLACK:
                 raise
-            # no jump: a stream that works does not end because the publisher refuses new sessions
-            _log.info("the publisher cannot be asked where its WAL ends: %s", refusal)
+            # not far beyond: a working stream must not end because the publisher rejects new sessions
+            _log.info("the publisher cannot be asked for the end of its WAL: %s", refusal)
             self._plausible_end = Lsn(lsn + _WAL_END_SLACK)
             return
         self._plausible_end = Lsn(wal_end + _WAL_END_SLACK)
         if lsn > self._plausible_end:
             error = ProtocolError(f"the publisher sent LSN {lsn}, but its WAL ends at {wal_end}")
-            error.hint = "nothing of it is applied or stored; find out what sent it: the publisher, or a proxy before it"
+            error.hint = "the LSN is neither applied nor stored; find out what sent it: the publisher, or a proxy in front of it"
             raise error
 
     async def _put(self, event: Event) -> None:
@@ -347,7 +347,7 @@ class Receiver:
                 await self._pend(event.end_lsn, in_order=True)
                 held += self._attach(event)
             case PreparedTransaction(transaction):
-                # a late one is sent behind what was received (see FlushTracker)
+                # a late prepare ends below the received position (see FlushTracker)
                 await self._pend(transaction.end_lsn, in_order=False)
                 held += self._attach(transaction)
             case CommitPrepared(end_lsn=end_lsn) | RollbackPrepared(rollback_end_lsn=end_lsn):
@@ -362,7 +362,7 @@ class Receiver:
         if not transaction.spilled:
             return transaction.size + RECORD_OVERHEAD * len(records)
         transaction.spool = _Watched(self._spool.reader(transaction.spool_id))
-        # what was spilled is read back while it is applied, record by record: so nothing is read beside a large one
+        # spilled records are read back one by one; the largest counts, so that little is received beside it
         return max(sum(map(len, records)), transaction.largest) + RECORD_OVERHEAD * len(records)
 
     # --- feedback
@@ -381,7 +381,7 @@ class Receiver:
             if timeout and silence >= timeout:
                 raise PublisherUnavailable(
                     "terminating logical replication worker due to timeout",
-                    hint="the publisher was silent for wal_receiver_timeout; it is tried again",
+                    hint="the publisher was silent for wal_receiver_timeout; the connection is retried",
                 )
             request = bool(timeout) and silence >= timeout / 2 and not asked
             if silence < timeout / 2:

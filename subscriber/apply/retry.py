@@ -1,6 +1,6 @@
-"""What to do after an error: one table, apart from the places that raise.
+"""The reaction to each error, as one table, separate from the code that raises.
 
-Order matters: the first class that the error is an instance of decides.
+The order matters: the first class that matches the error decides.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ __all__ = ["Backoff", "Policy", "disables", "is_coming_up", "policy"]
 
 
 class Policy(Enum):
-    """How an error is answered."""
+    """The reaction to an error."""
 
     SOON = "soon"
-    """Try again with growing pauses, from a fraction of a second up to one: it passes by itself."""
+    """Retry with growing pauses, from a fraction of a second up to a second: the cause is temporary."""
     INTERVAL = "interval"
-    """Try again every wal_retrieve_retry_interval: somebody has to fix something first."""
+    """Retry every wal_retrieve_retry_interval: a user must fix something first."""
     NEVER = "never"
-    """End: going on would do harm, or cannot help."""
+    """Stop: to continue would do harm, or cannot help."""
 
 
 _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
     (CopyOutdated, Policy.SOON, "the table is copied again"),
-    (PublisherUnavailable, Policy.SOON, "the publisher is tried again until it answers"),
-    (SlotInUse, Policy.SOON, "the slot is tried again until the other walsender has gone"),
-    (TargetUnavailable, Policy.SOON, "the target is tried again until it answers"),
-    (ApplyError, Policy.INTERVAL, "fix the target's rows or constraint; the transaction is tried again until it fits"),
-    (RelationError, Policy.INTERVAL, "fix the target's table; the transaction is tried again until it fits"),
+    (PublisherUnavailable, Policy.SOON, "the connection is retried until the publisher answers"),
+    (SlotInUse, Policy.SOON, "the slot is retried until the other walsender has ended"),
+    (TargetUnavailable, Policy.SOON, "the connection is retried until the target answers"),
+    (ApplyError, Policy.INTERVAL, "fix the target's rows or constraint; the transaction is retried until it can be applied"),
+    (RelationError, Policy.INTERVAL, "fix the target's table; the transaction is retried until it can be applied"),
     (SpoolError, Policy.INTERVAL, "make room or correct the permissions of the spool directory"),
     (ProtocolError, Policy.NEVER, "report this with the bytes of the message"),
     (NeverPrepared, Policy.NEVER, "copy the tables again: changes of a prepared transaction are missing"),
@@ -76,7 +76,7 @@ class Answer:
 
 
 def policy(error: SubscriberError) -> Answer:
-    """Look the error up."""
+    """Return the row of the table for the error."""
     for cls, found, hint in _TABLE:
         if isinstance(error, cls):
             return Answer(found, hint)
@@ -84,15 +84,15 @@ def policy(error: SubscriberError) -> Answer:
 
 
 _STATEMENT_ENDED: Final = frozenset({"40P01", "57014"})
-"""Deadlock, and a statement that was canceled: the session lives on, and natively it is an ERROR of the worker."""
+"""Deadlock, and a statement that was canceled: the session stays usable. In PostgreSQL these are errors of the worker."""
 
 
 def disables(error: SubscriberError) -> bool:
-    """Whether ``disable_on_error`` is about an error that was met while changes came or a table was copied.
+    """Whether ``disable_on_error`` applies to an error that occurred while changes were received or a table was copied.
 
-    Natively every ERROR of the worker counts, and so does a lost connection to the publisher. What ends the worker itself does not: the
-    target's server that stops, or somebody who alters the subscription. Nor do waits that are ours (for locks of the target, for a slot
-    whose walsender has not gone yet) and the copies that we begin anew.
+    In PostgreSQL it applies to every ERROR of the worker, including a lost connection to the publisher. It does not apply if the worker
+    itself is ended, because the target's server stops or the subscription is altered. Nor does it apply to waits that only this program has
+    (for locks of the target, for a slot whose walsender has not ended yet), and to copies that are repeated.
     """
     if isinstance(error, TargetUnavailable):
         return error.sqlstate in _STATEMENT_ENDED
@@ -100,12 +100,12 @@ def disables(error: SubscriberError) -> bool:
 
 
 def is_coming_up(error: SubscriberError) -> bool:
-    """Whether a server said that it is not ready yet. It is waited for from the first attempt on: nothing has to be fixed."""
+    """Whether a server reported that it is starting or stopping. It is retried from the first attempt on: nothing must be fixed."""
     return error.sqlstate == CANNOT_CONNECT_NOW
 
 
 class Backoff:
-    """The pause before the next attempt. Starts anew after :meth:`reset`."""
+    """The pause before the next attempt. :meth:`reset` restarts it from the shortest one."""
 
     def __init__(self, settings: Settings, first: float = 0.1) -> None:
         self._interval = settings.wal_retrieve_retry_interval
@@ -114,11 +114,11 @@ class Backoff:
         self._next = self._first
 
     def reset(self) -> None:
-        """An attempt got somewhere."""
+        """Note that an attempt was successful."""
         self._next = self._first
 
     def pause(self, answer: Answer) -> float:
-        """Seconds to wait."""
+        """Return the seconds to wait."""
         if answer.policy is not Policy.SOON:
             return self._interval
         pause = self._next

@@ -1,10 +1,10 @@
-"""ALTER SUBSCRIPTION … SKIP: one transaction, named by its finish LSN, is passed over.
+"""ALTER SUBSCRIPTION … SKIP: skip one transaction, which its finish LSN identifies.
 
-As natively the name holds for the next transaction alone: if that one has another LSN, the name was mistaken and is forgotten, with a
-warning. An empty transaction says nothing about it.
+As in PostgreSQL, the skip LSN applies only to the next transaction. If that one has another LSN, the skip LSN was wrong: it is cleared
+with a warning. An empty transaction does not clear it.
 
-A prepared transaction has two such LSNs. Where the target keeps its changes until COMMIT PREPARED, they are refused only there, and the
-error names the LSN of that. So the name may be either's, and is judged at COMMIT PREPARED; PREPARE says nothing about it.
+A prepared transaction has two finish LSNs. If the target stores its changes until COMMIT PREPARED, an error in them occurs only there, and
+names that LSN. So the skip LSN may be either of them. It is cleared at COMMIT PREPARED, not at PREPARE.
 
 Source: PostgreSQL manual, ALTER SUBSCRIPTION; worker.c (maybe_start_skipping_changes, clear_subscription_skip_lsn).
 """
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Skipping:
-    """The transaction to be skipped, until it came.
+    """The transaction to skip, until it was received.
 
     Args:
         lsn: its finish LSN (of the commit, the prepare, or the COMMIT PREPARED), or INVALID_LSN.
@@ -37,19 +37,19 @@ class Skipping:
 
     @property
     def waits(self) -> bool:
-        """Whether there is one still."""
+        """Whether there is still one to skip."""
         return self._lsn != INVALID_LSN
 
     async def skips(self, event: Transaction | PreparedTransaction | CommitPrepared, sink: Sink) -> bool:
-        """Pass over the event if it is the one.
+        """Skip the event if it is the one.
 
         Raises:
-            TargetError: it was not passed over.
+            TargetError: it was not skipped.
         """
         if not self.waits or _finish_lsn(event) != self._lsn:
             return False
         if isinstance(event, CommitPrepared) and sink.capabilities.prepares_in_target:
-            # its changes are in the target already
+            # the changes are already in the target
             return False
         _log.warning("logical replication starts skipping transaction at LSN %s", self._lsn)
         await sink.skip(event)
@@ -58,10 +58,10 @@ class Skipping:
         return True
 
     async def passed(self, event: Transaction | PreparedTransaction | CommitPrepared, sink: Sink) -> None:
-        """Another one was applied.
+        """Note that another transaction was applied.
 
         Raises:
-            TargetError: the name is not forgotten.
+            TargetError: the skip LSN was not cleared.
         """
         if not self.waits or not _says_something(event, keeps=not sink.capabilities.prepares_in_target):
             return

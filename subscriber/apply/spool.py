@@ -1,22 +1,22 @@
-"""Where large transactions wait for their commit: files in a private directory, gone with the process.
+"""The spool for large transactions: files in a private directory, which are deleted with the process.
 
 Layout
-    ``<base>/<hash of key>/<n>.spool``, a file a transaction; :mod:`subscriber.apply.spool_file` says what is in it.
+    ``<base>/<hash of key>/<n>.spool``, one file per transaction. :mod:`subscriber.apply.spool_file` defines its format.
 
 Privacy
-    The content is rows. Directories are 0700, files 0600; a directory that somebody else owns or may write to is refused. A process that is
-    killed cannot clean up: the next one with the same key does. Two processes must not use one key at the same time; whoever opens
-    the spool holds the subscription, of which there is one.
+    The content is rows. Directories are 0700, files 0600. A directory that another user owns or may write to is rejected. A killed
+    process cannot clean up; the next one with the same key does. Two processes must not use a key at the same time. This is safe, because
+    only the process that holds the subscription opens its spool.
 
 Not durable, on purpose
-    What was not applied is sent again by the publisher: nothing is synced to disk, and nothing is read after a restart.
+    The publisher sends transactions that were not applied again. So nothing is flushed to disk, and nothing is read after a restart.
 
 Threads
-    All file work happens in threads, a block at a time, so that the event loop goes on. A cancelled call ends only when its thread has:
-    nothing is written behind the caller's back.
+    All file work is done in threads, one block at a time, so that the event loop is not blocked. A cancelled call ends only when its
+    thread has ended, so that nothing is written after it.
 
-Rejected: one file held open a transaction (a publisher may have more open transactions than we have descriptors); unlinking a file right
-after it was made (needs just that).
+Rejected: one open file per transaction (a publisher may have more open transactions than this process may open files); unlinking a file
+right after it was created (needs an open file too).
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ T = TypeVar("T")
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run it in a thread. When cancelled, wait for its end first: a thread cannot be stopped."""
+    """Run it in a thread. If cancelled, first wait for its end, because a thread cannot be stopped."""
     task = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not report it as lost
+            task.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
 class SpooledPart:
-    """The spilled part of one transaction, read back; implements :class:`subscriber.transaction.model.SpooledRecords`."""
+    """The spilled records of one transaction, for reading; implements :class:`subscriber.transaction.model.SpooledRecords`."""
 
     def __init__(self, file: SpoolFile) -> None:
         self._file = file
 
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:
-        """Read it from record number ``start`` on, a block at a time. May be called more than once.
+        """Read from record number ``start``, one block at a time. May be called more than once.
 
         Raises:
-            SpoolError: the file cannot be read, or is not as it was written.
+            SpoolError: the file cannot be read, or is damaged.
         """
         while records := await _in_thread(partial(self._file.read_from, start)):
             start += len(records)
             yield records
-            del records  # not kept while the next ones are read
+            del records  # free them before the next ones are read
 
     async def discard(self) -> None:
         """Remove the file. Idempotent."""
@@ -79,19 +79,19 @@ class SpooledPart:
 
 
 class SpoolDirectory:
-    """The spool of one stream, in a directory of its own; implements :class:`subscriber.abc.Spool`.
+    """The spool of one stream, in its own directory; implements :class:`subscriber.abc.Spool`.
 
-    Used as an async context manager, or with :meth:`open` and :meth:`close`. A spool id may be used anew once it was discarded or its
-    reader was made: the new part has nothing to do with the old one.
+    Use it as an async context manager, or with :meth:`open` and :meth:`close`. A spool id may be reused after it was discarded or its
+    reader was created. The new file is independent of the old one.
 
     Args:
-        base: the directory below which it is made; None: ``subscriber-<uid>`` in the system's temporary directory.
-        key: names the stream among all that may use the same base, for example target, subscription and table. No two open spools have
-            the same one.
+        base: the parent directory; None: ``subscriber-<uid>`` in the system's temporary directory.
+        key: identifies the stream among all that may use the same base, for example target, subscription and table. Two open spools
+            must have different keys.
     """
 
     def __init__(self, base: str | None, key: str) -> None:
-        # the default's name can be guessed and its parent is open to everybody: no symbolic link is followed there
+        # the default's name can be guessed, and all users can write to its parent: symbolic links are not followed there
         self._base = Path(tempfile.gettempdir()) / f"subscriber-{os.geteuid()}" if base is None else Path(os.path.realpath(base))
         self._directory = self._base / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self._files: dict[int, SpoolFile] = {}
@@ -99,7 +99,7 @@ class SpoolDirectory:
 
     @classmethod
     async def probe(cls, base: str | None) -> None:
-        """See whether a directory can be made there, and remove it again; ``base`` itself stays.
+        """Check that a directory can be created there, and remove it again. ``base`` itself stays.
 
         Raises:
             SpoolError: it cannot.
@@ -109,23 +109,23 @@ class SpoolDirectory:
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """The directory of the files."""
         return self._directory
 
     def is_left(self) -> bool:
-        """Whether an earlier process of the same key left it."""
+        """Whether an earlier process with the same key left it."""
         return self._directory.exists()
 
     async def open(self) -> None:
-        """Make the directory, and remove what an earlier process of the same key left in it.
+        """Create the directory, and remove what an earlier process with the same key left in it.
 
         Raises:
-            SpoolError: it cannot be made, or is not private to this user.
+            SpoolError: it cannot be created, or is not private to this user.
         """
         await _in_thread(self._prepare)
 
     async def sweep(self) -> None:
-        """Remove what an earlier process of the same key left, where nobody will open it again.
+        """Remove what an earlier process with the same key left, if the spool will not be opened again.
 
         Raises:
             SpoolError: as :meth:`open`.
@@ -139,7 +139,7 @@ class SpoolDirectory:
         await _in_thread(work)
 
     async def close(self) -> None:
-        """Remove the directory with all that is in it. Idempotent."""
+        """Remove the directory with its content. Idempotent."""
         self._files.clear()
         await _in_thread(self._remove)
 
@@ -156,17 +156,17 @@ class SpoolDirectory:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 found = path.lstat()
             except OSError as error:
-                raise spool_failure("make spool directory", path, error) from error
+                raise spool_failure("create spool directory", path, error) from error
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
                 raise SpoolError(
-                    f'spool directory "{path}" is not private: it belongs to somebody else, or others may write to it',
-                    hint="let spool_directory name a directory that belongs to the user who runs this, with mode 0700",
+                    f'spool directory "{path}" is not private: another user owns it or may write to it',
+                    hint="set spool_directory to a directory with mode 0700 that belongs to the user who runs this",
                 )
         self._remove()
         try:
             self._directory.mkdir(mode=0o700)
         except OSError as error:
-            raise spool_failure("make spool directory", self._directory, error) from error
+            raise spool_failure("create spool directory", self._directory, error) from error
 
     def _remove(self) -> None:
         try:
@@ -177,7 +177,7 @@ class SpoolDirectory:
             raise spool_failure("remove spool directory", self._directory, error) from error
 
     async def append(self, spool_id: int, records: Sequence[bytes]) -> None:
-        """Add records to a transaction's part, creating it with the first.
+        """Append records to a transaction's file. The first call creates it.
 
         Raises:
             SpoolError: disk full, no permission.
@@ -189,16 +189,16 @@ class SpoolDirectory:
             await _in_thread(partial(file.append, block))
 
     async def truncate(self, spool_id: int, count: int) -> None:
-        """Keep only the first ``count`` records of a part.
+        """Keep only the first ``count`` records of a transaction.
 
         Raises:
-            SpoolError: there is no such part, or its file is damaged.
+            SpoolError: nothing was spilled under this id, or its file is damaged.
         """
         file = self._part(spool_id)
         await _in_thread(partial(file.truncate, count))
 
     async def discard(self, spool_id: int) -> None:
-        """Forget a part. Unknown ids are fine.
+        """Delete a transaction's file. Unknown ids are allowed.
 
         Raises:
             SpoolError: no permission.
@@ -208,18 +208,18 @@ class SpoolDirectory:
             await _in_thread(file.unlink)
 
     async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
-        """Some records of a part, from number ``start`` on; none behind the last one.
+        """Read some records of a transaction from number ``start``. Empty after the last one.
 
         Raises:
-            SpoolError: there is no such part, or its file cannot be read or is damaged.
+            SpoolError: nothing was spilled under this id, or its file cannot be read or is damaged.
         """
         return await _in_thread(partial(self._part(spool_id).read_from, start))
 
     def reader(self, spool_id: int) -> SpooledPart:
-        """The part as a transaction reads it; from now on it is the reader's, and to be discarded there.
+        """Return the records for reading. From now on the reader owns them, and discards them.
 
         Raises:
-            SpoolError: there is no such part.
+            SpoolError: nothing was spilled under this id.
         """
         file = self._part(spool_id)
         del self._files[spool_id]

@@ -1,14 +1,14 @@
-"""The file of one spilled transaction. Blocking; :mod:`subscriber.apply.spool` calls it from threads.
+"""The file of one spilled transaction. It blocks; :mod:`subscriber.apply.spool` calls it from threads.
 
-A file is a sequence of blocks of about :data:`BLOCK_SIZE` bytes (more where a single record is larger), each with a header (number of
-records, length of what follows, CRC32), the length of every record, and the records themselves. Nothing is interpreted when it is read
-back: a block that is not exactly what was written is a SpoolError.
+A file is a sequence of blocks of about :data:`BLOCK_SIZE` bytes (more if a single record is larger). Each block has a header (number of
+records, length of the rest, CRC32), the length of every record, and the records. A block that differs in any way from what was written
+is a SpoolError; content is never interpreted.
 
-The place of each block is kept in memory, some bytes for 256 kB: enough to cut the file at any record (at most one block is written
-again), and to notice one that became shorter or longer. The CRC starts from the number of the block's first record, so that a block in a
-wrong place is noticed as well. One CRC a block instead of one a record: a row is read back in a fifth of the time (measured).
+The offset of each block is kept in memory, which takes some bytes per 256 kB. So the file can be cut at any record (at most one block is
+rewritten), and a changed length is detected. The CRC starts from the number of the block's first record, so that a misplaced block is
+detected as well. There is one CRC per block and not per record, because a row is then read in a fifth of the time (measured).
 
-Rejected: pickle and its like (reading them can run code).
+Rejected: pickle and similar formats (reading them can run code).
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from subscriber.errors import SpoolError, connection_hint
 __all__ = ["BLOCK_SIZE", "SpoolFile", "blocks", "spool_failure"]
 
 BLOCK_SIZE: Final = 256 * 1024
-"""Bytes of records in a block, at which it is closed."""
+"""A block is closed at so many bytes of records."""
 
 _LARGE: Final = 4 * BLOCK_SIZE
-"""A block of more bytes holds a large record, which is written and read without another copy of it."""
+"""A larger block holds a large record, which is written and read without another copy."""
 _HEADER: Final = Struct(">III")
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def spool_failure(action: str, path: Path, error: OSError) -> SpoolError:
-    """Say what could not be done, and what to do about it."""
+    """Make the error with a hint for the user."""
     if error.errno in _FULL:
-        hint = f"make room in {path.parent}, or let spool_directory name a place that has more"
+        hint = f"make room in {path.parent}, or set spool_directory to a place that has more"
     else:
-        hint = "let spool_directory name a directory that belongs to the user who runs this, and only to him"
+        hint = "set spool_directory to a directory that belongs to the user who runs this, and that no other user can write to"
     said = os.strerror(error.errno or 0)
     return SpoolError(f'could not {action} "{path}": {said}', hint=connection_hint(said, hint))
 
 
 def _damaged(path: Path, what: str) -> SpoolError:
     return SpoolError(
-        f'spool file "{path}" is damaged: {what}', hint="look for a failing disk, or for who else writes there; then start again"
+        f'spool file "{path}" is damaged: {what}', hint="check the disk, and whether another program writes there; then start again"
     )
 
 
 def blocks(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Cut into pieces of about BLOCK_SIZE bytes."""
+    """Divide records into blocks of about BLOCK_SIZE bytes."""
     start = size = 0
     for index, record in enumerate(records):
         size += len(record)
@@ -68,7 +68,7 @@ def blocks(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _encode(first: int, records: Sequence[bytes]) -> list[bytes]:
-    """A block, in pieces."""
+    """Encode a block, in pieces."""
     pieces = [pack(f">{len(records)}I", *map(len, records)), *records]
     length = sum(map(len, pieces))
     if length <= _LARGE:
@@ -92,7 +92,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def _read(descriptor: int, length: int, offset: int) -> bytes:
-    """Read so many bytes, fewer only at the file's end."""
+    """Read so many bytes; fewer only at the end of the file."""
     pieces = []
     while length and (piece := os.pread(descriptor, length, offset)):
         pieces.append(piece)
@@ -102,10 +102,10 @@ def _read(descriptor: int, length: int, offset: int) -> bytes:
 
 
 class SpoolFile:
-    """One transaction's file. Blocking; one call at a time.
+    """One transaction's file. It blocks. One call at a time.
 
     Attributes:
-        path: where it is.
+        path: of the file.
         count: number of records.
     """
 
@@ -114,7 +114,7 @@ class SpoolFile:
         self.count = 0
         self._made = False
         self._end = 0
-        # of each block, the number of its first record and its offset
+        # for each block, the number of its first record and its offset
         self._index: list[tuple[int, int]] = []
 
     @property
@@ -134,7 +134,7 @@ class SpoolFile:
             raise spool_failure(action, self.path, error) from error
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Add one block, or nothing if that fails.
+        """Append one block. If this fails, the file is unchanged.
 
         Raises:
             SpoolError: disk full, no permission.
@@ -157,10 +157,10 @@ class SpoolFile:
         self.count += len(records)
 
     def truncate(self, kept: int) -> None:
-        """Keep the first records only.
+        """Keep only the first records.
 
         Raises:
-            SpoolError: the file cannot be read, or is not as it was written.
+            SpoolError: the file cannot be read, or is damaged.
         """
         if kept >= self.count:
             return
@@ -180,7 +180,7 @@ class SpoolFile:
         """The records of one block.
 
         Raises:
-            SpoolError: the file cannot be read, or is not as it was written.
+            SpoolError: the file cannot be read, or is damaged.
         """
         with self._opened("read spool file") as descriptor:
             size = os.fstat(descriptor).st_size
@@ -189,10 +189,10 @@ class SpoolFile:
             return self._read_block(descriptor, block)
 
     def read_from(self, start: int) -> list[bytes]:
-        """Records from number ``start`` on, up to the end of a block; none behind the last one.
+        """Read records from number ``start`` up to the end of a block. Empty after the last one.
 
         Raises:
-            SpoolError: the file cannot be read, or is not as it was written.
+            SpoolError: the file cannot be read, or is damaged.
         """
         if start >= self.count:
             return []
@@ -203,7 +203,7 @@ class SpoolFile:
         first, offset = self._index[block]
         next_first, end = self._index[block + 1] if block + 1 < len(self._index) else (self.count, self._end)
         count, size = next_first - first, end - offset - _HEADER.size
-        # of a large block the lengths first, and then each record
+        # for a large block, first read the lengths, and then each record
         ahead = _HEADER.size + (size if size <= _LARGE else 4 * count)
         data = _read(descriptor, ahead, offset)
         if len(data) < ahead:
@@ -228,7 +228,7 @@ class SpoolFile:
         return [data[start:stop] for start, stop in pairwise(starts)]
 
     def unlink(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the file. Idempotent."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:

@@ -1,30 +1,30 @@
-"""The states of the subscription's tables, and how a table is handed from its synchronization to the apply worker.
+"""The states of the subscription's tables, and the handover of a table from its synchronization to the apply worker.
 
-Persisted states are native's: ``i`` init, ``d`` copying, ``f`` copied, ``s`` synchronized up to an LSN, ``r`` ready. While a table is
-in ``i``, ``d`` or ``f``, the apply worker skips its changes and the table's own synchronization is responsible for them: it copies
-under a snapshot, then follows a slot of its own from that snapshot on, applying this table's changes only.
+The stored states are PostgreSQL's: ``i`` init, ``d`` copying, ``f`` copied, ``s`` synchronized up to an LSN, ``r`` ready. While a table is
+in ``i``, ``d`` or ``f``, the apply worker skips its changes, and the table's own synchronization applies them. It copies the table under
+a snapshot. From that snapshot on it then follows a slot of its own, and applies the changes of this table only.
 
-The handover has to find an LSN ``S`` such that the synchronization has applied exactly the table's transactions that end at or before
-``S``, and the apply worker applies exactly the others. Let ``handed`` be the end LSN of the last transaction that the apply worker gave
-to the sink (with the table gated off).
+The handover must find an LSN ``S`` such that the synchronization has applied exactly the table's transactions that end at or before
+``S``, and the apply worker applies exactly the others. Let ``handed`` be the end LSN of the last transaction that the apply worker passed
+to the sink (with the gate closed for this table).
 
-* The synchronization may stop at its position ``S`` only if ``S >= handed``: what the apply worker already passed over is then covered.
-* From that moment until ``s`` at ``S`` is durable, the apply worker may give the sink nothing that ends beyond ``S``: such a
-  transaction would have to be applied or skipped by a state that a crash could still take back.
+* The synchronization may stop at its position ``S`` only if ``S >= handed``: then it has applied what the apply worker skipped.
+* From that moment until ``s`` at ``S`` is durable, the apply worker must not pass anything that ends beyond ``S`` to the sink. Otherwise
+  it would apply or skip a transaction according to a state that a crash could still revert.
 
-Both workers live in one event loop, so that comparing with ``handed`` and marking the handover is one step that nothing can interrupt
-(:meth:`TableStates.try_handover`), and giving a batch is another one (:meth:`TableStates.hand`).
+Both workers run in one event loop. So comparing with ``handed`` and marking the handover is one uninterrupted step
+(:meth:`TableStates.try_handover`), and passing a batch is another one (:meth:`TableStates.hand`).
 
-Native's apply worker stops at *its* position (state ``c``) and waits until the synchronization has caught up from the snapshot. Here the
-synchronization first catches up while the apply worker goes on, and asks it to wait (:meth:`TableStates.request_handover`, native's ``w``)
-only when it has reached the position that the apply worker had when the copy ended: the wait is short even after a copy of hours,
-and the chase still ends when the apply worker is just as fast.
+PostgreSQL's apply worker stops at *its* position (state ``c``) and waits until the synchronization has caught up from the snapshot. Here
+the synchronization first catches up while the apply worker continues. It asks the apply worker to wait
+(:meth:`TableStates.request_handover`, PostgreSQL's ``w``) only when it has reached the position that the apply worker had at the end of
+the copy. So the wait is short even after a copy of hours, and it ends even if the apply worker is just as fast.
 
-A copy need not follow a stream at all if the apply worker saw nothing of the table since the snapshot: then the synchronization is where
-the apply worker is (:meth:`TableStates.covered`), and the handover is the same. ``groups.py`` lives of that.
+A copy needs no stream if the apply worker received no change of the table since the snapshot. Then the synchronization is already at the
+apply worker's position (:meth:`TableStates.covered`), and the handover is the same. ``groups.py`` relies on that.
 
-Why not a table-less handover (set ``s`` at the snapshot's LSN and let the apply worker hold everything back)? It would stop all tables
-while one is being copied, or keep all their changes in a spool.
+Rejected: set ``s`` at the snapshot's LSN and let the apply worker hold everything back. This would stop all tables while one is being
+copied, or keep all their changes in a spool.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ __all__ = ["NOT_IN_SUBSCRIPTION", "TableStates", "Watchers"]
 _log = logging.getLogger(__name__)
 
 NOT_IN_SUBSCRIPTION: Final = "published since the tables were listed (hint: refresh the subscription, or start the run again, to add it)"
-"""Why a published table is left out, if no other reason is known."""
+"""The reason why a published table is left out, if no other one is known."""
 
 _OWN_SYNC = frozenset({TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY})
 
 
 class Watchers:
-    """Lets tasks wait until something that others change becomes true."""
+    """Lets tasks wait until a condition that other tasks change becomes true."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     def notify(self) -> None:
-        """Look again: something changed."""
+        """Check the conditions again, because something changed."""
         for predicate, future in self._waiting:
             if not future.done() and predicate():
                 future.set_result(None)
 
     async def wait(self, predicate: Callable[[], bool]) -> None:
-        """Return once ``predicate()`` is true; it is called again at every :meth:`notify`."""
+        """Return once ``predicate()`` is true. It is called again after every :meth:`notify`."""
         if predicate():
             return
         entry = (predicate, asyncio.get_running_loop().create_future())
@@ -75,25 +75,25 @@ class Watchers:
 
 
 class TableStates:
-    """What both kinds of worker know of the tables. See the module's text for the handover.
+    """The table states that both kinds of worker share. See the module's docstring for the handover.
 
     Attributes:
         left_out: published tables that the subscription does not replicate, each with the reason.
-        retries: of tables whose latest synchronization failed.
+        retries: tables whose latest synchronization failed.
     """
 
     def __init__(self, handed: Lsn = INVALID_LSN) -> None:
         self._entries: dict[TableName, TableEntry] = {}
-        # of them, those that are not ready, by what they wait for: asked after every batch, of thousands of tables
+        # sets of the tables that are not ready, because they are queried after every batch, with thousands of tables
         self._own: set[TableName] = set()
         self._ahead: set[TableName] = set()
         self._handed = handed
         self._handover: dict[TableName, Lsn] = {}
         self._storing: set[TableName] = set()
-        # end LSNs of the last transactions given that changed a relation, by its id; and of the last whose relations are not known
+        # for each relation id, end LSN of the last transaction that changed it; and of the last one with unknown relations
         self._changed: dict[int, Lsn] = {}
         self._changed_some = INVALID_LSN
-        # up to here transactions may have been given of which it is not noted what they changed
+        # the changes of transactions up to here may not have been noted
         self._noted_from = handed
         self._requested: set[TableName] = set()
         self._unknown: set[TableName] = set()
@@ -102,9 +102,9 @@ class TableStates:
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
-        """Take over what the catalog holds; ``position`` is up to where the apply worker gave everything to the sink, in former lives.
+        """Load the states from the catalog. ``position`` is where the apply workers of earlier runs have passed everything to the sink.
 
-        Of tables known already the entry here is kept: it was set after it became durable, and may be newer than what was read.
+        The states of known tables are kept: they were set after they became durable, and may be newer than what was read.
         """
         known = self._entries
         self._entries, self._own, self._ahead = {}, set(), set()
@@ -121,16 +121,16 @@ class TableStates:
         return dict(self._entries)
 
     def state(self, table: TableName) -> TableState | None:
-        """The table's state; None if it is not of the subscription."""
+        """The table's state; None if it is not part of the subscription."""
         entry = self._entries.get(table)
         return None if entry is None else entry.state
 
     def set(self, table: TableName, entry: TableEntry) -> None:
-        """Note what was stored durably."""
+        """Note a state that was stored durably."""
         self.update({table: entry})
 
     def update(self, entries: Mapping[TableName, TableEntry]) -> None:
-        """Note what was stored durably, of several tables."""
+        """Note states of several tables that were stored durably."""
         for table, entry in entries.items():
             self._put(table, entry)
         if entries:
@@ -145,7 +145,7 @@ class TableStates:
                 members.discard(table)
 
     def remove(self, table: TableName) -> None:
-        """The table is no longer of the subscription."""
+        """Remove a table that is no longer part of the subscription."""
         self._entries.pop(table, None)
         self.retries.pop(table, None)
         self._own.discard(table)
@@ -155,38 +155,38 @@ class TableStates:
 
     @property
     def unsynchronized(self) -> list[TableName]:
-        """Tables whose own synchronization still has work."""
+        """Tables that are still being synchronized."""
         return sorted(self._own)
 
     @property
     def all_synchronized(self) -> bool:
-        """Whether no table's own synchronization has work left."""
+        """Whether no table needs to be synchronized any more."""
         return not self._own
 
     @property
     def synchronized_to(self) -> Lsn:
-        """Up to where the table is that is furthest ahead of the apply worker; INVALID_LSN: none is."""
+        """The position of the table that is furthest ahead of the apply worker; INVALID_LSN: none is ahead."""
         return max((self._entries[table].lsn or INVALID_LSN for table in self._ahead), default=INVALID_LSN)
 
     @property
     def any_synchronized(self) -> bool:
-        """Whether some table's synchronization is done."""
+        """Whether any table is synchronized."""
         return len(self._own) < len(self._entries)
 
     @property
     def all_ready(self) -> bool:
-        """Whether all tables are in the apply worker's hands."""
+        """Whether the apply worker has taken over all tables."""
         return not self._own and not self._ahead
 
     @property
     def handed(self) -> Lsn:
-        """End LSN of the last transaction that the apply worker gave to the sink."""
+        """End LSN of the last transaction that the apply worker passed to the sink."""
         return self._handed
 
-    # --- the apply worker's side
+    # --- for the apply worker
 
     def gate(self, relation: Relation, final_lsn: Lsn) -> bool:
-        """Whether the apply worker applies the relation's changes of a transaction (native: should_apply_changes_for_rel)."""
+        """Whether the apply worker applies the relation's changes of a transaction (PostgreSQL: should_apply_changes_for_rel)."""
         table = TableName(relation.namespace, relation.name)
         entry = self._entries.get(table)
         if entry is None:
@@ -198,14 +198,14 @@ class TableStates:
         return entry.state is TableState.READY
 
     def tell_unknown(self, left_out: Container[str]) -> None:
-        """Warn, once each, of tables that the gate did not know and whose changes the sink left out.
+        """Warn, once for each, about tables that the gate did not know and whose changes the sink left out.
 
-        It knows tables better than by name: one that was renamed on both sides is followed.
+        The sink can identify a table that was renamed on both sides; the gate knows tables only by name.
         """
         for table in sorted(self._unknown):
             if str(table) in left_out:
                 _log.warning(
-                    'table "%s" is published, but not of the subscription: its changes are left out'
+                    'table "%s" is published, but not part of the subscription: its changes are left out'
                     " (hint: refresh the subscription, or start the run again, to add it)",
                     table,
                 )
@@ -213,9 +213,9 @@ class TableStates:
         self._unknown.clear()
 
     async def hand(self, end_lsn: Lsn, give_up: Callable[[], bool], transactions: Sequence[Transaction] = ()) -> bool:
-        """Wait until the apply worker may give the sink what ends at ``end_lsn``, and note that it does, and what that changes.
+        """Wait until the apply worker may pass transactions up to ``end_lsn`` to the sink. Then note that it does, and their relations.
 
-        False if ``give_up()`` became true before (it is asked at every ``changed.notify()``): then nothing may be given.
+        False if ``give_up()`` became true before; it is called after every ``changed.notify()``. Then nothing may be passed.
         """
 
         def clear() -> bool:
@@ -224,7 +224,7 @@ class TableStates:
         while not clear():
             if give_up():
                 return False
-            # again, because between a notification and this task's turn another table may have come in the way
+            # in a loop, because another table may have started a handover between the notification and this task's turn
             await self.changed.wait(lambda: clear() or give_up())
         self._handed = max(self._handed, end_lsn)
         if self._own:
@@ -236,7 +236,7 @@ class TableStates:
     def _note(self, transactions: Sequence[Transaction]) -> None:
         for transaction in transactions:
             relations = changed_relations(transaction)
-            # after an error, transactions come again
+            # transactions may come again after an error
             if relations is None:
                 self._changed_some = max(self._changed_some, transaction.end_lsn)
             else:
@@ -245,32 +245,32 @@ class TableStates:
 
     @property
     def handing_over(self) -> list[TableName]:
-        """Tables for whose synchronizations the apply worker may have to wait."""
+        """Tables for whose handover the apply worker may have to wait."""
         return sorted(self._requested | self._handover.keys())
 
     def passed(self, position: Lsn) -> dict[TableName, Lsn]:
-        """Tables in ``s`` whose LSN the apply worker's durable position has reached: they become ``r``."""
+        """Tables in ``s`` whose LSN the apply worker's durable position has reached. They can become ``r``."""
         found = {table: self._entries[table].lsn for table in sorted(self._ahead)}
         return {table: lsn for table, lsn in found.items() if lsn is not None and lsn <= position}
 
-    # --- the synchronization's side
+    # --- for the synchronization
 
     def request_handover(self, table: TableName) -> None:
-        """Ask the apply worker to give nothing more until this table is handed over or the request is abandoned."""
+        """Ask the apply worker to pass nothing more until this table is handed over or the request is abandoned."""
         self._requested.add(table)
 
     def covered(self, relation_id: int, lsn: Lsn) -> Lsn:
-        """Up to where a copy of a table is complete, which was made as of ``lsn`` in this run.
+        """Return the LSN up to which a copy of the table as of ``lsn``, made in this run, is complete.
 
-        That is where the apply worker is, if it has passed over no change of the table on its way from ``lsn``: it was given every
-        transaction. Relations are known by their ids at the publisher. What was given before this run, or before a table waited, was not
-        looked at: a copy as of then, which a standby that lags behind may give, is complete up to ``lsn`` only.
+        It is the apply worker's position, if the apply worker has skipped no change of the table since ``lsn``: it received every
+        transaction. Relations are identified by their ids on the publisher. Transactions before this run, or from before a table was
+        waiting, were not examined. So a copy from before them, as from a standby that lags behind, is complete only up to ``lsn``.
         """
         changed = max(self._changed.get(relation_id, INVALID_LSN), self._changed_some, self._noted_from)
         return lsn if changed > lsn else max(lsn, self._handed)
 
     def try_handover(self, table: TableName, lsn: Lsn) -> bool:
-        """Fix the handover at the synchronization's position, if that is not behind the apply worker's.
+        """Fix the handover at the synchronization's position, unless that is behind the apply worker's.
 
         After True the caller stores SYNCDONE at ``lsn`` and calls :meth:`complete_handover`, or :meth:`abandon_handover` on failure.
         """
@@ -282,27 +282,27 @@ class TableStates:
         return True
 
     def storing(self, table: TableName) -> None:
-        """SYNCDONE is about to be stored: until :meth:`complete_handover` or :meth:`known`, it is not known whether it is stored."""
+        """Note that SYNCDONE is about to be stored. Until :meth:`complete_handover` or :meth:`known`, it is unknown whether it was."""
         self._storing.add(table)
 
     def is_storing(self, table: TableName) -> bool:
-        """Whether that is so: when no task stores it any more, the apply worker waits until its state is read."""
+        """Whether this is unknown. If no task is storing it any more, the apply worker waits until the state is read."""
         return table in self._storing
 
     def known(self, table: TableName) -> None:
-        """What is stored of the table was read, or the target said that it stored nothing."""
+        """Note that the stored state was read, or that the target reported that nothing was stored."""
         self._storing.discard(table)
 
     def complete_handover(self, table: TableName) -> None:
-        """SYNCDONE is durable."""
+        """Note that SYNCDONE is durable."""
         lsn = self._handover.pop(table)
         self._storing.discard(table)
         self.set(table, TableEntry(TableState.SYNCDONE, lsn))
 
     def abandon_handover(self, table: TableName) -> None:
-        """The synchronization failed; the apply worker need not wait for it. Idempotent.
+        """Release the apply worker after the synchronization failed. Idempotent.
 
-        Does nothing while it is unknown whether SYNCDONE was stored: the apply worker would pass over changes that nobody applied.
+        Does nothing while it is unknown whether SYNCDONE was stored: the apply worker might skip changes that were not applied.
         """
         if table in self._storing:
             return

@@ -1,19 +1,19 @@
-"""Table synchronization: copy one table under a snapshot, catch up from a slot of its own, hand over to the apply worker.
+"""Table synchronization: copy one table under a snapshot, catch up from its own slot, hand over to the apply worker.
 
-Steps of one table, with the state that is durable after each (``table_state.py`` tells how the handover works):
+Steps of one table, with the state that is durable after each (``table_state.py`` explains the handover):
 
 =====  ==========================================================================================================
- ``i``  nothing yet, or a crash undid an unfinished copy
- ``d``  a copy is under way: permanent slot ``pg_<oid>_sync_<relid>_<target>`` with an exported snapshot, parts read in parallel
- ``f``  all rows and the snapshot's LSN are in the target, together; the slot holds the WAL from there on
- ``s``  the slot was followed up to an LSN at or past the apply worker's; the slot is dropped
- ``r``  (set by the apply worker once it passed that LSN)
+ ``i``  not started, or an unfinished copy was undone after a crash
+ ``d``  being copied: permanent slot ``pg_<oid>_sync_<relid>_<target>`` with an exported snapshot, parts read in parallel
+ ``f``  all rows and the snapshot's LSN are stored in the target, atomically; the slot retains the WAL from there on
+ ``s``  followed the slot up to an LSN at or past the apply worker's; the slot is dropped
+ ``r``  (set by the apply worker once it has passed that LSN)
 =====  ==========================================================================================================
 
-A crash in ``i`` or ``d`` starts from zero with a new slot; a crash in ``f`` goes on with the slot; a crash in ``s`` may leave the slot
-behind, which the next start drops.
+After a crash in ``i`` or ``d`` the copy starts again with a new slot. After a crash in ``f`` it resumes from the slot. A crash in ``s`` may
+leave the slot, which the next start drops.
 
-Each table is tried again by itself after an error, on connections of its own: neither the apply worker nor other tables notice.
+Each table is retried separately after an error, on its own connections: it affects neither the apply worker nor other tables.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ _TICK = 0.5
 
 
 def sync_slot_prefix(oid: int) -> str:
-    """How the names of a subscription's synchronization slots start."""
+    """The prefix of the names of a subscription's synchronization slots."""
     return f"pg_{oid}_sync_"
 
 
 def sync_slot_name(oid: int, relation_id: int, target_identifier: str) -> str:
-    """Native's name of a table's own slot: pg_%u_sync_%u_%llu."""
+    """PostgreSQL's name for a table's own slot: pg_%u_sync_%u_%llu."""
     return f"{sync_slot_prefix(oid)}{relation_id}_{target_identifier}"
 
 
 CopyPart = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
-"""Opens one part of a table's rows under the snapshot, and reads it as COPY data."""
+"""Opens one part of a table's rows under the snapshot, and returns it as COPY data."""
 
 
 class SnapshotSource(Protocol):
-    """A slot with its exported snapshot, open."""
+    """A slot with its open exported snapshot."""
 
     @property
     def consistent_point(self) -> Lsn:
@@ -80,39 +80,39 @@ class SnapshotSource(Protocol):
         ...
 
     def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> Awaitable[list[CopyPart]]:
-        """The parts that together are the table's published rows. ``rows`` is told how many were read."""
+        """The parts of the table's published rows. ``rows`` is called with the number of rows read."""
         ...
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
-        """The same, for somebody else to read."""
+        """The same, for a target that reads the rows in its own sessions."""
         ...
 
     async def verify(self, table: PublishedTable) -> None:
-        """See, after the last part, that all parts were of one and the same table.
+        """Check, after the last part, that all parts belong to one and the same table.
 
         Raises:
-            PublisherUnavailable: it was rewritten meanwhile, so that rows may be missing or double, or renamed: copy it anew.
+            PublisherUnavailable: it was renamed, or rewritten, so that rows may be missing or duplicate. Copy it again.
         """
         ...
 
 
 class CopySource(Protocol):
-    """The publisher, as table synchronization sees it. The wiring gives it; each call uses connections of its own."""
+    """The publisher, for table synchronization. Each call uses its own connections."""
 
     async def describe(self, table: TableName) -> PublishedTable | None:
-        """The table as published now; None if it no longer is."""
+        """Describe the table as published now; None if it is not published any more."""
         ...
 
     def snapshot(self, slot_name: str) -> AbstractAsyncContextManager[SnapshotSource]:
-        """Create the slot, after dropping one of that name, and keep its snapshot open."""
+        """Create the slot, after dropping one of the same name, and keep its snapshot open."""
         ...
 
     def stream(self, position: Position) -> AbstractAsyncContextManager[ReplicationStream]:
-        """Follow the position's slot from there, without two-phase."""
+        """Stream from the position's slot, without two-phase."""
         ...
 
     async def drop_slot(self, slot_name: str) -> None:
-        """Drop it; fine if it is gone."""
+        """Drop the slot, if it exists."""
         ...
 
 
@@ -120,8 +120,8 @@ class TableSynchronization:
     """Takes one table to SYNCDONE.
 
     Args:
-        oid, target_identifier: of the subscription (they make the slot's name).
-        table: which.
+        oid, target_identifier: of the subscription, for the slot's name.
+        table: its name.
         sink: the table's sink, not begun.
         source: the publisher.
         states: shared with the apply worker.
@@ -156,7 +156,7 @@ class TableSynchronization:
         self._progress = progress
 
     async def run(self) -> None:
-        """Do whatever is left to do for the table. Raises on the first error; to be called again then.
+        """Do the remaining steps of the table. Raises on the first error; call it again then.
 
         Raises:
             SubscriberError: of the publisher, the target or the spool.
@@ -164,7 +164,7 @@ class TableSynchronization:
         try:
             entry = await self._begin()
             slot = sync_slot_name(self._oid, self._sink.relation_id, self._target_identifier)
-            # what an earlier attempt could not tell (whether SYNCDONE was stored) is known now
+            # if an earlier attempt could not find out whether SYNCDONE was stored, this is known now
             self._states.known(self._table)
             if entry.state is TableState.SYNCDONE:
                 self._settle(entry)
@@ -183,7 +183,7 @@ class TableSynchronization:
         try:
             return await self._sink.begin()
         except RelationError:
-            # the table is gone, or not of the subscription any more: no handover of it can be half done
+            # the table was dropped, or is not part of the subscription any more: no handover can be in progress
             self._states.known(self._table)
             raise
 
@@ -201,17 +201,17 @@ class TableSynchronization:
         try:
             await self._sink.describe(described)
         except RelationError:
-            # of an attempt before the table was altered: it would retain WAL until the table fits
+            # of an attempt before the table was altered: it would retain WAL until the table matches again
             await self._source.drop_slot(slot)
             raise
         await self._sink.start_copy()
         self._states.set(self._table, TableEntry(TableState.DATASYNC))
         async with self._source.snapshot(slot) as snapshot:
-            # not before: the slot waited for the transactions that were writing, and they may have altered the table
+            # after the slot was created, because that waited for transactions that may have altered the table
             table = await self._source.describe(self._table)
             if table is None:
                 raise PublisherUnavailable(
-                    f'table "{self._table}" was taken out of the publications just now', hint="it is looked at again"
+                    f'table "{self._table}" was just removed from the publications', hint="the publications are checked again"
                 )
             await self._sink.describe(table)
             self._progress.started(self._table, table.estimated_rows)
@@ -264,10 +264,10 @@ class TableSynchronization:
             if isinstance(receiver.peek(), Transaction):
                 await self._apply_batch(receiver, tracker)
             elif receiver.peek() is not None:
-                receiver.release(receiver.pop()[1])  # a logical message: nothing to apply
+                receiver.release(receiver.pop()[1])  # a logical message, which changes no rows
             else:
                 await receiver.wait(_TICK)
-            # with nothing pending, all that was received is applied
+            # if nothing is pending, everything received is applied
             lsn = tracker.received if tracker.idle else tracker.applied
             if lsn >= first_goal:
                 self._states.request_handover(self._table)

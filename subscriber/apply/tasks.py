@@ -1,4 +1,4 @@
-"""Running tasks together so that the first failure comes out as itself."""
+"""Run tasks together, and raise the first failure itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["task_group"]
 
 @contextlib.asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """A TaskGroup whose first failure cancels the rest and is raised as itself, not inside an exception group."""
+    """A TaskGroup whose first failure cancels the others, and is raised directly, not in an exception group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

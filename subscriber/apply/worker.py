@@ -1,23 +1,22 @@
-"""The apply worker: takes whole transactions and gives them to the sink, in the publisher's order.
+"""The apply worker: takes whole transactions and passes them to the sink, in the publisher's order.
 
-One loop, one sink call at a time. What the sink reports as durable goes to the FlushTracker, and from there to the publisher.
-When nothing is pending, the position follows what was received (keepalives included): it is first stored in the target, then
-acknowledged, so that our durable position is never behind the slot's confirmed_flush_lsn and comparing the two at start is exact.
+It is one loop with one sink call at a time. The FlushTracker gets the positions that the sink reports as durable, and passes them to the
+publisher. While nothing is pending, the position follows what was received, including keepalives. It is first stored in the target and
+then acknowledged. So the target's durable position is never behind the slot's confirmed_flush_lsn, and comparing them at start is exact.
 
-A sink may report durability later than it applies. If that report stays away while there is nothing else to do, the sink is told to make
-the position durable: either it can, or it says what is wrong, and the stream starts anew. Waiting would hold back the publisher's WAL.
+A sink may report durability later than it applies. If that report is missing while there is nothing else to do, the sink is told to make
+the position durable. If it cannot, it reports an error, and the stream is restarted. Waiting would retain the publisher's WAL.
 
-With nothing to do, the sink is asked twice in ``wal_retrieve_retry_interval`` whether its sessions are alive, so that a target that was
-restarted is not found out only by the next change.
+While there is nothing to do, the sink is asked twice per ``wal_retrieve_retry_interval`` whether its sessions are alive. So a restart of
+the target is noticed before the next change.
 
-A prepared transaction that the publisher has rolled back before it decodes it may come without some of its changes: the first ones, from 18
-on (``ReorderBufferCheckAndTruncateAbortedTXN``), the last ones before. What is left may be refused by the target, an INSERT of a row whose
-DELETE is missing for example, and no other attempt would help. So the publisher is asked, and if it was rolled back, it is passed over:
-nothing is prepared. Should its COMMIT PREPARED come all the same, that is an error of the sink, and not the end of its rows unnoticed.
+If the publisher rolls back a prepared transaction before it decodes it, some of its changes may be missing in the stream: the first ones
+from 18 on (``ReorderBufferCheckAndTruncateAbortedTXN``), the last ones before. The target may reject the rest, for example an INSERT of a
+row whose DELETE is missing, and a retry would not help. So the publisher is asked. If the transaction was rolled back, it is skipped:
+nothing is prepared. If its COMMIT PREPARED came nevertheless, the sink would raise an error, so that no rows can be lost unnoticed.
 
-Before 18, a publisher sends nothing of a prepared transaction that changed nothing but its COMMIT PREPARED or ROLLBACK PREPARED. So from
-such a publisher, the COMMIT PREPARED of a transaction whose PREPARE never came is passed over. The sink tells it from one that was prepared
-and is gone.
+Before 18, a publisher sends only COMMIT PREPARED or ROLLBACK PREPARED of a prepared transaction without changes. So with such a publisher,
+a COMMIT PREPARED whose PREPARE never came is skipped. The sink distinguishes it from a transaction that was prepared and lost.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = ["ApplyWorker"]
 _log = logging.getLogger(__name__)
 
 _TICK = 1.0
-"""Seconds between looks at table states and at the idle position when nothing happens."""
+"""Seconds between checks of table states and of the idle position when nothing happens."""
 
 
 class ApplyWorker:
@@ -55,13 +54,13 @@ class ApplyWorker:
         sink: opened.
         tracker: of the stream, shared with the receiver and with the sink's ``on_durable``.
         tables: states of the subscription's tables.
-        settings: batches.
-        two_phase: the state the stream was started with; PENDING lets the worker end once all tables are ready.
-        skipping: the transaction to be skipped, if any.
-        rolled_back: whether the publisher rolled a transaction back, by its xid; False if that cannot be found out.
-        empty_prepares: whether the publisher sends the PREPARE of every transaction; then a COMMIT PREPARED without it is an error.
-        finished: asked after every step; True ends the worker.
-        awaited: whether somebody waits for this LSN: then the idle position is stored at once instead of once a second.
+        settings: for batches.
+        two_phase: the state the stream was started with. With PENDING the worker ends once all tables are ready.
+        skipping: the transaction to skip, if any.
+        rolled_back: returns whether the publisher rolled a transaction back, by its xid; False if this is not known.
+        empty_prepares: whether the publisher sends the PREPARE of every transaction. Then a COMMIT PREPARED without it is an error.
+        finished: called after every step; True ends the worker.
+        awaited: returns whether another session waits for this LSN. Then the idle position is stored at once, not once a second.
         progressed: called after every step.
         parallel: applies streamed transactions before their end; entered.
     """
@@ -101,10 +100,10 @@ class ApplyWorker:
         self._unsettled: tuple[Lsn, float] | None = None
 
     async def run(self) -> None:
-        """Apply until ``finished()``, or until the stream has to be started anew to enable two_phase.
+        """Apply until ``finished()``, or until the stream must be restarted to enable two_phase.
 
         Raises:
-            SubscriberError: of the stream or the sink. What was applied before stays; the position tells how far.
+            SubscriberError: of the stream or the sink. Earlier transactions stay applied, up to the stored position.
         """
         while not self._finished() and not self._enable_two_phase():
             event = self._receiver.peek()
@@ -127,7 +126,7 @@ class ApplyWorker:
         return self._two_phase is TwoPhaseState.PENDING and bool(self._tables.entries()) and self._tables.all_ready
 
     async def _commit_parallel(self, event: Transaction | PreparedTransaction) -> bool:
-        """End the next event if it was applied while it was streamed; False: it is still the next, and nothing of it is applied."""
+        """Commit the next event if it was applied while it was streamed. False: it is still the next one, and was rolled back."""
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._finished, [transaction]):
             return False
@@ -177,7 +176,7 @@ class ApplyWorker:
                     end_lsn = event.rollback_end_lsn
                     await self._sink.rollback_prepared(event)
                 case LogicalMessage():
-                    pass  # nothing to apply: messages are not asked for
+                    pass  # nothing to apply: messages are not requested
         finally:
             self._receiver.release(held)
         if end_lsn is not None:
@@ -191,10 +190,8 @@ class ApplyWorker:
             xid = prepared.transaction.xid
             if not self._sink.capabilities.prepares_in_target or not await self._rolled_back(xid):
                 raise
-            _log.warning(
-                "prepared transaction %d is passed over: the publisher has rolled it back, and the target refuses it: %s", xid, error
-            )
-            # not as a prepared one: then its COMMIT PREPARED, which must not come, would be no error
+            _log.warning("prepared transaction %d is skipped: the publisher has rolled it back, and the target rejects it: %s", xid, error)
+            # not as a prepared one: then its COMMIT PREPARED, which must not come, would not raise an error
             await self._sink.skip(prepared.transaction)
 
     async def _commit_prepared(self, message: CommitPrepared) -> None:
@@ -204,8 +201,8 @@ class ApplyWorker:
             if self._empty_prepares:
                 raise
             _log.warning(
-                "COMMIT PREPARED of transaction %d is passed over: its PREPARE never came, and before 18 a publisher sends none of a"
-                " transaction that changed nothing",
+                "COMMIT PREPARED of transaction %d is skipped: its PREPARE never came, because before 18 a publisher sends none of a"
+                " transaction without changes",
                 message.xid,
             )
             await self._sink.advance(message.end_lsn)

@@ -131,7 +131,7 @@ def _name_that_no_slot_can_have(ground: Ground) -> None:
     arguments(ground, name="Not A Name")
 
 
-@case('could not make spool directory ".*": Not a directory')
+@case('could not create spool directory ".*": Not a directory')
 def _spool_directory_that_cannot_be_made(ground: Ground) -> None:
     arguments(ground, more=["-c", f"spool_directory={__file__}/spool"])
 

@@ -116,7 +116,7 @@ def test_the_disk_of_the_spool(publisher18_db: Database, scratch: Path, make_dis
     lsn = pair.publisher.current_lsn()
     told(
         subscriber(*pair.arguments("--until-caught-up")),
-        r"could not write.*No space left on device.*make room in .*, or let spool_directory",
+        r"could not write.*No space left on device.*make room in .*, or set spool_directory",
     )
     assert pair.behind(lsn)
     assert pair.target.fetch("SELECT count(*) FROM t") == [(1000,)]

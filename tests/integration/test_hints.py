@@ -34,7 +34,7 @@ def test_a_table_that_is_new_or_renamed(publisher18_db: Database, target_db: Dat
         program.says("if it is new, create it in the target, then start the run again (or subscriber alter NAME --refresh)", 2)
         target_db.execute("CREATE TABLE n (id int PRIMARY KEY)")
         publisher18_db.execute("INSERT INTO n VALUES (2)")
-        program.says('table "public.n" is published, but not of the subscription')
+        program.says('table "public.n" is published, but not part of the subscription')
         program.send(15)
         assert program.ended().status == 0
     assert subscriber("run", *arguments, "--until-caught-up").status == 0

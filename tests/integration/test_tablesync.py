@@ -276,7 +276,7 @@ async def test_tables_come_and_go(publisher_db: Database, target_db: Database, c
         publisher_db.execute("INSERT INTO new VALUES (2); INSERT INTO old VALUES (2)")
         await first.same("SELECT id FROM old ORDER BY id")
         assert target_db.value("SELECT count(*) FROM new") == 0
-        assert [text for text in warnings() if 'table "public.new" is published, but not of the subscription' in text]
+        assert [text for text in warnings() if 'table "public.new" is published, but not part of the subscription' in text]
         publisher_db.execute("INSERT INTO new VALUES (3)")
     publisher_db.execute("INSERT INTO new VALUES (4); INSERT INTO old VALUES (3)")
     async with replica(publisher_db, target_db) as second:

@@ -76,7 +76,7 @@ def test_bounded_in_rows_and_bytes_and_never_within_a_transaction(settings: Sett
     run(work())
 
 
-def test_what_is_no_plain_transaction_ends_it() -> None:
+def test_other_events_end_a_batch() -> None:
     async def work() -> None:
         async with Feed(Settings(batch_delay=5)) as feed:
             prepared = xlog(CommitPrepared(0, Lsn(300), Lsn(308), 0, 7, "gid"))
@@ -90,7 +90,7 @@ def test_what_is_no_plain_transaction_ends_it() -> None:
     run(work())
 
 
-def test_delay_takes_in_what_comes_meanwhile() -> None:
+def test_delay_adds_later_transactions_to_the_batch() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         async with Feed(Settings(batch_delay=2)) as feed:
@@ -120,7 +120,7 @@ def test_delay_ends_with_a_full_batch() -> None:
     run(work())
 
 
-def test_without_delay_nothing_is_waited_for() -> None:
+def test_without_delay_the_batch_ends_at_once() -> None:
     async def work() -> None:
         async with Feed(Settings()) as feed:
             feed.stream.give(transaction(1))
@@ -131,7 +131,7 @@ def test_without_delay_nothing_is_waited_for() -> None:
     run(work())
 
 
-def test_an_error_during_the_delay_does_not_cost_what_came_before() -> None:
+def test_error_during_the_delay_does_not_lose_earlier_transactions() -> None:
     # the bug was that the transactions taken already were dropped, and came again: after an error of the protocol, never
     async def work() -> None:
         async with Feed(Settings(batch_delay=100)) as feed:

@@ -100,7 +100,7 @@ class _Work:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_few_at_a_time_and_each_once(workers: int) -> None:
+def test_few_tables_at_a_time_and_each_once(workers: int) -> None:
     async def work() -> None:
         office = Office(5, workers=workers)
         async with office.open() as task:
@@ -127,7 +127,7 @@ def test_a_table_that_is_added_later() -> None:
     run(work())
 
 
-def test_tried_again_with_growing_pauses_while_others_go_on() -> None:
+def test_failed_table_is_retried_with_growing_pauses_while_others_continue() -> None:
     async def work() -> None:
         office = Office(4, workers=1)
         away = [TargetUnavailable("away") for _ in range(8)]
@@ -146,7 +146,7 @@ def test_tried_again_with_growing_pauses_while_others_go_on() -> None:
     run(work())
 
 
-def test_pauses_are_per_table_and_forgotten_with_success() -> None:
+def test_pauses_are_per_table_and_reset_by_success() -> None:
     async def work() -> None:
         office = Office(2)
         office.errors = {table(0): [TargetUnavailable("away") for _ in range(3)], table(1): [TargetUnavailable("away")]}
@@ -162,7 +162,7 @@ def test_pauses_are_per_table_and_forgotten_with_success() -> None:
     run(work())
 
 
-def test_an_error_behind_the_handover_is_mended_too() -> None:
+def test_error_after_the_handover_is_retried_too() -> None:
     async def work() -> None:
         office = Office(1)
         office.errors = {table(0): [TargetUnavailable("away")]}
@@ -187,7 +187,7 @@ def test_an_error_behind_the_handover_is_mended_too() -> None:
         (DataLossError("gone"), False, True),
     ],
 )
-def test_what_ends_it_all(error: SubscriberError, patient: bool, ends: bool) -> None:
+def test_errors_that_end_the_launcher(error: SubscriberError, patient: bool, ends: bool) -> None:
     async def work() -> None:
         office = Office(3, patient=patient)
         office.errors = {table(0): [error]}
@@ -219,7 +219,7 @@ def test_what_ends_it_all(error: SubscriberError, patient: bool, ends: bool) -> 
         (CopyOutdated("rewritten"), False),
     ],
 )
-def test_what_disables(error: SubscriberError, ends: bool) -> None:
+def test_errors_that_disable_the_subscription(error: SubscriberError, ends: bool) -> None:
     async def work() -> None:
         office = Office(3, disable_on_error=True)
         office.errors = {table(0): [error]}
@@ -233,7 +233,7 @@ def test_what_disables(error: SubscriberError, ends: bool) -> None:
     run(work())
 
 
-def test_a_fault_of_ours_is_not_tried_again() -> None:
+def test_program_errors_are_not_retried() -> None:
     async def work() -> None:
         office = Office(1)
         office.errors = {table(0): [cast("SubscriberError", KeyError("ours"))]}
@@ -273,7 +273,7 @@ def grouping(tables: int, *errors: SubscriberError, workers: int = 2) -> tuple[O
     return office, groups
 
 
-def test_many_tables_are_shared_out_among_the_workers() -> None:
+def test_many_tables_are_divided_among_the_workers() -> None:
     async def work() -> None:
         office, groups = grouping(2 * GROUP_TABLES + 100)
         async with office.open():
@@ -285,7 +285,7 @@ def test_many_tables_are_shared_out_among_the_workers() -> None:
     run(work())
 
 
-def test_few_tables_are_each_taken_alone() -> None:
+def test_few_tables_are_synchronized_alone() -> None:
     async def work() -> None:
         office, groups = grouping(4)
         async with office.open():
@@ -296,7 +296,7 @@ def test_few_tables_are_each_taken_alone() -> None:
     run(work())
 
 
-def test_a_table_that_left_its_group_is_taken_alone() -> None:
+def test_table_that_left_its_group_is_synchronized_alone() -> None:
     async def work() -> None:
         office, groups = grouping(20)
         office.errors[table(3)] = [ApplyError("refused")]
@@ -310,7 +310,7 @@ def test_a_table_that_left_its_group_is_taken_alone() -> None:
     run(work())
 
 
-def test_a_group_that_failed_is_taken_again() -> None:
+def test_failed_group_is_retried() -> None:
     async def work() -> None:
         office, groups = grouping(20, TargetUnavailable("lost"), TargetUnavailable("lost"))
         async with office.open():
@@ -345,7 +345,7 @@ def test_a_table_that_the_apply_worker_waits_for_comes_first() -> None:
     run(work())
 
 
-def test_all_groups_that_failed_count_together() -> None:
+def test_failures_of_all_groups_are_counted_together() -> None:
     # a first run ends when nothing can be copied: two groups have half of the tables each
     async def work() -> None:
         office, groups = grouping(20, *(PublisherError("all replication slots are in use") for _ in range(2)))
@@ -365,7 +365,7 @@ def test_all_groups_that_failed_count_together() -> None:
     run(work())
 
 
-def test_tables_are_taken_alone_while_groups_fail_again_and_again() -> None:
+def test_tables_are_synchronized_alone_after_repeated_group_failures() -> None:
     # as they do while the apply worker fails, which closes the sink each time
     async def work() -> None:
         office, _ = grouping(100, *(TargetUnavailable("the sink is not open") for _ in range(1000)))
@@ -377,7 +377,7 @@ def test_tables_are_taken_alone_while_groups_fail_again_and_again() -> None:
     run(work())
 
 
-def test_tables_stay_for_groups_while_the_target_is_away() -> None:
+def test_tables_stay_in_groups_while_the_target_is_unavailable() -> None:
     async def work() -> None:
         away = [TargetUnavailable("away") for _ in range(1000)]
         office, _ = grouping(100, *away)

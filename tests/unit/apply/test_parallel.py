@@ -108,7 +108,7 @@ def first(xid: int, rows: int = 3, size: int = 1) -> list[bytes]:
     return [start, xlog(replace(relation(0), xid=xid)), *rest]
 
 
-def test_applied_before_its_end_and_committed_in_its_place() -> None:
+def test_applied_before_its_end_and_committed_in_order() -> None:
     async def work() -> None:
         async with shop() as s:
             s.stream.give(first(9))
@@ -129,7 +129,7 @@ def test_applied_before_its_end_and_committed_in_its_place() -> None:
     run(work())
 
 
-def test_nothing_before_what_came_earlier_is_committed() -> None:
+def test_waits_for_the_commit_of_earlier_events() -> None:
     async def work() -> None:
         async with shop() as s:
             s.stream.give(first(9))
@@ -213,7 +213,7 @@ def stream_commit_of(xid: int, place: int) -> list[bytes]:
     return [xlog(StreamCommit(xid, 0, final, end, 0), end)]
 
 
-def test_an_error_only_ends_the_attempt() -> None:
+def test_error_ends_only_the_attempt() -> None:
     def refuse() -> None:
         raise ApplyError("refused")
 
@@ -263,7 +263,7 @@ def test_ends_when_a_table_is_not_ready() -> None:
     run(work())
 
 
-def test_not_while_one_is_to_be_skipped() -> None:
+def test_no_attempts_while_a_transaction_is_to_be_skipped() -> None:
     async def work() -> None:
         async with shop() as s:
             s.paused = True
@@ -278,7 +278,7 @@ def test_not_while_one_is_to_be_skipped() -> None:
     run(work())
 
 
-def test_what_holds_up_the_worker_is_rolled_back() -> None:
+def test_attempt_that_holds_up_the_worker_is_rolled_back() -> None:
     async def work() -> None:
         async with shop() as s:
             s.stream.give([*first(9), *first(8)])
@@ -307,7 +307,7 @@ def test_what_holds_up_the_worker_is_rolled_back() -> None:
     run(work())
 
 
-def test_the_servers_victim_is_done_again() -> None:
+def test_deadlock_victim_is_repeated() -> None:
     def deadlock() -> None:
         raise TargetUnavailable("deadlock detected", sqlstate="40P01")
 
@@ -389,7 +389,7 @@ def test_a_rollback_is_never_cut_off() -> None:
     run(work())
 
 
-def test_a_rollback_cut_off_by_the_end_is_done_again() -> None:
+def test_rollback_interrupted_by_the_end_is_repeated() -> None:
     async def work() -> None:
         async with shop() as s:
             s.stream.give([*first(9), *first(8)])
@@ -412,7 +412,7 @@ def test_a_rollback_cut_off_by_the_end_is_done_again() -> None:
     run(work())
 
 
-def test_no_more_than_the_limit() -> None:
+def test_attempts_stay_within_the_limit() -> None:
     async def work() -> None:
         for limit in (0, 1, 3):
             async with shop(limit) as s:

@@ -87,7 +87,7 @@ MAX = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @simulated
-async def test_wal_end_is_asked_for_only_where_it_is_implausible() -> None:
+async def test_publisher_is_asked_for_wal_end_only_if_an_lsn_is_implausible() -> None:
     async with session() as s:
         s.stream.known_wal_end = Lsn(1000)
         s.stream.give([keepalive(900)])
@@ -165,7 +165,7 @@ async def test_commit_below_a_keepalive() -> None:
 
 
 @simulated
-async def test_events_in_order_and_what_they_hold() -> None:
+async def test_events_in_order_with_their_memory() -> None:
     async with session() as s:
         s.stream.give([*transaction(1), *transaction(2, rows=3, size=1000)])
         s.stream.give([xlog(LogicalMessage(False, Lsn(250), "prefix", b"x" * 500))])
@@ -195,7 +195,7 @@ async def test_wait_ends_with_its_timeout_and_when_woken() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lost", "garbage", "spool"])
-def test_events_before_an_error_come_before_it(kind: str) -> None:
+def test_error_is_raised_after_earlier_events(kind: str) -> None:
     async def work() -> None:
         async with session(memory=SMALL) as s:
             s.stream.give([*transaction(1), *transaction(2)])
@@ -306,7 +306,7 @@ async def test_flush_never_passes_what_is_pending() -> None:
 
 
 @simulated
-async def test_silence_asks_at_half_and_ends_at_full() -> None:
+async def test_silence_asks_for_a_reply_at_half_and_times_out_at_full() -> None:
     async with session(timeout=20, status_interval=100) as s:
         await asyncio.sleep(9.9)
         assert not any(status.reply_requested for _, status in s.stream.sent)
@@ -320,7 +320,7 @@ async def test_silence_asks_at_half_and_ends_at_full() -> None:
 
 
 @simulated
-async def test_an_answer_begins_it_anew() -> None:
+async def test_reply_restarts_the_timeout() -> None:
     async with session(timeout=20, status_interval=100) as s:
         for expected in (10, 22, 34):
             await asyncio.sleep(expected + 1 - asyncio.get_running_loop().time())
@@ -345,7 +345,7 @@ async def test_no_timeout() -> None:
 
 
 @simulated
-async def test_reading_stops_at_half_of_the_budget_and_goes_on() -> None:
+async def test_reading_stops_at_half_of_the_budget_and_resumes() -> None:
     async with session(memory=SMALL, timeout=20) as s:
         for xid in range(1, 11):
             s.stream.give(transaction(xid, size=10_000))
@@ -365,7 +365,7 @@ async def test_reading_stops_at_half_of_the_budget_and_goes_on() -> None:
 
 
 @simulated
-async def test_what_is_taken_and_not_released_still_counts() -> None:
+async def test_memory_counts_until_it_is_released() -> None:
     async with session(memory=SMALL, timeout=0) as s:
         for xid in range(1, 6):
             s.stream.give(transaction(xid, size=20_000))
@@ -380,7 +380,7 @@ async def test_what_is_taken_and_not_released_still_counts() -> None:
 
 
 @pytest.mark.parametrize("directly", [True, False])
-def test_time_in_which_nothing_was_read_is_not_silence_even_at_its_end(directly: bool) -> None:
+def test_time_without_reading_does_not_count_as_silence(directly: bool) -> None:
     # between release() and the next read the whole pause must not look like the publisher's silence
     async def work(offset: float) -> None:
         loop = asyncio.get_running_loop()

@@ -86,7 +86,7 @@ def framed(messages: Sequence[bytes], rng: random.Random) -> list[bytes]:
 
 @settings(max_examples=400)
 @given(st.binary(min_size=40, max_size=200), st.integers(0, 2**32))
-def test_of_any_history(history: bytes, seed: int) -> None:
+def test_pieces_of_any_history(history: bytes, seed: int) -> None:
     rng = random.Random(seed)
     frames = framed([payload for payload in Publisher(history).sent if payload is not None], rng)
     one_by_one = received([[frame] for frame in frames])
@@ -119,7 +119,7 @@ COMMIT = encode(Commit(0, Lsn(100), Lsn(108), 9))
         [BEGIN, ROWS[0]],
     ],
 )
-def test_of_what_is_right_and_wrong(messages: list[bytes]) -> None:
+def test_pieces_of_valid_and_invalid_messages(messages: list[bytes]) -> None:
     frames = [encode_frame(XLogData(Lsn(50), Lsn(50), 3, message)) for message in messages]
     for before in ([], [encode_frame(XLogData(Lsn(1), Lsn(1), 3, message)) for message in (BEGIN, *ROWS, COMMIT)]):
         one_by_one = received([[frame] for frame in (*before, *frames)])

@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("found", CLASSES)
-def test_every_error_has_its_answer(found: type[errors.SubscriberError]) -> None:
+def test_every_error_has_a_policy(found: type[errors.SubscriberError]) -> None:
     answer = policy(found("it broke"))
     assert found.__name__ in EXPECTED[answer.policy]
     assert answer.hint
@@ -51,7 +51,7 @@ def test_pauses_grow_to_a_second() -> None:
     assert backoff.pause(soon) == pytest.approx(0.1)
 
 
-def test_what_somebody_must_mend_is_tried_at_the_interval() -> None:
+def test_errors_that_need_a_fix_are_retried_at_the_interval() -> None:
     backoff = Backoff(Settings(wal_retrieve_retry_interval=5))
     assert [backoff.pause(policy(errors.ApplyError("refused"))) for _ in range(3)] == [5, 5, 5]
     assert backoff.pause(policy(errors.TargetUnavailable("away"))) == pytest.approx(0.1)

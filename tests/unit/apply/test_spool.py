@@ -374,7 +374,7 @@ async def test_close_removes_the_directory(tmp_path: Path) -> None:
     await spool.discard(2)
 
 
-async def test_keys_do_not_meet(tmp_path: Path) -> None:
+async def test_different_keys_have_different_directories(tmp_path: Path) -> None:
     async with SpoolDirectory(str(tmp_path), "a") as one, SpoolDirectory(str(tmp_path), "../b") as other:
         assert one.directory != other.directory
         assert one.directory.parent == other.directory.parent == tmp_path
@@ -414,7 +414,7 @@ async def test_directory_that_others_may_write_to_is_refused(tmp_path: Path, mod
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 @pytest.mark.parametrize("which", ["base", "own"])
-async def test_directory_of_somebody_else_is_refused(tmp_path: Path, which: str) -> None:
+async def test_directory_of_another_user_is_rejected(tmp_path: Path, which: str) -> None:
     spool = SpoolDirectory(str(tmp_path / "base"), KEY)
     path = tmp_path / "base" if which == "base" else spool.directory
     path.mkdir(parents=True, mode=0o700)
@@ -425,7 +425,7 @@ async def test_directory_of_somebody_else_is_refused(tmp_path: Path, which: str)
 
 async def test_base_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "base").write_text("")
-    with pytest.raises(SpoolError, match="could not make spool directory") as caught:
+    with pytest.raises(SpoolError, match="could not create spool directory") as caught:
         await SpoolDirectory(str(tmp_path / "base"), KEY).open()
     assert str(tmp_path / "base") in str(caught.value)
 
@@ -444,7 +444,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+async def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", _KILLED, str(tmp_path), KEY], check=False)
     assert killed.returncode == -9
     spool = SpoolDirectory(str(tmp_path), KEY)
@@ -457,7 +457,7 @@ async def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         assert await read(spool.reader(1)) == RECORDS
 
 
-async def test_sweep_removes_what_nobody_will_open(tmp_path: Path) -> None:
+async def test_sweep_removes_files_that_will_not_be_opened(tmp_path: Path) -> None:
     spool = SpoolDirectory(str(tmp_path / "base"), KEY)
     await spool.sweep()
     assert not (tmp_path / "base").exists(), "there was nothing to remove"

@@ -74,7 +74,7 @@ def test_the_gate_is_closed_for_tables_of_others() -> None:
     assert not states.gate(relation(1), Lsn(500))
 
 
-def test_what_is_left_to_do() -> None:
+def test_remaining_work_by_state() -> None:
     states = states_with(t0=synchronized(200), t1=COPIED, t2=READY, t3=INIT)
     assert states.unsynchronized == [table(1), table(3)]
     assert (states.all_synchronized, states.all_ready) == (False, False)
@@ -90,7 +90,7 @@ def test_what_is_left_to_do() -> None:
     assert states.passed(Lsn(1000)) == {}
 
 
-def test_load_keeps_what_became_durable_meanwhile() -> None:
+def test_load_keeps_newer_states() -> None:
     states = states_with(t0=COPIED, t1=COPIED)
     states.request_handover(B)
     states.set(A, synchronized(200))
@@ -103,7 +103,7 @@ def test_load_keeps_what_became_durable_meanwhile() -> None:
 # --- the handover
 
 
-def test_not_behind_what_the_apply_worker_passed_over() -> None:
+def test_handover_is_not_before_the_apply_worker() -> None:
     async def work() -> None:
         states = states_with(t0=COPIED)
         assert await states.hand(Lsn(150), never)
@@ -130,7 +130,7 @@ def test_a_request_stops_the_apply_worker_until_it_is_abandoned() -> None:
     run(work())
 
 
-def test_between_handover_and_its_storage_nothing_beyond_it_is_given() -> None:
+def test_nothing_beyond_the_handover_is_applied_until_it_is_stored() -> None:
     async def work() -> None:
         states = states_with(t0=COPIED)
         states.request_handover(A)
@@ -182,12 +182,12 @@ def test_gives_up() -> None:
     run(work())
 
 
-def test_giving_up_is_not_asked_for_while_nothing_is_in_the_way() -> None:
+def test_give_up_is_not_called_without_a_wait() -> None:
     assert run(states_with(t0=COPIED).hand(Lsn(150), lambda: True))
 
 
 @pytest.mark.parametrize("later", ["request", "handover"])
-def test_a_second_table_that_comes_between_only_makes_it_wait_longer(later: str) -> None:
+def test_second_handover_extends_the_wait(later: str) -> None:
     # the bug was that the apply worker woke up, found the way barred again, and took that for a stop: its batch was dropped
     async def work() -> None:
         states = states_with(t0=COPIED, t1=COPIED)
@@ -223,7 +223,7 @@ def test_a_restart_between() -> None:
     assert states.try_handover(A, Lsn(300))
 
 
-def test_watchers_forget_who_no_longer_waits() -> None:
+def test_watchers_forget_cancelled_waits() -> None:
     async def work() -> None:
         watchers = Watchers()
         asked = 0
@@ -245,7 +245,7 @@ def test_watchers_forget_who_no_longer_waits() -> None:
     run(work())
 
 
-def test_nobody_moves() -> None:
+def test_deadlock_is_detected() -> None:
     async def work() -> None:
         states = states_with(t0=COPIED)
         states.request_handover(A)
@@ -264,7 +264,7 @@ def changing(end_lsn: int, *relation_ids: int, spilled: int = 0) -> Transaction:
     return Transaction(xid=1, final_lsn=lsn, end_lsn=lsn, commit_time=0, prefixed=False, records=records, spilled=spilled)
 
 
-def test_a_copy_is_complete_up_to_the_first_change_that_was_passed_over() -> None:
+def test_copy_is_complete_up_to_the_first_skipped_change() -> None:
     async def work() -> None:
         states = states_with(t0=INIT, t1=INIT)
         assert states.covered(7, Lsn(150)) == 150
@@ -279,7 +279,7 @@ def test_a_copy_is_complete_up_to_the_first_change_that_was_passed_over() -> Non
     run(work())
 
 
-def test_a_copy_older_than_what_was_looked_at_is_complete_up_to_itself_only() -> None:
+def test_copy_older_than_the_examined_transactions_is_complete_up_to_itself() -> None:
     async def work() -> None:
         # as of a standby that lags behind
         states = states_with(100, t0=READY)
@@ -293,7 +293,7 @@ def test_a_copy_older_than_what_was_looked_at_is_complete_up_to_itself_only() ->
     run(work())
 
 
-def test_what_comes_again_after_an_error_does_not_hide_what_came_behind_it() -> None:
+def test_repeated_transactions_do_not_hide_later_changes() -> None:
     async def work() -> None:
         states = states_with(t0=INIT)
         for end, spilled in ((150, 0), (170, 0), (160, 1), (180, 1), (150, 0), (160, 1)):

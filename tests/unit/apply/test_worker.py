@@ -124,7 +124,7 @@ async def shop(
         await found.receiver.close()
 
 
-def test_applies_what_waits_as_one_batch_and_acknowledges_it() -> None:
+def test_applies_waiting_transactions_as_one_batch_and_acknowledges_it() -> None:
     async def work() -> None:
         async with shop() as (s, _):
             s.stream.give([frame for xid in (1, 2, 3) for frame in transaction(xid)])
@@ -159,7 +159,7 @@ def test_applied_is_not_flushed() -> None:
     run(work())
 
 
-def test_durability_that_is_not_reported_is_asked_for() -> None:
+def test_missing_durability_report_is_requested() -> None:
     async def work() -> None:
         async with shop(lazy=True) as (s, _):
             s.stream.give(transaction(1))
@@ -175,7 +175,7 @@ def test_durability_that_is_not_reported_is_asked_for() -> None:
     run(work())
 
 
-def test_a_stream_that_is_never_idle_for_long_asks_for_durability_too() -> None:
+def test_busy_stream_requests_durability_too() -> None:
     async def work() -> None:
         async with shop(lazy=True) as (s, _):
             for xid in range(1, 20):
@@ -187,7 +187,7 @@ def test_a_stream_that_is_never_idle_for_long_asks_for_durability_too() -> None:
     run(work())
 
 
-def test_reported_durability_needs_no_asking() -> None:
+def test_reported_durability_is_not_requested() -> None:
     async def work() -> None:
         async with shop(lazy=True) as (s, _):
             for xid in range(1, 20):
@@ -200,7 +200,7 @@ def test_reported_durability_needs_no_asking() -> None:
     run(work())
 
 
-def test_a_sink_that_cannot_tell_of_durability_any_more_ends_an_idle_stream() -> None:
+def test_sink_that_cannot_report_durability_ends_an_idle_stream() -> None:
     async def work() -> None:
         async with shop(lazy=True) as (s, task):
 
@@ -239,7 +239,7 @@ def test_the_idle_position_is_stored_before_it_is_acknowledged() -> None:
     run(work())
 
 
-def test_the_idle_position_is_stored_once_a_second_unless_somebody_waits() -> None:
+def test_idle_position_is_stored_once_a_second_or_at_once_if_awaited() -> None:
     async def work() -> None:
         async with shop() as (s, _):
             await asyncio.sleep(5.5)
@@ -265,7 +265,7 @@ def test_the_idle_position_is_stored_once_a_second_unless_somebody_waits() -> No
     run(work())
 
 
-def test_stops_while_a_handover_bars_the_way() -> None:
+def test_stop_while_waiting_for_a_handover() -> None:
     async def work() -> None:
         async with shop(entry=COPIED) as (s, task):
             s.states.request_handover(table(0))
@@ -282,7 +282,7 @@ def test_stops_while_a_handover_bars_the_way() -> None:
     run(work())
 
 
-def test_waits_for_a_handover_and_applies_what_is_behind_it() -> None:
+def test_waits_for_a_handover_and_then_applies_later_transactions() -> None:
     async def work() -> None:
         async with shop(entry=COPIED, settings=Settings(batch_rows=1)) as (s, _):
             s.stream.give(transaction(1))
@@ -318,7 +318,7 @@ def test_a_table_becomes_ready_when_the_durable_position_passed_it() -> None:
 
 
 @pytest.mark.parametrize("error", [ApplyError("refused"), TargetUnavailable("away")])
-def test_an_error_leaves_nothing_counted_as_held(error: Exception) -> None:
+def test_error_releases_all_memory(error: Exception) -> None:
     async def work() -> None:
         async with shop() as (s, task):
 
@@ -336,7 +336,7 @@ def test_an_error_leaves_nothing_counted_as_held(error: Exception) -> None:
     run(work())
 
 
-def test_what_came_before_the_stream_broke_is_applied() -> None:
+def test_transactions_before_a_broken_stream_are_applied() -> None:
     async def work() -> None:
         async with shop(settings=Settings(batch_delay=30)) as (s, task):
             s.stream.give([*transaction(1), *transaction(2)])
@@ -424,7 +424,7 @@ def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) 
 
 @pytest.mark.parametrize("sends", [False, True])
 @pytest.mark.parametrize("error", [NeverPrepared, DataLossError])
-def test_commit_prepared_of_what_was_never_prepared(error: type[DataLossError], sends: bool) -> None:
+def test_commit_prepared_of_an_unknown_transaction(error: type[DataLossError], sends: bool) -> None:
     """A publisher that sends nothing of an empty prepared transaction but its end; and one that sends its PREPARE."""
 
     async def work() -> None:
@@ -457,7 +457,7 @@ def test_commit_prepared_of_what_was_never_prepared(error: type[DataLossError], 
         (TargetError("not what its rows are about"), {3}, False),
     ],
 )
-def test_what_the_publisher_rolled_back_may_be_refused(error: TargetError, rolled_back: set[int], passes: bool) -> None:
+def test_rejected_transaction_that_the_publisher_rolled_back_is_skipped(error: TargetError, rolled_back: set[int], passes: bool) -> None:
     """The bug was that a part of a prepared transaction, all that comes of one that is rolled back meanwhile, ended the stream for good."""
 
     async def work() -> None:
