@@ -104,11 +104,17 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         """ENABLE."""
         if self.definition.slot_name is None:
             raise ConfigurationError("cannot enable subscription that does not have a slot name", hint="set slot_name first")
-        if self.definition.conninfo is None:
-            raise ConfigurationError(
-                f'subscription "{self._name}" has no connection string: it is defined by its command line', hint="set one first"
-            )
+        self._require_connection()
         await self._update({"enabled": True})
+
+    def _require_connection(self) -> str:
+        conninfo = self.definition.conninfo
+        if conninfo is None:
+            raise ConfigurationError(
+                f'subscription "{self._name}" has no connection string: it is defined by its command line',
+                hint="set one first (alter --connection)",
+            )
+        return conninfo
 
     async def disable(self) -> None:
         """DISABLE. It is stopped already."""
@@ -197,6 +203,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         await self._refresh((), copy_data=copy_data)
 
     def _require_refreshable(self, what: str, form: str, *, copy_data: bool) -> None:
+        self._require_connection()
         if not self.definition.enabled:
             raise ConfigurationError(
                 f"{what} is not allowed for disabled subscriptions",
@@ -217,7 +224,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         try:
             setup = Setup(
                 found.name,
-                conninfo=found.conninfo or "",
+                conninfo=self._require_connection(),
                 publications=found.publications,
                 options=options,
                 settings=self._settings,
@@ -273,7 +280,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _alter_slot(self, option: str, *, wanted: bool) -> None:
         found = self.definition
         assert found.slot_name is not None
-        connection = await WalReceiverConnection.connect(found.conninfo or "", application_name=session_name(found.name, "alter"))
+        connection = await WalReceiverConnection.connect(self._require_connection(), application_name=session_name(found.name, "alter"))
         try:
             await connection.execute(alter_replication_slot(connection.capabilities, found.slot_name, **{option: wanted}))
         finally:

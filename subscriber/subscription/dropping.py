@@ -73,7 +73,8 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         if conninfo is None:
             raise PublisherError(
                 f'could not drop replication slot "{definition.slot_name}" on publisher: its connection string is not known',
-                hint="give --connection, or first disassociate the subscription from the slot with alter -o slot_name=NONE",
+                hint="give --connection; or disable the subscription, disassociate it from the slot with alter -o slot_name=NONE, and drop"
+                " it again: then the slot stays on the publisher",
             )
         # one that was not made to its end may have no slot yet, or none any more
         made = definition.made and (definition.conninfo is not None or state.position is not None)

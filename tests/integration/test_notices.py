@@ -126,6 +126,23 @@ def test_name_that_its_command_line_defines(other_replica: Replica) -> None:
         program.says("nothing to run: the subscriptions of this target are defined by their command lines")
 
 
+def test_verbs_without_a_connection_string_say_how_to_go_on(other_replica: Replica) -> None:
+    pair = other_replica
+    pair.catches_up()
+    target = "--target", pair.target.url
+    for verb in (["--refresh"], ["--add-publication", "other"]):
+        done = subscriber("alter", pair.name, *target, *verb)
+        assert done.status == 1
+        assert f'subscription "{pair.name}" has no connection string: it is defined by its command line' in done.errors
+    done = subscriber("drop", pair.name, *target)
+    assert done.status == 1
+    assert "or disable the subscription, disassociate it from the slot with alter -o slot_name=NONE, and drop it again" in done.errors
+    slots = pair.publisher.fetch("SELECT slot_name FROM pg_replication_slots")
+    for verb in (["alter", "--disable"], ["alter", "-o", "slot_name=NONE"], ["drop"]):
+        assert subscriber(verb[0], pair.name, *target, *verb[1:]).status == 0
+    assert pair.publisher.fetch("SELECT slot_name FROM pg_replication_slots") == slots != []
+
+
 @pytest.mark.parametrize("disabled", [False, True])
 async def test_launcher_without_work_says_so_once(publisher18_db: Database, target_db: Database, disabled: bool) -> None:
     ground(publisher18_db, target_db)
