@@ -30,7 +30,7 @@ class Catalog(Protocol):
     def create(self, definition: Definition) -> AbstractAsyncContextManager[Definition]:
         """Store a new subscription, not enabled and not made, and claim it while the block lasts.
 
-        What an earlier process that was killed left of this name has to be removed before (:meth:`claim`, :meth:`remove`).
+        What a process that was killed left of this name has to be removed before (:meth:`claim`, :meth:`remove`).
 
         Raises:
             TargetError: native's words: subscription already exists.
@@ -38,14 +38,14 @@ class Catalog(Protocol):
         ...
 
     def claim(self, name: str) -> AbstractAsyncContextManager[Definition]:
-        """Keep everybody else from working on a subscription while the block lasts; wait until whoever runs it has stopped.
+        """Keep all other processes from a subscription while the block lasts; wait until the process that runs it has stopped.
 
-        Gives the definition as it is then, of a new generation: a worker that is between two connections just now learns by it, when it
-        opens the sink again, that it must not go on.
+        Gives the definition as it is then, of a new generation. A worker that is between two connections opens the sink again, sees the new
+        generation, and stops.
 
         Raises:
             TargetError: native's words: subscription does not exist.
-            SubscriptionInUse: whoever works on it does not stop.
+            SubscriptionInUse: the process that works on it does not stop.
         """
         ...
 
@@ -65,7 +65,7 @@ class Catalog(Protocol):
         """Remove a subscription with its tables, positions and notes. To be called under a claim.
 
         Returns:
-            Names of prepared transactions that it leaves in the target: nobody but the caller's user can decide about them.
+            Names of prepared transactions that it leaves in the target: the user has to decide about them.
         """
         ...
 
@@ -75,12 +75,12 @@ class Catalog(Protocol):
         Args:
             oid: the subscription's.
             text: the error, one line.
-            details: the worker's details from now on, until it reports again; None: there is nothing to say.
+            details: the worker's details from now on, until it reports again; None: they are not changed.
         """
         ...
 
     async def reset_statistics(self, name: str) -> None:
-        """Set a subscription's counters to zero, and note when; whoever runs it goes on, and counts from there.
+        """Set a subscription's counters to zero, and note when. A process that runs it continues, and counts from there.
 
         Raises:
             TargetError: native's words: subscription does not exist.
@@ -92,7 +92,7 @@ class Catalog(Protocol):
         ...
 
     async def become_launcher(self, lost: int | None = None) -> int | None:
-        """Be the one launcher of this target, until the session ends.
+        """Become the one launcher of this target, until the session ends.
 
         Args:
             lost: what this gave when this process was the launcher before, through a session that is closed. The target may still serve

@@ -20,7 +20,7 @@ class TableObservation:
     Attributes:
         table: its name.
         entry: its state, as ``pg_subscription_rel`` has it.
-        worker: what its synchronization tells, if one is at work.
+        worker: what its synchronization reports, if it runs.
         retry: its latest synchronization, if that failed and is made again.
     """
 
@@ -35,7 +35,7 @@ class ApplierObservation:
     """Who applies what a subscription has landed, in a target where these are two programs.
 
     Attributes:
-        pid: of the process; None: nobody applies.
+        pid: of the process; None: it does not run.
         host: where it runs.
         engine: how.
         lsn: up to where everything is applied, and published; None: nothing is.
@@ -62,8 +62,8 @@ class Observation:
 
     Attributes:
         definition: its ``conninfo`` is None also where the looking role may not read it.
-        pid: of the apply worker's session in the target; None: nobody runs it.
-        worker: what the apply worker tells.
+        pid: of the apply worker's session in the target; None: no process runs it.
+        worker: what the apply worker reports.
         tables: by name.
         counters: those of pg_stat_subscription_stats, by their names.
         stats_reset: when they were reset.

@@ -113,7 +113,7 @@ def worker_row(oid: int, relid: int, worker: WorkerActivity) -> Row:
 
 
 def activity_of(row: Row, table: TableName | None) -> WorkerActivity:
-    """What a row of ``worker`` tells."""
+    """The activity that a row of ``worker`` holds."""
     # one that only notes an error has no numbers
     return WorkerActivity(table=table, **{name: row[column] for column, name in _COLUMNS.items() if row[column] is not None})
 

@@ -25,7 +25,7 @@ of targets is in :mod:`subscriber.catalog.model`.
 ``version``
     which of the steps below were made.
 
-Everybody may read what PostgreSQL lets everybody read: not ``subconninfo``, which may hold a password.
+All roles may read what PostgreSQL lets all roles read: not ``subconninfo``, which may hold a password.
 
 Every table has a replica identity: the target may itself publish all its tables.
 

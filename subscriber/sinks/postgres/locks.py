@@ -3,9 +3,9 @@
 Kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
 
 ``writer(oid)``
-    Held by the main apply session as long as it lives. Everything that moves the subscription's state runs in that very session. So
-    when a process is killed, either its backend still lives and holds the lock, or nothing of it can commit any more: the
-    successor, having the lock, reads a state that nobody else changes.
+    Held by the main apply session as long as it lives. Everything that changes the subscription's state runs in that session. When a
+    process is killed, either its backend still lives and holds the lock, or nothing of it can commit any more: the next process that has
+    the lock reads a state that no other session changes.
 ``table(oid, relid)``
     The same for the control session of one table's synchronization.
 ``copying(oid, relid)``
@@ -15,8 +15,8 @@ Kinds of keys, each a 64-bit hash of what it guards; all in the target database,
     transaction that undoes the copy: it waits for parts that were before it, and those that come later find another state
     or another attempt, and write nothing.
 ``verb(oid)``
-    Held by a verb (create, alter, drop) while it works on a subscription. The launcher looks for it, and does not run what is claimed
-    so; the verb waits until the writer has gone. So nobody ever changes rows under a worker.
+    Held by a verb (create, alter, drop) while it works on a subscription. The launcher looks for it, and does not run a claimed one;
+    the verb waits until the writer has stopped. So a verb never changes rows while a worker uses them.
 ``launcher``
     Held by the one process that runs the target's subscriptions.
 
@@ -25,7 +25,7 @@ Kinds of keys, each a 64-bit hash of what it guards; all in the target database,
 
 A killed process's backend notices after a moment (at the next read, or within client_connection_check_interval while it waits for
 something; see :func:`subscriber.sinks.postgres.settings.end_abruptly`), so taking a lock is tried for some seconds before it is an error.
-Where nobody but a dead process can have it, whoever has it still is ended then: behind a proxy, a backend that waits may never notice.
+Where only a dead process can have it, the session that still has it is then terminated: behind a proxy, a waiting backend may never notice.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def writer_number(oid: int) -> int:
 
 
 def parallel_key(oid: int) -> int:
-    """Shared by the sessions that apply streamed transactions before their end, exclusive for whoever comes after their process."""
+    """Shared by the sessions that apply streamed transactions before their end, exclusive for the next process."""
     return _key("parallel", oid)
 
 
@@ -128,7 +128,7 @@ async def take(
     Args:
         fetch: of the session.
         key: of the lock.
-        what: is active for somebody, as the error says.
+        what: is active for another session, as the error says.
         in_transaction: the lock goes with the transaction.
         wait: seconds; None: ten.
         of_the_dead: none but sessions of a process that has ended can have it; after a while they are terminated, if we may.

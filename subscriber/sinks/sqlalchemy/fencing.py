@@ -5,7 +5,7 @@ number is this writer's. Every transaction of ours that writes anything of the s
 with :meth:`Fence.hold`: it locks the row, shared with other transactions of the same writer, and compares the token. So for each
 transaction of an earlier writer, wherever it was when its process was killed, its connection was cut, or its task was cancelled:
 
-* it holds the row: then raising the fence waits for its end, COMMIT or not. What is read behind the fence is final: a COMMIT whose
+* it holds the row: then raising the fence waits for its end, COMMIT or not. What is read after that is final: a COMMIT whose
   answer was lost either shows in the position or never will. (That wait has an end: ``lock_timeout``; then TargetUnavailable, tried again.)
 * it has not come to the row: then it finds another token, writes nothing, and is rolled back with SubscriptionInUse.
 
@@ -56,7 +56,7 @@ class Fence:
         """
         fence = self._fence
         # Until the commit is known to have succeeded this process has no token. One that is lost after the target has carried it out leaves
-        # a number that is nobody else's: a table's synchronization that finds it has to try again, not to believe in another process.
+        # a number that no other process has: a table's synchronization that finds it has to retry; it must not report another process.
         self._token = None
         moved = await connection.execute(update(fence).where(fence.c.srsubid == self.oid).values(token=fence.c.token + 1))
         if moved.rowcount == 0:
@@ -71,8 +71,8 @@ class Fence:
         """Be the writer until the transaction that is open ends. To be called before anything else in it.
 
         Raises:
-            SubscriptionInUse: somebody else is.
-            TargetUnavailable: this process opened the sink anew just now.
+            SubscriptionInUse: another process is.
+            TargetUnavailable: this process opened the sink again just now.
         """
         fence, token = self._fence, self._token
         row = fence.c.srsubid == self.oid
@@ -86,7 +86,7 @@ class Fence:
         if found == token and token is not None:
             return
         if self._token != token or token is None:
-            raise TargetUnavailable("the sink was opened anew meanwhile", hint="it is tried again")
+            raise TargetUnavailable("the sink was opened again in the meantime", hint="it is retried")
         raise SubscriptionInUse(
             f"subscription with oid {self.oid} was opened by another process", hint="one process serves a subscription: stop the other one"
         )

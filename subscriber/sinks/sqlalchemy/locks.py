@@ -9,9 +9,8 @@
  others          nothing                                                      –
 ==============  ===========================================================  ======================================================
 
-These locks tell an operator early that somebody else is at work. *Correctness does not hang on them*: a session may be lost without its
-process knowing, and some databases have none. That nothing of an earlier writer is written is the matter of
-:mod:`subscriber.sinks.sqlalchemy.fencing`.
+These locks tell an operator early that another process is at work. *Correctness does not depend on them*: a session may be lost without its
+process knowing, and some databases have no locks. :mod:`subscriber.sinks.sqlalchemy.fencing` prevents that an earlier writer writes.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Locks:
                 lock, it is ended.
 
         Raises:
-            SubscriptionInUse: somebody else still has it after that time.
+            SubscriptionInUse: another session still has it after that time.
             TargetUnavailable, TargetError
         """
         clock = asyncio.get_running_loop()
@@ -162,7 +161,7 @@ class _SessionLocks:
         elif not self.session.usable:
             self._mine.clear()
             if self._given is not None:
-                raise TargetUnavailable("the session with the target was lost, and its locks with it", hint="it is opened anew")
+                raise TargetUnavailable("the session with the target was lost, and its locks with it", hint="it is opened again")
             self.session = await self._database.connect()
         async with self.session.snapshot() as connection:
             return (await connection.execute(text(query), parameters)).scalar()

@@ -38,7 +38,7 @@ class SqlAlchemyRows:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """None: who reads these tables reads all of them."""
+        """None: a role that may read these tables may read all columns."""
         return frozenset()
 
     async def select(self, table: model.Table, where: Row, *, lock: bool = False) -> Sequence[Row]:

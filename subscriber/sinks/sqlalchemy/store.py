@@ -109,7 +109,7 @@ class SqlAlchemyStore:
         return [row["gid"] for row in sorted(found, key=lambda row: int(row["prepare_time"]))]
 
     async def notify(self) -> None:
-        """Nobody is told."""
+        """Nothing: :meth:`wait` is a short pause."""
 
     async def wait(self, timeout: float) -> None:
         """A short pause.

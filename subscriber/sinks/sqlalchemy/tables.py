@@ -9,8 +9,8 @@ database, each name led by ``subscriber_``.
 ``pg_subscription``
     one row a subscription of ours. Its oid, and those of tables, are drawn from ``version.next_oid`` and never given twice.
 ``fence``
-    one row a subscription: a number that grows with every writer that opens it. Whoever writes anything of the subscription locks that
-    row first, shared with others of its own writer, and compares the number
+    one row a subscription: a number that grows with every writer that opens it. A transaction that writes anything of the
+    subscription locks that row first, shared with others of its own writer, and compares the number
     (:mod:`subscriber.sinks.sqlalchemy.fencing` says why nothing of an earlier writer comes through).
 ``pg_subscription_rel``
     state of each table. ``srrelid`` is drawn when the table is added; ``srnspname`` and ``srrelname`` are its name at the publisher.
