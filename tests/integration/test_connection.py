@@ -87,7 +87,7 @@ async def test_session_settings(publisher_db: Database, replication: bool) -> No
         await session.close()
 
 
-async def test_application_name_is_ours_unless_given(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_application_name_has_a_default(publisher18_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     async def shown(conninfo: str) -> str | None:
         connection = await connect(conninfo, "my subscription")
         ((name,),) = await connection.execute("SHOW application_name")
@@ -122,14 +122,14 @@ async def test_several_hosts(publisher18_db: Database) -> None:
     await connection.close()
 
 
-async def test_refused_is_worth_waiting_for() -> None:
+async def test_refused_connection_is_retried() -> None:
     error = await fails(f"host=127.0.0.1 port={unused_port()} dbname=x user=x")
     assert isinstance(error, PublisherUnavailable)
     assert "refused" in str(error)
     assert error.hint
 
 
-async def test_unknown_host_is_worth_waiting_for() -> None:
+async def test_unknown_host_is_retried() -> None:
     assert isinstance(await fails("host=no-such-host.invalid dbname=x"), PublisherUnavailable)
 
 
@@ -189,7 +189,7 @@ async def test_unreadable_conninfo_never_shows_the_password(conninfo: str) -> No
 
 
 @pytest.mark.parametrize("conninfo", ["host=db1..example.com", f"host={'a' * 64}", "host=db1 dbname=\udcff", "postgresql://u:%ff@db1/x"])
-async def test_text_that_cannot_be_encoded_is_an_error_of_ours(conninfo: str) -> None:
+async def test_invalid_utf8_is_a_configuration_error(conninfo: str) -> None:
     """It was an exception of Python's, which ended the launcher with all subscriptions, and left status --json without JSON."""
     with pytest.raises(ConfigurationError, match=r"^invalid connection string: "):
         check_conninfo(conninfo)
@@ -277,7 +277,7 @@ async def test_tls(tls_server: EmbeddedServer, tmp_path: Path) -> None:
             assert not isinstance(error, PublisherUnavailable)
 
 
-async def test_tls_where_there_is_none(publisher18_db: Database) -> None:
+async def test_tls_without_server_support(publisher18_db: Database) -> None:
     if publisher18_db.value("SHOW ssl") == "on":
         pytest.skip("this publisher speaks TLS")
     error = await fails(publisher18_db.conninfo(sslmode="require"))

@@ -118,7 +118,7 @@ async def test_column_list(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
-async def test_column_lists_that_agree_or_not(publisher_db: Database) -> None:
+async def test_equal_and_different_column_lists(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE TABLE t (a int PRIMARY KEY, b text, c int);
         CREATE PUBLICATION p FOR TABLE t (a, b);
@@ -274,7 +274,7 @@ async def test_keys_modifiers_and_types(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=15, lacks="column lists")
-async def test_a_key_that_is_published_in_part_is_none(publisher_db: Database) -> None:
+async def test_partially_published_key_is_left_out(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t (a int, b int, PRIMARY KEY (a, b)); CREATE PUBLICATION p FOR TABLE t (a) WITH (publish = 'insert')"
     )

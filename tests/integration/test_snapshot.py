@@ -43,7 +43,7 @@ async def rows(reader: SnapshotReader, table: PublishedTable, range_size: int = 
     return sorted(found)
 
 
-async def test_snapshot_and_slot_divide_the_changes(publisher_db: Database) -> None:
+async def test_every_change_is_in_the_snapshot_or_in_the_slot(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; INSERT INTO t VALUES (1), (2)")
     async with snapshot_of(publisher_db) as snapshot:
         publisher_db.execute("INSERT INTO t VALUES (3)")
@@ -57,7 +57,7 @@ async def test_snapshot_and_slot_divide_the_changes(publisher_db: Database) -> N
     assert inserted == [b"3", b"4"]
 
 
-async def test_snapshot_ends_with_its_block_but_not_for_readers(publisher_db: Database) -> None:
+async def test_readers_keep_the_snapshot_after_its_block(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t AS SELECT 1 AS a; CREATE PUBLICATION p FOR TABLE t")
     async with snapshot_of(publisher_db) as snapshot:
         reader = await SnapshotReader.open(publisher_db.dsn, snapshot.snapshot_name, application_name="test")
@@ -133,7 +133,7 @@ async def test_error_in_a_copy(publisher_db: Database) -> None:
 
 
 @pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-async def test_ranges_are_the_table(publisher_db: Database) -> None:
+async def test_ranges_cover_the_table(publisher_db: Database) -> None:
     publisher_db.execute(
         "CREATE TABLE t (a int PRIMARY KEY, b text); INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, 5000) g;"
         f" DELETE FROM t WHERE a BETWEEN 1000 AND 2500; CREATE PUBLICATION p FOR TABLE t {publisher_db.row_filter('a % 3 = 0')}"
@@ -200,7 +200,7 @@ async def test_partitioned_root(publisher_db: Database) -> None:
         assert await rows(reader, table) == expected
 
 
-async def test_partitions_that_may_not_be_read_directly(publisher_db: Database) -> None:
+async def test_partitions_without_select_privilege(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE TABLE r (a int, b text) PARTITION BY RANGE (a);
         CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (1000);
@@ -235,7 +235,7 @@ RENAMED = "ALTER TABLE s.t RENAME TO u; "
     ],
     ids=["table", "view", "schema", "schema and back"],
 )
-async def test_what_is_read_is_what_was_described(publisher_db: Database, change: str, undo: str | None) -> None:
+async def test_name_that_moves_to_another_relation_is_detected(publisher_db: Database, change: str, undo: str | None) -> None:
     publisher_db.execute("CREATE SCHEMA s; CREATE TABLE s.t (a int); INSERT INTO s.t VALUES (1); CREATE PUBLICATION p FOR TABLE s.t")
     publisher_db.execute("CREATE SCHEMA s_new; CREATE TABLE s_new.t (a int); INSERT INTO s_new.t VALUES (2)")
     async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader, snapshot.reader() as second:
@@ -257,7 +257,7 @@ async def test_what_is_read_is_what_was_described(publisher_db: Database, change
         assert not await is_intact(second, part, read=True)
 
 
-async def test_a_root_that_becomes_a_partition_of_its_successor(publisher_db: Database) -> None:
+async def test_root_that_becomes_a_partition_of_another_table_is_detected(publisher_db: Database) -> None:
     """Which is read by its name, and locks the former."""
     publisher_db.execute("""
         CREATE TABLE r (a int) PARTITION BY LIST (a); CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); INSERT INTO r VALUES (1);
@@ -276,7 +276,7 @@ async def test_a_root_that_becomes_a_partition_of_its_successor(publisher_db: Da
         assert not await is_intact(reader, part, read=True)
 
 
-async def test_a_name_that_was_taken_between_the_snapshot_and_the_description(publisher_db: Database) -> None:
+async def test_rename_between_snapshot_and_description_is_detected(publisher_db: Database) -> None:
     publisher_db.execute("CREATE TABLE t (a int); CREATE TABLE t_new (a int); CREATE PUBLICATION p FOR ALL TABLES")
     async with snapshot_of(publisher_db) as snapshot, snapshot.reader() as reader:
         publisher_db.execute("ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; CREATE TABLE later (a int)")
@@ -288,7 +288,7 @@ async def test_a_name_that_was_taken_between_the_snapshot_and_the_description(pu
 
 
 @pytest.mark.publisher(min=14, lacks="reading of a ctid range alone")
-async def test_a_partition_that_is_detached_and_rewritten(publisher_db: Database) -> None:
+async def test_rewritten_detached_partition_is_detected(publisher_db: Database) -> None:
     publisher_db.execute("""
         CREATE TABLE r (a int, b text) PARTITION BY RANGE (a);
         CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (0) TO (1000);
@@ -309,7 +309,7 @@ async def test_a_partition_that_is_detached_and_rewritten(publisher_db: Database
         assert not await is_rewritten(second, table), "which is all that the root's own tree tells"
 
 
-async def test_columns_are_all_that_may_be_read(publisher_db: Database) -> None:
+async def test_column_privileges_are_sufficient(publisher_db: Database) -> None:
     """A role needs SELECT on the published columns, and nothing for the checks."""
     publisher_db.execute("CREATE TABLE t (a int, hidden int); INSERT INTO t VALUES (1, 2); CREATE PUBLICATION p FOR TABLE t")
     with role(publisher_db) as reader_role:

@@ -30,7 +30,7 @@ def slot_of(database: Database) -> str:
     return slot
 
 
-async def test_changes_arrive_in_order_and_again_until_confirmed(publisher_db: Database) -> None:
+async def test_changes_are_sent_again_until_confirmed(publisher_db: Database) -> None:
     slot = slot_of(publisher_db)
     publisher_db.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 3) g")
     publisher_db.execute("INSERT INTO t VALUES (4, 'y')")
@@ -114,7 +114,7 @@ async def test_other_tasks_run_while_the_publisher_is_busy(publisher18_db: Datab
     assert turns > 3
 
 
-async def test_close_is_polite_and_frees_the_slot(publisher_db: Database) -> None:
+async def test_close_ends_the_stream_and_releases_the_slot(publisher_db: Database) -> None:
     slot = slot_of(publisher_db)
     stream = await start(publisher_db, slot)
     assert publisher_db.value(ACTIVE.format(slot)) is True

@@ -31,11 +31,11 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_drawing_is_the_tree() -> None:
+def test_docstring_shows_the_class_tree() -> None:
     assert drawn() == {name: "" if found is SubscriberError else found.__base__.__name__ for name, found in CLASSES.items()}
 
 
-def test_all_of_them_are_public_and_described() -> None:
+def test_all_classes_are_public_and_described() -> None:
     defined = {name for name, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__}
     assert defined == set(errors.__all__)
     for found in CLASSES.values():
@@ -45,7 +45,7 @@ def test_all_of_them_are_public_and_described() -> None:
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_message_hint_and_state(name: str) -> None:
-    keywords = {} if name == "ProtocolError" else {"hint": "mend it", "sqlstate": "42P01"}
+    keywords = {} if name == "ProtocolError" else {"hint": "fix it", "sqlstate": "42P01"}
     error = CLASSES[name]("it broke", **keywords)
     assert str(error) == "it broke"
     assert error.hint == keywords.get("hint")
@@ -53,16 +53,16 @@ def test_message_hint_and_state(name: str) -> None:
 
 
 def test_one_line() -> None:
-    error = ApplyError("it\n  broke", hint="mend it")
-    assert error.one_line() == "it broke (hint: mend it)"
+    error = ApplyError("it\n  broke", hint="fix it")
+    assert error.one_line() == "it broke (hint: fix it)"
     error.add_note("while\tcopying\ntable t")
     error.add_note("twice")
-    assert error.one_line() == "it broke; while copying table t; twice (hint: mend it)"
+    assert error.one_line() == "it broke; while copying table t; twice (hint: fix it)"
     assert TargetError("it broke").one_line() == "it broke"
 
 
-def test_one_line_whatever_the_hint() -> None:
-    assert "\n" not in TargetError("it broke", hint="mend it:\nso").one_line()
+def test_one_line_with_any_hint() -> None:
+    assert "\n" not in TargetError("it broke", hint="fix it:\nso").one_line()
 
 
 @pytest.mark.parametrize(

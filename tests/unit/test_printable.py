@@ -24,7 +24,7 @@ from subscriber.printable import printable
         ("\udcff", "\\udcff"),
     ],
 )
-def test_what_is_escaped(text: str, expected: str) -> None:
+def test_escaped_characters(text: str, expected: str) -> None:
     assert printable(text) == expected
 
 

@@ -87,7 +87,7 @@ async def _moves(watchdog: Watchdog, *, tables: bool, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_work_that_stands_still(tables: bool) -> None:
+def test_work_without_progress(tables: bool) -> None:
     """Each attempt is watched, also after one that was cancelled and takes long to end."""
 
     async def work() -> None:
@@ -128,7 +128,7 @@ def test_reason_in_the_target(tables: bool, found: TargetActivity) -> None:
     run(work())
 
 
-def test_what_applies_and_what_copies_are_told_apart() -> None:
+def test_apply_and_copies_are_distinguished() -> None:
     async def work() -> None:
         world = World(TargetActivity(0.0, math.inf))
         async with world.watchdog.watching(), world.watchdog.watched():

@@ -75,7 +75,7 @@ async def reports(feed: Feed) -> None:
     await feed.expect(t, (1,))
     equal(await feed.position(), done.end_lsn, "the stored position")
     await feed.sink.close()
-    await feed.sink.report([], "nobody hears it")
+    await feed.sink.report([], "not recorded")
 
 
 @scenarios.needing("given_tables")

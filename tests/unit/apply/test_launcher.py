@@ -78,7 +78,7 @@ class Office:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert self.running == set(), "whoever ends the launcher ends its work"
+            assert self.running == set(), "the end of the launcher ends its work"
 
 
 class _Work:

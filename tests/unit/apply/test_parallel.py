@@ -366,7 +366,7 @@ def test_no_rollback_in_the_middle_of_a_commit() -> None:
 
 
 def test_a_rollback_is_never_cut_off() -> None:
-    """Cut off in the middle, it was left to nobody: its session stayed away until the sink was closed."""
+    """The bug was that an interrupted rollback stayed incomplete: its session was unusable until the sink was closed."""
 
     def refuse() -> None:
         raise ApplyError("refused")
@@ -394,7 +394,7 @@ def test_rollback_interrupted_by_the_end_is_repeated() -> None:
         async with shop() as s:
             s.stream.give([*first(9), *first(8)])
             await asyncio.sleep(0.01)
-            # both have followed to the end, so that whoever frees the way rolls back himself
+            # both have followed to the end, so that the one that resolves the wait rolls back itself
             s.slow["apply"] = asyncio.Event()
             s.stream.give([*transaction(2), *stream_commit(9)])
             await asyncio.sleep(0.01)

@@ -234,7 +234,7 @@ async def test_reports_when_asked_and_when_the_status_changes() -> None:
         before = len(s.stream.sent)
         s.stream.give([keepalive(50)])
         await asyncio.sleep(0.1)
-        assert len(s.stream.sent) == before, "nothing new, nobody asked"
+        assert len(s.stream.sent) == before, "nothing new, and no request"
         s.stream.give([keepalive(50, reply_requested=True)])
         await asyncio.sleep(0)
         await asyncio.sleep(0.001)

@@ -56,7 +56,7 @@ def received(pieces: Sequence[Sequence[bytes]]) -> tuple[Seen, str | None, Lsn |
                 await receiver.wait(0.01)
             except ProtocolError as failure:
                 error = str(failure)
-            # of a piece in which something is wrong nobody looks at these
+            # these are not compared for a piece with an error
             return events, error, *((tracker.received, receiver.sent_at) if error is None else (None, None))
         finally:
             await receiver.close()

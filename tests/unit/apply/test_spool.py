@@ -110,7 +110,7 @@ async def test_discard(tmp_path: Path) -> None:
 
 
 async def test_number_used_again_does_not_mix(tmp_path: Path) -> None:
-    """After a reconnect numbers start anew while a transaction of before may still be read."""
+    """After a reconnect numbers start again while an earlier transaction may still be read."""
     async with SpoolDirectory(str(tmp_path), KEY) as spool:
         await spool.append(1, [b"old"])
         old = spool.reader(1)

@@ -97,7 +97,7 @@ def test_load_keeps_newer_states() -> None:
     states.load({A: COPIED}, Lsn(50))
     assert states.entries() == {A: synchronized(200)}
     assert states.handed == 100, "an older position says nothing new"
-    assert run(states.hand(Lsn(300), never)), "a table that is gone holds nobody up"
+    assert run(states.hand(Lsn(300), never)), "a removed table holds up no worker"
 
 
 # --- the handover
@@ -108,7 +108,7 @@ def test_handover_is_not_before_the_apply_worker() -> None:
         states = states_with(t0=COPIED)
         assert await states.hand(Lsn(150), never)
         assert not states.try_handover(A, Lsn(149))
-        assert await states.hand(Lsn(160), never), "an attempt that failed holds nobody up"
+        assert await states.hand(Lsn(160), never), "a failed attempt holds up no worker"
         assert states.try_handover(A, Lsn(160))
 
     run(work())
@@ -215,7 +215,7 @@ def test_a_restart_between() -> None:
     assert states.gate(relation(0), Lsn(200))
     assert states.passed(Lsn(150)) == {}
     assert states.passed(Lsn(208)) == {A: Lsn(200)}
-    # s behind the position: ready as soon as somebody looks
+    # s behind the position: ready at the next check
     assert states_with(300, t0=synchronized(200)).passed(Lsn(300)) == {A: Lsn(200)}
     # f: the handover cannot be before the position
     states = states_with(300, t0=COPIED)
@@ -345,7 +345,7 @@ class Model:
         last: transaction.
         batch: transactions that the apply worker gives at once.
         schedule: turns of the loop a step takes, and other choices; read again and again.
-        crashes: steps that fail: at the apply worker's, the process begins anew; at a table's, only its synchronization.
+        crashes: steps that fail: at the apply worker's, the process starts again; at a table's, only its synchronization.
     """
 
     def __init__(self, tables: int, last: int, batch: int, schedule: list[int], crashes: set[int]) -> None:

@@ -380,7 +380,7 @@ def test_prepared_transactions_in_their_place() -> None:
         async with shop(two_phase=TwoPhaseState.ENABLED) as (s, _):
             frames = [*prepared(1), *transaction(2), *prepared(3)]
             frames.append(xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408))
-            frames.append(xlog(LogicalMessage(False, Lsn(420), "prefix", b"nobody asked"), 420))
+            frames.append(xlog(LogicalMessage(False, Lsn(420), "prefix", b"unrequested"), 420))
             frames.append(xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508))
             frames += transaction(6)
             s.stream.give(frames)

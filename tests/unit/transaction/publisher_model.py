@@ -115,7 +115,7 @@ class Publisher:
     """Plays a history.
 
     Attributes:
-        sent: payloads, and None where the subscriber shall spill.
+        sent: payloads, and None where the subscriber must spill.
         expected: events in the order of ``sent``.
     """
 

@@ -408,7 +408,7 @@ def test_cut(before: str, after: str, orders: str, left: str, spilled: int) -> N
 
 
 def test_cut_forgets_later_subtransactions() -> None:
-    """The bug would be a second truncation, at a place that was written anew meanwhile."""
+    """The bug would be a second truncation, at a place that was overwritten meanwhile."""
     reassembly = Reassembly()
     feed(reassembly, "S7! I7:a I8:b I9:c E A7,8 S7 I7:d I7:e I7:f E")
     assert show(feed(reassembly, "A7,9 c7")) == "7(a d e f)"

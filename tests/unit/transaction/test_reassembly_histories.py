@@ -70,7 +70,7 @@ class Subscriber:
         records = spilled + transaction.records
         assert transaction.count == len(records)
         assert transaction.size == sum(map(len, records))
-        # what was described in a stream is described anew in each: the publisher's promise, kept by what we drop
+        # the publisher describes relations again in each stream, so dropped descriptions are not missed
         known = self._relation_known and not transaction.prefixed
         rows = []
         for payload in records:
