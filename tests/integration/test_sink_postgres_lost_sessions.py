@@ -5,15 +5,16 @@ Such a backend keeps its locks and its origin, for example while its COMMIT wait
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 
-from subscriber.abc import CopyFormat, TableEntry, TableState
+from subscriber.abc import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.sinks.postgres.origin import Origins, asyncpg_run
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
-from tests.database import Database
+from tests.database import WAIT_SECONDS, Database
 from tests.integration.frozen_proxy import FrozenProxy, frozen_proxy
 from tests.integration.sink_postgres import Feed
 from tests.integration.test_sink_postgres_check import published
@@ -114,3 +115,28 @@ async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
             again.terminate()
             await like.close()
     target_db.wait("SELECT pg_replication_origin_drop(roname) IS NOT NULL FROM pg_replication_origin WHERE roname = $$" + name + "$$", True)
+
+
+async def test_cancelled_report_waits_for_no_answer(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy):
+        with target_db.connect() as other, other.transaction():
+            other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
+            report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
+            await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
+            proxy.freeze()
+            report.cancel()
+            await asyncio.wait([report], timeout=WAIT_SECONDS)
+            assert report.cancelled()
+
+
+async def test_session_outlives_a_cancelled_report(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, _):
+        with target_db.connect() as other, other.transaction():
+            other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
+            report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
+            await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
+            report.cancel()
+            await asyncio.wait([report], timeout=WAIT_SECONDS)
+            assert report.cancelled()
+        await feed.sink.report([WorkerActivity(changes=7)], None)
+    assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import asyncpg
+from asyncpg.transaction import Transaction
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.rows import Execute
 
 __all__ = ["CatalogReader"]
+
+_ROLLBACK_SECONDS: Final = 1.0
+"""How long a ROLLBACK may take: a target that does not answer at all would keep a report from ending."""
 
 _OWNER: Final = """
 SELECT r.rolname::text AS owner, r.rolname = current_user AS own
@@ -62,14 +66,32 @@ class CatalogReader:
         async with self._turn:
             if self.connection.is_closed():
                 raise TargetUnavailable("the session with the target was lost", hint="open the sink again")
+            transaction = self.connection.transaction()
             try:
                 with translated():
-                    async with self.connection.transaction():
+                    await transaction.start()
+                    try:
                         yield self._execute
+                    except BaseException:
+                        await self._roll_back(transaction)
+                        raise
+                    await transaction.commit()
             except TargetUnavailable:
                 # asyncpg may hold it for usable still
                 self.connection.terminate()
                 raise
+
+    async def _roll_back(self, transaction: Transaction) -> None:
+        """Without an error of its own, and within a time limit: the caller's time may be over."""
+        try:
+            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                with translated():
+                    await transaction.rollback()
+        except (TargetError, TimeoutError):
+            self.connection.terminate()
+        except BaseException:
+            self.connection.terminate()
+            raise
 
     async def _execute(self, query: str, /, *args: object) -> Sequence[Sequence[Any]]:
         with translated():
