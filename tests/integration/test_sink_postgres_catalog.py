@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
@@ -16,7 +17,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState, WorkerActivity
+from subscriber.catalog.store import Row
 from subscriber.config import STORED, Option, Settings, SubscriptionOptions
 from subscriber.config.reading import choice
 from subscriber.errors import (
@@ -31,6 +33,8 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres import PostgresSink, catalog
 from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.store import PostgresStore
+from subscriber.sinks.postgres.subscriptions import observe
 from subscriber.sinks.postgres.target import asyncpg_arguments
 from tests.database import Database
 from tests.integration.sink_postgres import NAME, START, Feed, Remote, opened
@@ -398,6 +402,19 @@ async def test_what_its_command_line_says_is_shown(target_db: Database) -> None:
     await sink.open(NAME, lambda _: None)
     await sink.close()
     assert target_db.fetch(shown) == [(oid, True, "t")]
+
+
+async def test_first_report_comes_while_somebody_looks(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(target_db) as feed:
+        live_workers = PostgresStore.live_workers
+
+        async def report_first(store: PostgresStore, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
+            await feed.sink.report([WorkerActivity()], None)
+            return await live_workers(store, workers)
+
+        monkeypatch.setattr(PostgresStore, "live_workers", report_first)
+        assert [found.worker is None for found in await observe(target_db.dsn)] == [True]
+        assert [found.worker is None for found in await observe(target_db.dsn)] == [False]
 
 
 async def test_dropped_and_opened_again(target_db: Database) -> None:

@@ -144,7 +144,9 @@ class PostgresStore:
 
     async def live_workers(self, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
         """Those whose lock is held, with the PID of the session that holds it."""
-        return {(row["subid"], row["relid"]): row["pid"] for row in await self.reader.fetch(_LIVE)}
+        live = {(row["subid"], row["relid"]): row["pid"] for row in await self.reader.fetch(_LIVE)}
+        # others may have begun since the rows were read
+        return {key: live[key] for row in workers if (key := (row["subid"], row["relid"])) in live}
 
     async def shut_out(self, oid: int) -> None:
         """Nothing: the writer's lock is held by the session that writes, and goes with it."""
