@@ -10,7 +10,11 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 
+import pytest
+
 from subscriber.abc import CopyFormat, TableEntry, TableState, WorkerActivity
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.postgres import settings
 from subscriber.sinks.postgres.origin import Origins, asyncpg_run
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.postgres.target import Target
@@ -117,24 +121,43 @@ async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
     target_db.wait("SELECT pg_replication_origin_drop(roname) IS NOT NULL FROM pg_replication_origin WHERE roname = $$" + name + "$$", True)
 
 
+@contextlib.asynccontextmanager
+async def _waiting_report(feed: Feed, target: Database) -> AsyncIterator[asyncio.Task[None]]:
+    """A report in the middle of its transaction, whose next statement waits for a lock until the block is left."""
+    with target.connect() as other, other.transaction():
+        other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
+        report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
+        await asyncio.to_thread(target.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
+        yield report
+
+
 async def test_cancelled_report_waits_for_no_answer(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy), _waiting_report(feed, target_db) as report:
+        proxy.freeze()
+        report.cancel()
+        await asyncio.wait([report], timeout=WAIT_SECONDS)
+        assert report.cancelled()
+
+
+async def test_report_after_one_whose_session_is_lost(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_IDLE_IN_TRANSACTION", "1s")
     async with _opened(target_db) as (feed, proxy):
-        with target_db.connect() as other, other.transaction():
-            other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
-            report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
-            await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
+        await feed.sink.report([WorkerActivity()], None)
+        async with _waiting_report(feed, target_db) as report:
             proxy.freeze()
-            report.cancel()
-            await asyncio.wait([report], timeout=WAIT_SECONDS)
-            assert report.cancelled()
+            # now its backend is idle in a transaction that has deleted a row
+            feed.sink._open.reader.connection.terminate()
+            await asyncio.wait([report])
+            assert isinstance(report.exception(), TargetUnavailable)
+        await feed.open()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await feed.sink.report([WorkerActivity(changes=7)], None)
+    assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]
 
 
 async def test_session_outlives_a_cancelled_report(target_db: Database) -> None:
     async with _opened(target_db) as (feed, _):
-        with target_db.connect() as other, other.transaction():
-            other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
-            report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
-            await asyncio.to_thread(target_db.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
+        async with _waiting_report(feed, target_db) as report:
             report.cancel()
             await asyncio.wait([report], timeout=WAIT_SECONDS)
             assert report.cancelled()

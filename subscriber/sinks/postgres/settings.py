@@ -50,6 +50,7 @@ JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = given.name
 """
 
 _REPLICA: Final = "SET session_replication_role = replica"
+_IDLE_IN_TRANSACTION: Final = "10s"
 _CONNECTION_CHECK: Final = "SET client_connection_check_interval = '1s'"
 
 
@@ -120,3 +121,13 @@ async def configure_asyncpg(connection: asyncpg.Connection[asyncpg.Record], sync
                 await connection.execute(_CONNECTION_CHECK)
             except asyncpg.InvalidParameterValueError:
                 return
+
+
+async def release_rows_soon(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Let the server end the session in the middle of a transaction that is not continued.
+
+    A report, or a verb's change, is several statements. If the network breaks between two of them, the server does not notice it for hours,
+    and keeps the locks on the catalog's rows.
+    """
+    with translated():
+        await connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION}'")

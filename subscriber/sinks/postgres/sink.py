@@ -45,7 +45,7 @@ from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_
 from subscriber.sinks.postgres.reading import CatalogReader
 from subscriber.sinks.postgres.relation_map import RelationMap
 from subscriber.sinks.postgres.session import ApplySession
-from subscriber.sinks.postgres.settings import configure_asyncpg
+from subscriber.sinks.postgres.settings import configure_asyncpg, release_rows_soon
 from subscriber.sinks.postgres.state import SessionRows
 from subscriber.sinks.postgres.store import PostgresReporter, PostgresStore
 from subscriber.sinks.postgres.subscriptions import own_subscription
@@ -229,6 +229,7 @@ class PostgresSink(StateStore):
         try:
             # the catalog is made through it: on disk
             await configure_asyncpg(connection, "local")
+            await release_rows_soon(connection)
         except BaseException:
             connection.terminate()
             raise

@@ -13,6 +13,7 @@ from subscriber.sinks.postgres.catalog import VERSION, catalog_version, ensure_c
 from subscriber.sinks.postgres.errors import translated
 from subscriber.sinks.postgres.origin import asyncpg_run, drop_origins
 from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.settings import release_rows_soon
 from subscriber.sinks.postgres.store import PostgresStore
 from subscriber.sinks.postgres.target import Target
 
@@ -44,6 +45,7 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         store = await _connected(target, application_name)
         try:
             await store.reader.fetch(_SETTINGS)
+            await release_rows_soon(store.reader.connection)
             await ensure_catalog(store.reader.connection)
             with translated():
                 await store.listen()
