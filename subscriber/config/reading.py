@@ -5,6 +5,7 @@ Booleans are on/off/true/false/yes/no/1/0 and their prefixes; times and sizes ma
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -100,8 +101,12 @@ def _parse_word(words: tuple[str, ...], name: str, text: str) -> str:
 
 def _with_unit(units: Mapping[str, float], value: float) -> str:
     """The value in the largest unit of which it is a whole number."""
-    unit = max((unit for unit, factor in units.items() if value % factor == 0), key=units.__getitem__)
-    return f"{value / units[unit]:.0f}{unit}" if value else "0"
+    if not value:
+        return "0"
+    # 0.1 s is 100 ms, though 0.1 is no multiple of 0.001 in binary
+    whole = [unit for unit, factor in units.items() if math.isclose(round(value / factor) * factor, value, rel_tol=1e-14)]
+    unit = max(whole, key=units.__getitem__)
+    return f"{value / units[unit]:.0f}{unit}"
 
 
 _show_seconds: Final = partial(_with_unit, {"ms": 1e-3, "s": 1.0, "min": 60.0})

@@ -14,7 +14,7 @@ from subscriber.catalog.model import pg_subscription
 from subscriber.cli.options import add_parameters_argument
 from subscriber.config import PARAMETERS, SETTINGS, STORED, Option, Settings, SubscriptionOptions, declared, reference
 from subscriber.config.option import option
-from subscriber.config.reading import WHOLE, choice
+from subscriber.config.reading import SIZE, TIME, WHOLE, OptionType, choice
 from subscriber.errors import ConfigurationError
 from subscriber.sinks.postgres import catalog as postgres_catalog
 from subscriber.sinks.sqlalchemy.tables import catalog_tables
@@ -87,3 +87,12 @@ def test_reference_of_settings() -> None:
     assert rows["copy_range_size"][1:4] == ("size", "256MB", "kB")
     assert rows["batch_delay"].default == "0"
     assert rows["insert_conflict"].type == "error, upsert"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [(TIME, 0.1, "100ms"), (TIME, 1.5, "1500ms"), (TIME, 90.0, "90s"), (TIME, 120.0, "2min"), (TIME, 0.0, "0"), (SIZE, 1536, "1536B")],
+)
+def test_values_are_shown_in_the_largest_unit(kind: OptionType, value: float, shown: str) -> None:
+    assert kind.show(value) == shown
+    assert kind.parse("", shown) == pytest.approx(value)
