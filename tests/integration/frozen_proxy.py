@@ -1,22 +1,32 @@
-"""A proxy whose connections can be frozen: as behind a firewall that has forgotten them, both ends see neither data nor an end."""
+"""A proxy whose connections can be frozen: as behind a firewall that has forgotten them, both ends see neither data nor an end.
+
+It can be slow as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
+
+_SMALL = 32 * 1024
 
 
 class FrozenProxy:
     """Forwards connections of one local port to a server.
 
+    Args:
+        pause: seconds after each 64 kB of a large message.
+
     Attributes:
         port: its own.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, pause: float = 0.0) -> None:
         self._server = host, port
+        self._pause = pause
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._frozen = threading.Event()
@@ -38,6 +48,8 @@ class FrozenProxy:
                 if frozen.is_set():
                     return
                 sink.sendall(data)
+                if len(data) > _SMALL:
+                    time.sleep(self._pause)
             if not frozen.is_set():
                 sink.shutdown(socket.SHUT_WR)
 
@@ -53,9 +65,9 @@ class FrozenProxy:
 
 
 @contextlib.contextmanager
-def frozen_proxy(host: str, port: int) -> Iterator[FrozenProxy]:
+def frozen_proxy(host: str, port: int, pause: float = 0.0) -> Iterator[FrozenProxy]:
     """One while the block lasts."""
-    proxy = FrozenProxy(host, port)
+    proxy = FrozenProxy(host, port, pause)
     try:
         yield proxy
     finally:

@@ -23,6 +23,7 @@ from tests.integration.gates import held
 from tests.integration.program import running
 from tests.integration.replica import QUICK
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
+from tests.integration.test_lost_sessions import behind_proxy
 
 SETTINGS = replace(QUICK, watchdog_timeout=1.0, wal_receiver_timeout=4.0, create_tables=None)
 
@@ -149,6 +150,31 @@ async def test_publisher_that_is_mute(other_replica: Replica, caplog: pytest.Log
             await asyncio.gather(follows, return_exceptions=True)
     assert "the publisher does not answer: nothing has come for" in caplog.text
     assert "no progress for" not in caplog.text
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "followed"])
+@pytest.mark.parametrize("other_target", ["native"], indirect=True)
+async def test_row_that_takes_long_to_send(other_replica: Replica, caplog: pytest.LogCaptureFixture, copied: bool) -> None:
+    """What is sent to the target is progress, also of a single row. It was given up, and sent again, for ever."""
+    pair, publisher = other_replica, other_replica.publisher
+    row = "INSERT INTO t VALUES (2000, repeat('0123456789abcdef', 1536 * 1024))"
+    if copied:
+        publisher.execute(row)
+    with behind_proxy(pair.target, pause=0.015) as (target, _):
+        subscription = Subscription(pair.name, connection=publisher.dsn, publications=["pub"], target=target, settings=SETTINGS)
+        task = asyncio.create_task(subscription.run())
+        try:
+            await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
+            if not copied:
+                publisher.execute(row)
+                await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
+            subscription.stop()
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert "no progress for" not in caplog.text
+    pair.same()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import asyncpg
 from subscriber.abc import CopyFormat, TableName
 from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.sinks.postgres.errors import Diagnostics, copy_column, is_lost, target_error
+from subscriber.waits import moved
 
 __all__ = ["CopyIn"]
 
@@ -68,6 +69,8 @@ class CopyIn:
                 # a large row in pieces: asyncpg and its transport copy what they are given
                 for start in range(0, len(chunk), _PIECE_BYTES):
                     yield chunk[start : start + _PIECE_BYTES]
+                    # asyncpg has sent it, or has room for more
+                    moved()
                 del chunk
         except SubscriberError as error:
             self._failure = error

@@ -25,6 +25,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from subscriber.errors import TargetUnavailable
 from subscriber.sinks.postgres.errors import Diagnostics
 from subscriber.sinks.postgres.statement import Statement
+from subscriber.waits import moved
 
 __all__ = ["Completed", "Pipeline", "PreparedStatements", "StatementFailed"]
 
@@ -201,6 +202,8 @@ class Pipeline:
             loop.add_writer(socket, wake)
         try:
             await ready
+            # a large row on a slow network takes its time
+            moved()
         finally:
             loop.remove_reader(socket)
             if writable:
