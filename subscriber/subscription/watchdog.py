@@ -117,7 +117,10 @@ class Watchdog:
             self._waits.note([*(found.waits if found is not None else ()), *self._handing_over()], self._now())
             for work in tuple(self._work):
                 # one that is being cancelled may take its time
-                if work.error is None and self._timeout and self._stands_still(work, found) and not await self._is_answered(work):
+                if work.error is not None or not self._timeout or not self._stands_still(work, found) or await self._is_answered(work):
+                    continue
+                # it may have ended while the publisher was asked
+                if work in self._work:
                     self._give_up(work)
 
     @staticmethod

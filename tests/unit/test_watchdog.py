@@ -169,6 +169,34 @@ def test_publisher_that_does_not_answer() -> None:
     run(work())
 
 
+class _SlowlyAsked:
+    """A session with the publisher; it takes a while to find out that its server does nothing."""
+
+    async def is_working(self) -> bool:
+        await asyncio.sleep(5.0)
+        return False
+
+
+def test_work_that_ends_while_the_publisher_is_asked() -> None:
+    """It is not given up any more, and what comes after it is watched."""
+
+    async def fails(world: World) -> None:
+        async with world.watchdog.watched(tables=True):
+            with awaiting(_SlowlyAsked()):
+                # the watchdog looks every 3 s, and asks from the 60th second to the 65th
+                await asyncio.sleep(TIMEOUT + 2.0)
+                raise TargetUnavailable("refused")
+
+    async def work() -> None:
+        world = World()
+        async with world.watchdog.watching():
+            with pytest.raises(TargetUnavailable, match="refused"):
+                await fails(world)
+            assert await world.lasts(tables=True) < 2 * TIMEOUT
+
+    run(work())
+
+
 def _requests(world: World) -> None:
     world.running.states.request_handover(T)
 
