@@ -43,7 +43,11 @@ SETUP: Final = (
 """The settings of every session with the publisher."""
 _OF_ONE_SESSION: Final = frozenset({"replication", "client_encoding", "service", "target_session_attrs", "load_balance_hosts"})
 _CANCEL_SECONDS: Final = 2.0
-_WORKING: Final = "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = {} AND wait_event_type IS DISTINCT FROM 'Client'"
+# a slot that is created waits for WAL, on a standby for as long as the primary writes nothing
+_WORKING: Final = """
+SELECT FROM pg_catalog.pg_stat_activity
+WHERE pid = {} AND (wait_event_type IS DISTINCT FROM 'Client' OR pg_catalog.lower(wait_event) = 'walsenderwaitforwal')
+"""
 _COPY_STATES: Final = frozenset({pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH})
 _GOOD_STATES: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
 

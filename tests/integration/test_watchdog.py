@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 
 from subscriber import Settings, Subscription, SubscriptionOptions
@@ -17,14 +18,18 @@ from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
+from subscriber.testing.server import EmbeddedServer
+from subscriber.walreceiver.connection import WalReceiverConnection
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.frozen_proxy import frozen_proxy
 from tests.integration.gates import held
 from tests.integration.program import running
 from tests.integration.replica import QUICK
 from tests.integration.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
+from tests.integration.standby import standby_of
 from tests.integration.test_lost_sessions import behind_proxy
 
+MakeServer = Callable[..., EmbeddedServer]
 SETTINGS = replace(QUICK, watchdog_timeout=1.0, wal_receiver_timeout=4.0, create_tables=None)
 
 
@@ -150,6 +155,27 @@ async def test_publisher_that_is_mute(other_replica: Replica, caplog: pytest.Log
             await asyncio.gather(follows, return_exceptions=True)
     assert "the publisher does not answer: nothing has come for" in caplog.text
     assert "no progress for" not in caplog.text
+
+
+async def test_slot_of_a_standby_that_waits_for_wal(make_server: MakeServer) -> None:
+    """It waits until the primary writes some: it was given up each time, as if the standby did not answer."""
+    primary = make_server(18)
+    with psycopg.connect(primary.dsn(), autocommit=True) as session:
+        session.execute("CREATE DATABASE pub")
+    with standby_of(primary) as standby:
+        connection = await WalReceiverConnection.connect(standby.dsn("pub"), application_name="test")
+        creating = asyncio.create_task(connection.create_slot("s", snapshot="export", temporary=True))
+        try:
+            with psycopg.connect(standby.dsn("pub"), autocommit=True) as session:
+                waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'test' AND wait_event ILIKE 'WalSenderWaitForWal'"
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while session.execute(waits).fetchone() != (1,):
+                        await asyncio.sleep(0.05)
+            assert await connection.is_working()
+        finally:
+            creating.cancel()
+            await asyncio.gather(creating, return_exceptions=True)
+            await connection.close()
 
 
 @pytest.mark.parametrize("copied", [True, False], ids=["copied", "followed"])
