@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -233,6 +234,39 @@ def test_a_lock_of_another_program_is_logged(other_replica: Replica, request: py
         # a lock is a known reason
         assert "no progress for" not in program.errors
         assert "changed" not in program.errors
+
+
+@pytest.mark.parametrize("other_target", ["native"], indirect=True)
+async def test_session_that_looks_and_that_a_firewall_has_forgotten(other_target: OtherTarget) -> None:
+    """The next look is through another one: else all that takes long would be given up, as if the target did not answer."""
+    with behind_proxy(other_target) as (url, proxy):
+        sink = PostgresSink(url, options=SubscriptionOptions(), settings=SETTINGS)
+        await sink.open("forgotten", lambda _: None)
+        try:
+            await sink.activity()
+            proxy.freeze()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sink.activity(), 1)
+            assert (await asyncio.wait_for(sink.activity(), WAIT_SECONDS)).idle >= 0
+        finally:
+            # so that the end waits for no frozen session
+            proxy.close()
+            await sink.close()
+
+
+async def test_turns_of_sqlite(sqlite_file: OtherTarget) -> None:
+    """The apply worker waits while a table's transaction is long, as one that moves rows from a staging table: it was given up."""
+    sink = SqlAlchemySink(sqlite_file.url, options=SubscriptionOptions(), settings=replace(SETTINGS, create_tables=True))
+    await sink.open("turns", lambda _: None)
+    try:
+        assert (await sink.activity()).idle == math.inf
+        table = await sink._database.connect()
+        async with table.transaction():
+            found = await sink.activity()
+        await table.close()
+        assert (found.idle, found.tables_idle) == (0, 0)
+    finally:
+        await sink.close()
 
 
 async def test_target_that_does_not_tell_what_it_does(target_db: Database) -> None:

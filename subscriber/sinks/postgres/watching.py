@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from subscriber.abc import TargetActivity
@@ -50,6 +51,12 @@ class Watcher:
             waits = await reader.fetch(waits_query([*applying, *copying, *self._target.reader_pids()]))
         except TargetUnavailable:
             await self.close()
+            raise
+        except asyncio.CancelledError:
+            # it did not answer in time: the next look is through another session
+            if self._reader is not None:
+                self._reader.connection.terminate()
+                self._reader = None
             raise
         idle, tables_idle = (
             min((row["idle"] for row in found if row["pid"] in pids), default=math.inf) for pids in (set(applying), set(copying))

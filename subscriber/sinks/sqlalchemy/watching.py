@@ -53,10 +53,9 @@ async def activity(database: Database, applying: Session | None) -> TargetActivi
     if database.path is not None:
         now = asyncio.get_running_loop().time()
         locking = [since for session in sessions if (since := session.locking_since) is not None and now - since >= _LOCK_SECONDS]
-        idle = 0.0 if applying is not None and applying.busy else math.inf
-        # those that write take turns: a table may wait for any of them
-        tables_idle = 0.0 if any(session.busy for session in sessions if session not in database.kept) else math.inf
-        return TargetActivity(idle, tables_idle, (f'another program has the file "{database.path}" locked',) if locking else ())
+        # those that write take turns: each may wait for any other
+        idle = 0.0 if any(session.busy for session in sessions if session not in database.kept) else math.inf
+        return TargetActivity(idle, idle, (f'another program has the file "{database.path}" locked',) if locking else ())
     numbers = [session.number for session in sessions if session.number is not None]
     own = applying.number if applying is not None and applying.usable else None
     if not numbers:
