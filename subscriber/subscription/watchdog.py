@@ -11,6 +11,7 @@ Work is given up, and made again, if all of this is so:
 * the target shows no session that waits for a lock.
 * the target has done nothing for the sessions in question for half of that time, or has no such session. So a large transaction, which is a
   single step, may take as long as it needs. A target that does not answer the question at all, twice, counts as one that does nothing.
+  Behind a pooler, which has PIDs of its own, all sessions count as busy.
 * if it waits for an answer of the publisher, another session with the publisher tells that it does nothing for that, or does not answer.
 
 While a table is handed over, the apply worker waits for the table's synchronization: then the progress of either counts.

@@ -150,6 +150,9 @@ class Session:
         """
         session = await self.sibling("watch")
         try:
+            if await session.execute("SELECT pg_catalog.pg_backend_pid()") != [(str(session.pgconn.backend_pid),)]:
+                # a pooler gives PIDs of its own: nothing is known of this session
+                return True
             return bool(await session.execute(_WORKING.format(self.pgconn.backend_pid)))
         finally:
             await session.close()

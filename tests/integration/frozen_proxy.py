@@ -1,6 +1,6 @@
 """A proxy whose connections can be frozen: as behind a firewall that has forgotten them, both ends see neither data nor an end.
 
-It can be slow as well.
+It can be slow as well, and give sessions numbers of its own, as poolers do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 _SMALL = 32 * 1024
+_BACKEND_KEY = b"K\x00\x00\x00\x0c"
 
 
 class FrozenProxy:
@@ -19,13 +20,15 @@ class FrozenProxy:
 
     Args:
         pause: seconds after each 64 kB of a large message.
+        pools: clients are told PIDs that are no session's.
 
     Attributes:
         port: its own.
     """
 
-    def __init__(self, host: str, port: int, pause: float = 0.0) -> None:
+    def __init__(self, host: str, port: int, pause: float = 0.0, *, pools: bool = False) -> None:
         self._server = host, port
+        self._pools = pools
         self._pause = pause
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -47,6 +50,9 @@ class FrozenProxy:
             while data := source.recv(65536):
                 if frozen.is_set():
                     return
+                if self._pools and (place := data.find(_BACKEND_KEY)) >= 0:
+                    place += len(_BACKEND_KEY)
+                    data = data[:place] + b"\x7f\xff\xff\xff" + data[place + 4 :]
                 sink.sendall(data)
                 if len(data) > _SMALL:
                     time.sleep(self._pause)
@@ -65,9 +71,9 @@ class FrozenProxy:
 
 
 @contextlib.contextmanager
-def frozen_proxy(host: str, port: int, pause: float = 0.0) -> Iterator[FrozenProxy]:
+def frozen_proxy(host: str, port: int, pause: float = 0.0, *, pools: bool = False) -> Iterator[FrozenProxy]:
     """One while the block lasts."""
-    proxy = FrozenProxy(host, port, pause)
+    proxy = FrozenProxy(host, port, pause, pools=pools)
     try:
         yield proxy
     finally:

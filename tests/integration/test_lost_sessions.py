@@ -18,11 +18,11 @@ LOST = "WARNING subscriber.subscription.following"
 
 
 @contextlib.contextmanager
-def behind_proxy(target: OtherTarget, pause: float = 0.0) -> Iterator[tuple[str, FrozenProxy]]:
+def behind_proxy(target: OtherTarget, pause: float = 0.0, *, pools: bool = False) -> Iterator[tuple[str, FrozenProxy]]:
     """The target's URL through a proxy."""
     match = re.search(r"@([^:/]+):(\d+)/", target.url)
     assert match is not None
-    with frozen_proxy(match[1], int(match[2]), pause) as proxy:
+    with frozen_proxy(match[1], int(match[2]), pause, pools=pools) as proxy:
         yield target.url.replace(f":{match[2]}/", f":{proxy.port}/"), proxy
 
 

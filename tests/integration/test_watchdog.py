@@ -21,6 +21,7 @@ from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.session import Session
 from tests.database import WAIT_SECONDS, Database
 from tests.integration.frozen_proxy import frozen_proxy
 from tests.integration.gates import held
@@ -267,6 +268,21 @@ async def test_turns_of_sqlite(sqlite_file: OtherTarget) -> None:
         assert (found.idle, found.tables_idle) == (0, 0)
     finally:
         await sink.close()
+
+
+@pytest.mark.parametrize("other_target", ["native"], indirect=True)
+async def test_servers_behind_a_pooler(other_target: OtherTarget) -> None:
+    """The PIDs that it gives are no session's: nothing is known of these, and they count as busy. What took long was given up."""
+    with behind_proxy(other_target, pools=True) as (url, _):
+        sink = PostgresSink(url, options=SubscriptionOptions(), settings=SETTINGS)
+        await sink.open("pooled", lambda _: None)
+        session = await Session.connect(url, application_name="test")
+        try:
+            assert (await sink.activity()).idle == 0
+            assert await session.is_working()
+        finally:
+            await session.close()
+            await sink.close()
 
 
 async def test_target_that_does_not_tell_what_it_does(target_db: Database) -> None:

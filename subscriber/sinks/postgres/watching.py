@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Final
 
 from subscriber.abc import TargetActivity
 from subscriber.errors import TargetUnavailable
@@ -13,6 +14,8 @@ from subscriber.sinks.postgres.target import Target
 from subscriber.waits import sessions_query, wait_text, waits_query
 
 __all__ = ["Watcher"]
+
+_OWN_PID: Final = "SELECT pg_catalog.pg_backend_pid() AS pid"
 
 
 class Watcher:
@@ -45,6 +48,9 @@ class Watcher:
                 self._reader = CatalogReader(await self._target.connect_asyncpg(like, session_name(self._name, "watch")))
             # it may be closed meanwhile
             reader = self._reader
+            if (await reader.fetch(_OWN_PID))[0]["pid"] != reader.connection.get_server_pid():
+                # a pooler gives PIDs of its own: nothing is known of the sessions
+                return TargetActivity(0.0, 0.0)
             applying = [session.info.backend_pid for session in self._target.sessions()]
             copying = [*self._tables.reader_pids(), *(session.info.backend_pid for session in self._tables.sessions())]
             found = await reader.fetch(sessions_query([*applying, *copying]))
