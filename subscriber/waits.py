@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, Protocol
 
 from subscriber.errors import SubscriberError
@@ -28,6 +28,7 @@ __all__ = [
     "logged_wait",
     "moved",
     "sessions_query",
+    "unwatched",
     "wait_text",
     "waits_query",
 ]
@@ -156,6 +157,13 @@ class Watch:
 
 
 _current: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+def unwatched() -> Context:
+    """The context for a task that is no part of the current work: what it does is no progress, and what it waits for does not matter."""
+    context = copy_context()
+    context.run(_current.set, None)
+    return context
 
 
 def moved() -> None:

@@ -49,7 +49,7 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, SpooledRecords, Transaction
 from subscriber.transaction.reassembly import RECORD_OVERHEAD, ROW_TAGS, Reassembly, SpoolDiscard, SpoolTruncate
 from subscriber.transaction.unfinished import UnfinishedTransaction
-from subscriber.waits import moved
+from subscriber.waits import moved, unwatched
 
 __all__ = ["Receiver"]
 
@@ -122,7 +122,8 @@ class Receiver:
     async def start(self) -> None:
         """Start reading and reporting."""
         self._last_heard = asyncio.get_running_loop().time()
-        self._task = asyncio.create_task(self._run(), name="receiver")
+        # what is received does not show that anything is applied
+        self._task = asyncio.create_task(self._run(), name="receiver", context=unwatched())
         self._task.add_done_callback(lambda _: self._activity.set())
 
     async def close(self) -> None:

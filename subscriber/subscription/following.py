@@ -84,7 +84,7 @@ class Following:
         self._reporting = reporting
         self._watchdog = watchdog
         self._backoff = Backoff(settings)
-        self._sink_is_open = True
+        self._sink_is_open = self._is_settled = True
         self._began = asyncio.get_running_loop().time()
         self._first = LastingWait(_log, f'subscription "{self._name}"', self._began)
         self._was_streaming = self._is_streaming = False
@@ -114,11 +114,12 @@ class Following:
                 pause = self._judge(error)
                 self._running.failed = self._failed(error, pause)
                 # up to where the target has come, it says when it is opened again
-                start = "" if isinstance(error, TargetError) else f", from {self._position.lsn}"
+                start = "" if isinstance(error, TargetError) or not self._is_settled else f", from {self._position.lsn}"
                 _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
                 self._tell_of_wait(error)
                 await self._reporting.report()
-                if isinstance(error, TargetError):
+                # an attempt that the watchdog ended did not settle: only the target knows how far it came
+                if isinstance(error, TargetError) or not self._is_settled:
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))
 
@@ -178,7 +179,7 @@ class Following:
         self._skipping = Skipping(state.skip_lsn, self._name)
 
     async def _close_sink(self) -> None:
-        self._sink_is_open = False
+        self._sink_is_open, self._is_settled = False, True
         async with self._reporting.silence():
             await self._sink.close()
 
@@ -210,6 +211,7 @@ class Following:
         running = self._running
         running.tracker, running.session = session.tracker, session
         self._was_streaming = self._is_streaming = True
+        self._is_settled = False
         skipping, clock = self._skipping, asyncio.get_running_loop().time
         began, cautious_until = session.position.lsn, clock() + _CAUTIOUS_SECONDS
 
@@ -263,6 +265,7 @@ class Following:
             await self._sink.advance(lsn)
             session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
+        self._is_settled = True
         self._running.watchers.notify()
 
     async def _was_rolled_back(self, xid: int) -> bool:

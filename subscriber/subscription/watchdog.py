@@ -6,7 +6,8 @@ target is asked every few seconds what it does for the sink's sessions. Locks th
 Work is given up, and made again, if all of this is so:
 
 * for ``watchdog_timeout`` it has made no progress: no step of the apply worker ended, nothing of a spilled transaction was read, no answer
-  or row came from the publisher. With nothing to apply, a step ends each second. A pause between attempts is no part of an attempt.
+  or row came from the publisher, nothing was sent to a PostgreSQL target. With nothing to apply, a step ends each second. A pause between
+  attempts is no part of an attempt.
 * it does not connect to a server: that has a limit of its own, and then comes the next host of the connection string.
 * the target shows no session that waits for a lock.
 * the target has done nothing for the sessions in question for half of that time, or has no such session. So a large transaction, which is a

@@ -20,6 +20,7 @@ from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
 from subscriber.testing.server import EmbeddedServer
+from subscriber.waits import awaiting
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import Session
 from tests.database import WAIT_SECONDS, Database
@@ -81,6 +82,46 @@ async def test_an_attempt_that_stands_still(other_replica: Replica, caplog: pyte
         await asyncio.gather(task, return_exceptions=True)
     assert sink.stuck
     assert "no progress for" in caplog.text
+    pair.same()
+
+
+class _Silent:
+    """A session with a publisher that does nothing."""
+
+    async def is_working(self) -> bool:
+        return False
+
+
+class AsksPostgres(Stuck, PostgresSink):
+    async def apply(self, batch: Batch) -> None:
+        if self.ready:
+            with awaiting(_Silent()):
+                await self.stand_still()
+        await super().apply(batch)
+
+    ready = False
+
+
+@pytest.mark.parametrize("other_target", ["native"], indirect=True)
+async def test_attempt_that_waits_for_the_publisher(other_replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
+    """The next attempt began where this one had begun, before what the slot had been told, and ended with a DataLossError."""
+    pair, publisher = other_replica, other_replica.publisher
+    sink = AsksPostgres(pair.target.url, options=SubscriptionOptions(), settings=SETTINGS)
+    subscription = Subscription(pair.name, connection=publisher.dsn, publications=["pub"], target=sink, settings=SETTINGS)
+    task = asyncio.create_task(subscription.run())
+    try:
+        await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
+        publisher.execute("INSERT INTO t VALUES (2000, 'followed')")
+        await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
+        sink.ready = True
+        publisher.execute("INSERT INTO t VALUES (2001, 'followed')")
+        await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
+        subscription.stop()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert "the publisher does not answer" in caplog.text
     pair.same()
 
 

@@ -15,7 +15,7 @@ from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnava
 from subscriber.subscription.running import Running
 from subscriber.subscription.session import StreamSession
 from subscriber.subscription.watchdog import Watchdog
-from subscriber.waits import awaiting, moved
+from subscriber.waits import awaiting, moved, unwatched
 from tests.unit.apply.virtual_time import run
 
 TIMEOUT = 60.0
@@ -105,6 +105,28 @@ def test_progress_of_a_task_that_the_work_started(tables: bool) -> None:
         world = World()
         async with world.watchdog.watching(), world.watchdog.watched(tables=tables), asyncio.TaskGroup() as group:
             group.create_task(_progress(20))
+
+    run(work())
+
+
+def test_task_that_is_no_part_of_the_work() -> None:
+    """The receiver asks the publisher now and then where its WAL ends, however long the apply worker stands still."""
+
+    async def work() -> None:
+        world = World()
+
+        async def stands_still() -> None:
+            async with world.watchdog.watched():
+                apart = asyncio.create_task(_progress(20), context=unwatched())
+                try:
+                    await asyncio.sleep(LONG)
+                finally:
+                    apart.cancel()
+
+        async with world.watchdog.watching():
+            with pytest.raises(TargetUnavailable, match="no progress for"):
+                await stands_still()
+            assert asyncio.get_running_loop().time() < 2 * TIMEOUT
 
     run(work())
 
