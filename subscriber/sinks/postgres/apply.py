@@ -1,19 +1,20 @@
-"""Applies transactions to the target, exactly once: the exact path, change by change in order, in one pipeline.
+"""Apply transactions to the target exactly once: change by change, in order, in one pipeline.
 
-A batch is one transaction of the target: BEGIN, all changes of its transactions, the position, COMMIT, one after another without
-waiting. The position moves in the same transaction, hence after a crash it tells what is there, and a transaction whose end LSN is not
-past it is skipped.
+A batch is one transaction of the target: BEGIN, all changes of its transactions, the position, COMMIT. They are sent without waiting for
+answers. The position moves in the same transaction. So after a crash the position tells which transactions the target has. A
+transaction whose end LSN is not past the position is skipped.
 
-When the server refuses something the batch is rolled back, and its transactions are applied again one by one: those before the bad
-one become durable, and the error names the right one. What is known of the target's tables is read afresh for that, because an ALTER
-TABLE since may be the whole trouble; so a lone transaction is tried again too, unless its tables were read just now. An ALTER TABLE that
-the server has nothing against is noticed before the commit (:mod:`subscriber.sinks.postgres.fingerprint`) and leads to the same.
+If the server rejects a statement, the batch is rolled back and its transactions are applied again one by one. Then the transactions before
+the failing one become durable, and the error names the right transaction. The target's tables are read again first, because an ALTER TABLE
+may be the reason for the error. For the same reason a single transaction is retried too, unless its tables were read just now. An ALTER
+TABLE that causes no error is detected before the commit (:mod:`subscriber.sinks.postgres.fingerprint`), and the batch is retried in the
+same way.
 
-If the session carries a replication origin, its LSN and the publisher's commit time are set right before the commit, in the same pipeline:
-the origin's progress (for monitoring) and the target's commit timestamps are those of the last transaction of the batch.
+If the session has a replication origin, its LSN and the publisher's commit time are set right before the commit, in the same pipeline.
+The origin's progress (for monitoring) and the target's commit timestamps are those of the last transaction of the batch.
 
-A set-based path has its place in :meth:`Applier.apply`, before the first attempt: the batch as net changes, and what is here if that
-cannot be done exactly.
+A set-based path would belong into :meth:`Applier.apply`, before the first attempt: it would apply the batch as net changes, and use the
+path of this module if that cannot be done exactly.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 _COMMIT: Final = control("COMMIT")
 WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
 
-# Division by zero if our row is not there: COMMIT is already on its way and must not be executed then.
+# Division by zero if our row is missing: COMMIT is already sent and must not be executed then.
 _MOVE: Final = Statement(
     b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
     b"SELECT 1 / pg_catalog.count(*) FROM moved",
@@ -65,41 +66,41 @@ _NOTE_PREPARED: Final = control(
     (_OID, _INT8, _TEXT, _PG_LSN),
 )
 
-# The time is given as its binary format has it.
+# The time parameter is in binary format.
 _XACT_SETUP: Final = Statement(b"SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)", (_PG_LSN, _TIMESTAMPTZ), reused=True)
 _XACT_FORMATS: Final = (0, 1)
 
 Committed = Callable[[Lsn, Lsn | None], None]
-"""``committed(end_lsn, wal)``: the position is ``end_lsn`` now.
+"""``committed(end_lsn, wal)``: the position is now ``end_lsn``.
 
-It is on disk once the target has flushed its own WAL up to ``wal``; None: it is already.
+It is on disk when the target has flushed its own WAL up to ``wal``; None: it is already on disk.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose position is moved: the subscription's (``relid`` 0) or a table's while it is synchronized."""
+    """The owner of the position: the subscription (``relid`` 0), or a table during its synchronization."""
 
     oid: int
     relid: int = 0
 
     @property
     def origin(self) -> str:
-        """The name of native's replication origin for it."""
+        """The name that PostgreSQL gives the replication origin of this subscription or table."""
         return f"pg_{self.oid}_{self.relid}" if self.relid else f"pg_{self.oid}"
 
 
 class Applier:
-    """Applies transactions through one session.
+    """Applies transactions to the target through one session.
 
     Attributes:
-        relations: which remote relation is what.
+        relations: the remote relations and their target tables.
 
     Args:
-        owner: whose position is moved.
+        owner: owner of the position.
         position: the stored position.
-        tally: counted into, once a transaction is committed.
-        committed: told of each commit.
+        tally: counts transactions after their commit.
+        committed: called after each commit.
     """
 
     def __init__(
@@ -120,11 +121,11 @@ class Applier:
         self._committed = committed
 
     async def apply(self, batch: Batch) -> None:
-        """Apply those transactions of a batch that are past the position.
+        """Apply the transactions of a batch that are past the position.
 
         Raises:
-            ApplyError, RelationError, TargetError: nothing of the transaction named stays, those before it do.
-            TargetUnavailable: the position tells what stayed. Also if tables of the target were altered twice meanwhile.
+            ApplyError, RelationError, TargetError: the named transaction is rolled back; those before it are committed.
+            TargetUnavailable: the position tells what is committed. Also if tables of the target were altered twice in the meantime.
         """
         pending = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
         for transaction in batch.transactions:
@@ -149,7 +150,7 @@ class Applier:
             await self._attempt([transaction], batch.gate, last=True)
 
     async def skip(self, transaction: Transaction) -> None:
-        """Pass over a transaction that the target has already; what it describes counts nevertheless.
+        """Skip a transaction that the target already has, but keep the relations that it describes.
 
         Raises:
             ProtocolError, SpoolError
@@ -158,10 +159,10 @@ class Applier:
         await transaction.discard()
 
     async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
-        """Apply a transaction up to PREPARE TRANSACTION, with a row that proves it once it is committed. The position does not move.
+        """Apply a transaction up to PREPARE TRANSACTION, with a row that proves COMMIT PREPARED later. The position does not move.
 
         Raises:
-            ApplyError, RelationError, TargetError: nothing of it stays.
+            ApplyError, RelationError, TargetError: the transaction is rolled back.
             TargetUnavailable
         """
         known = self.relations.has_targets
@@ -195,11 +196,11 @@ class Applier:
         await self._run([transaction], gate, finish, last=last, prepared=transaction.xid)
 
     def ended(self, prepared: int, *, committed: bool) -> None:
-        """COMMIT PREPARED or ROLLBACK PREPARED of a transaction that :meth:`prepare` prepared, or another session did (:meth:`adopt`)."""
+        """Count COMMIT PREPARED or ROLLBACK PREPARED of a transaction from :meth:`prepare`, or from another session (:meth:`adopt`)."""
         self._tally.ended(prepared, committed=committed)
 
     def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
-        """Behind all changes: move the position to the end of the last transaction, and commit. ``session``: whose pipeline it is."""
+        """After all changes: move the position to the end of the last transaction, and commit. ``session``: owner of the pipeline."""
         context = ChangeContext(self.owner.origin, end.xid, end.final_lsn, "STREAM COMMIT" if end.prefixed else "COMMIT")
         values = [str(end.end_lsn).encode(), str(self.owner.oid).encode(), str(self.owner.relid).encode()]
         pipeline.send(_MOVE, context, values)
@@ -209,22 +210,22 @@ class Applier:
             pipeline.send(WAL, context)
 
     def send_prepare(self, pipeline: Pipeline, transaction: Transaction, gid: str, session: ApplySession) -> None:
-        """Behind all changes: prepare, with the row that proves it. ``session``: whose pipeline it is."""
+        """After all changes: prepare, with the row that proves COMMIT PREPARED later. ``session``: owner of the pipeline."""
         ending = "STREAM PREPARE" if transaction.prefixed else "PREPARE"
         context = ChangeContext(self.owner.origin, transaction.xid, transaction.final_lsn, ending)
         values = [str(self.owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
         pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
         _set_up_origin(pipeline, context, transaction, session)
-        # the gid is made of two numbers
+        # needs no quoting: the variable parts of the gid are two numbers
         pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
 
     @property
     def differs(self) -> int | None:
-        """As :class:`TransactionSender` takes it. Sessions of parallel apply, whose origins are others, are none that differ."""
+        """The argument ``differs`` of :class:`TransactionSender`. Origins of parallel apply sessions count as our own."""
         return self._session.origin or 0 if self._session.commit_timestamps else None
 
     def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
-        """Another session carried it out, with what :meth:`send_commit` or :meth:`send_prepare` sent: it counts here as if this had."""
+        """Take over a transaction that another session ended by :meth:`send_commit` or :meth:`send_prepare`, as if applied here."""
         self.relations.adopt(relations)
         self._tally.add(counted, transaction.xid if prepared else None)
         if not prepared:
@@ -240,14 +241,14 @@ class Applier:
         last: bool,
         prepared: int | None = None,
     ) -> Lsn | None:
-        """One attempt.
+        """Make one attempt to apply transactions.
 
         Args:
-            transactions: to be applied.
-            gate: theirs.
-            finish: sends what ends it.
-            last: an error of it is raised to the caller, with all that can be found out, and counted.
-            prepared: which transaction it prepares, if it does.
+            transactions: the transactions to apply.
+            gate: the gate of the batch.
+            finish: sends the statements that end the target's transaction.
+            last: there is no retry, so a conflict is looked up, added to the error, and counted.
+            prepared: xid of the transaction that is prepared, or None.
         """
         remembered = self.relations.remembered()
         counted = Counted()

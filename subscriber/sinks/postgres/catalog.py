@@ -1,33 +1,33 @@
 """The catalog that this sink keeps in the target database: schema ``subscriber``.
 
-Its tables and columns have the names of PostgreSQL's own where they hold the same thing. What they share with the catalogs in other kinds
-of targets is in :mod:`subscriber.catalog.model`.
+Tables and columns have PostgreSQL's names if they hold the same data as in PostgreSQL. :mod:`subscriber.catalog.model` describes the part
+that all kinds of targets share.
 
 ``pg_subscription``
-    one row a subscription of ours. Its oid is drawn from the cluster's own counter, so that the gids
-    ``pg_gid_<oid>_<xid>``, which are names in the whole cluster, never meet those of a native subscription.
+    One row per subscription of this program. Its oid comes from the cluster's own counter. So the gids ``pg_gid_<oid>_<xid>``, which are
+    unique in the whole cluster, never collide with the gids of a native subscription.
 ``pg_subscription_rel``
-    state of each table; ``srrelid`` is the target table's oid. ``srcopyattempt`` counts the copies begun.
+    State of each table. ``srrelid`` is the oid of the target table. ``srcopyattempt`` counts the copies that were started.
 ``position``
-    up to where the target has everything (``srrelid`` 0), or a table's own position while it catches up.
+    The position of the subscription (``srrelid`` 0), or of a table while it catches up.
 ``prepared_transaction``
-    written inside each prepared transaction: it becomes visible with COMMIT PREPARED and is then the proof of it.
-    Inserted and never updated: a row that was updated under PREPARE TRANSACTION would stay locked until COMMIT PREPARED.
+    A row is inserted inside each prepared transaction. It becomes visible with COMMIT PREPARED, and then proves it. The row is never
+    updated: a row that was updated before PREPARE TRANSACTION would stay locked until COMMIT PREPARED.
     A second row, whose gid begins with ``received``, is visible from PREPARE to the end.
 ``copy_part``
-    transaction id of each committed part of a copy that is under way: how to find its rows if they must be undone.
+    Transaction id of each committed part of an unfinished copy. It finds the part's rows if the copy must be undone.
 ``worker``
-    what the workers of a process report of themselves, each about once a second; unlogged. It counts only while the worker's lock is held.
+    What each worker of a process reports, about once a second; unlogged. A row is valid only while the worker's lock is held.
 ``subscription_stats``
-    counters, and the last error.
+    Counters, and the last error.
 ``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
-    as PostgreSQL's. ``pid`` is that of the worker's session in the target.
+    As in PostgreSQL. ``pid`` is the process of the worker's session in the target.
 ``version``
-    which of the steps below were made.
+    The version of the catalog: the last of the steps below that was made.
 
-All roles may read what PostgreSQL lets all roles read: not ``subconninfo``, which may hold a password.
+All roles may read what PostgreSQL lets all roles read. Not included is ``subconninfo``, which may hold a password.
 
-Every table has a replica identity: the target may itself publish all its tables.
+Every table has a replica identity, because the target may itself publish all its tables.
 
 No foreign keys: their triggers do not fire under session_replication_role = replica.
 """
@@ -182,13 +182,13 @@ _STEPS: Final[Mapping[int, str]] = {
     ALTER TABLE subscriber.worker ADD details text;
     """,
 }
-"""What takes the catalog to a version, besides the columns of parameters (:attr:`Option.catalog_version`). Never changed, only added to."""
+"""SQL that upgrades the catalog to a version, without the columns of options (:attr:`Option.catalog_version`). Never change a step."""
 
 VERSION: Final = max(*_STEPS, *(each.catalog_version for each in STORED.values()))
 
 _SQL_TYPES: Final[Mapping[type, str]] = {bool: "boolean", int: "integer", float: "float8", str: "text"}
 
-# from the catalogs themselves, not to_regclass: while a session waits for an advisory lock, its cache does not learn what another one made
+# reads the catalogs, not to_regclass: while a session waits for an advisory lock, its cache does not see tables that others create
 _FOUND: Final = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -198,10 +198,10 @@ SELECT EXISTS (
 
 
 async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
-    """Make the catalog or bring it to this version, in one transaction; two processes may do so at once.
+    """Create the catalog or upgrade it to this version, in one transaction. Two processes may do so at the same time.
 
     Raises:
-        TargetError: no privilege, a read-only server, or a catalog of a later version of this program.
+        TargetError: a missing privilege, a read-only server, or a catalog of a later version of this program.
     """
     if await catalog_version(connection) == VERSION:
         return
@@ -221,7 +221,7 @@ async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
 
 
 def catalog_step(version: int, options: Iterable[Option] = tuple(STORED.values())) -> str:
-    """SQL that takes the catalog to a version from the one before."""
+    """SQL that upgrades the catalog to a version from the previous one."""
     return _STEPS.get(version, "") + "".join(_add_column(each) for each in options if each.catalog_version == version)
 
 
@@ -245,10 +245,10 @@ async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
 
 
 async def catalog_version(connection: asyncpg.Connection[Any]) -> int | None:
-    """Which of the versions from 1 to :data:`VERSION` the catalog has; None: there is none.
+    """The version of the catalog, from 1 to :data:`VERSION`; None: there is no catalog.
 
     Raises:
-        TargetError: it is of a later version, or broken; or no privilege to look.
+        TargetError: the catalog has a later version or is broken, or the role may not read it.
     """
     with translated():
         if not await connection.fetchval(_FOUND):

@@ -1,4 +1,4 @@
-"""Records of a transaction to statements in the pipeline."""
+"""Turn the records of a transaction into statements in the pipeline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
 _RELATION_ID: Final = Struct(">I")
 _NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
 
-# a pattern names what makes two rows need different statements
+# a pattern is the key of a statement: rows with different patterns need different statements
 _UNCHANGED: Final = bytes(code if code == ord("u") else ord(".") for code in range(256))
 _NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
 
@@ -34,15 +34,15 @@ class TransactionSender:
     """Sends the changes of transactions into one pipeline, in order, within one transaction of the target.
 
     Args:
-        relations: what is known of them.
-        pipeline: what the changes are sent through.
-        gate: which relations' changes are for us.
-        origin: native's name of the origin that is followed, for messages.
-        skipped: the names of relations that are not are added to it.
-        differs: id of our replication origin if rows that another one changed are to be told (0: we have none), or None.
+        relations: the known relations and their target tables.
+        pipeline: the pipeline to send through.
+        gate: decides which relations' changes are applied.
+        origin: PostgreSQL's name of the subscription's replication origin, for messages.
+        skipped: names of relations that are left out are added to this set.
+        differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
 
     Attributes:
-        targets: the tables changed, as they were when the statements were made.
+        targets: fingerprints of the changed tables, as read when the statements were made.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TransactionSender:
 
         Raises:
             RelationError: a relation does not map to its target.
-            StatementFailed: the server refused an earlier one.
-            ProtocolError: a record that is none.
+            StatementFailed: the server rejected an earlier statement.
+            ProtocolError: an invalid record.
             TargetUnavailable, SpoolError
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
@@ -73,11 +73,11 @@ class TransactionSender:
             for record in chunk:
                 await self._record(record, transaction, context)
                 await self._pipeline.throttle()
-                del record  # neither it nor the chunk is kept while the next ones are read
+                del record  # do not keep the record and its chunk while the next ones are read
             del chunk
 
     def reset_role(self) -> None:
-        """Be ourselves again, for our own catalog."""
+        """Return to the session's own role, to write the catalog."""
         self._become(None)
 
     async def _record(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
@@ -183,10 +183,10 @@ class TransactionSender:
         restart = TruncateOption.RESTART_IDENTITY in message.options
         others = {TableName(relation.namespace, relation.name) for relation in relations if relation not in wanted}
         if any(not mapping.table.referenced_by.isdisjoint(others) for mapping in mappings):
-            # while tables are synchronized each has its share of the message at another time; TRUNCATE would refuse to empty one alone
+            # during table synchronization, each table gets its share of the message at its own time; TRUNCATE rejects such a table alone
             self._empty(mappings, context, restart_identity=restart)
             return
-        # one statement needs one role: the owner if it is the same for all, else ourselves
+        # one statement needs one role: the owner if all tables have the same, else the session's own role
         roles = {mapping.table.role for mapping in mappings}
         self._become(roles.pop() if len(roles) == 1 else None)
         self._pipeline.send(truncate(mappings, restart_identity=restart), context)
@@ -201,7 +201,7 @@ class TransactionSender:
 
 @contextlib.contextmanager
 def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[None]:
-    """Say of an error about a relation which change it came with."""
+    """Add the change to an error about its relation."""
     try:
         yield
     except RelationError as error:
@@ -218,12 +218,12 @@ def _require_width(mapping: RelationMapping, row: TupleData) -> None:
 
 
 def _formats(kinds: bytes) -> list[int] | None:
-    """Format codes of libpq: 1 for binary; None if all are texts."""
+    """Format codes of libpq: 1 for binary; None if all values are texts."""
     return [int(kind == BINARY) for kind in kinds] if BINARY in kinds else None
 
 
 def _search_values(mapping: RelationMapping, old: TupleData) -> tuple[list[bytes | None], bytes]:
-    """The parameters of the predicate, in the order in which the statement has them."""
+    """The parameters of the predicate, in the order of the statement."""
     if mapping.key is not None:
         indexes = [index for index, _ in mapping.key]
     else:

@@ -1,4 +1,4 @@
-"""What would go wrong in the target, said before it does. Changes nothing.
+"""Check the target before a subscription starts, and report what would fail. A check changes nothing.
 
 Source: PostgreSQL manual, Logical Replication, Restrictions and Security; CREATE SUBSCRIPTION (run_as_owner).
 """
@@ -36,7 +36,7 @@ SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('tr
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
-# for each pair of a role and a table: what the role may not do with it, and whether we may become that role
+# for each pair of a role and a table: the privileges that the role lacks, and whether the session may become that role
 _RIGHTS: Final = """
 SELECT wanted.oid, pg_catalog.pg_has_role(wanted.role, 'MEMBER') AS member,
        ARRAY(SELECT p.name FROM pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'SELECT']) AS p(name)
@@ -51,17 +51,17 @@ SELECT oid, pg_catalog.format_type(oid::oid, NULL) AS name FROM pg_catalog.unnes
 async def check_target(
     target: Target, tables: Sequence[PublishedTable], *, two_phase: bool, as_owner: bool, origin_none: bool
 ) -> list[Finding]:
-    """Look at everything that a subscription of these tables needs.
+    """Check everything that a subscription of these tables needs.
 
     Args:
-        target: where.
+        target: the target database.
         tables: as the publisher describes them.
-        two_phase: whether prepared transactions are wanted.
-        as_owner: changes will be made as the tables' owners.
-        origin_none: the subscription takes only what has no origin: one that may be part of a loop.
+        two_phase: whether the subscription uses two-phase commit.
+        as_owner: whether changes are made as the tables' owners.
+        origin_none: the subscription has ``origin = none``, so it may be part of a loop.
 
     Raises:
-        TargetUnavailable, TargetError: there is no session with the target to look through.
+        TargetUnavailable, TargetError: no session with the target.
     """
     async with _reader(target) as reader:
         findings = await _server(reader, two_phase=two_phase)
@@ -74,7 +74,7 @@ async def subscription_exists(target: Target, name: str) -> bool:
     """Whether the catalog has a subscription of this name; False without a catalog.
 
     Raises:
-        TargetUnavailable, TargetError: no connection, no privilege to look, or or a catalog of a later version.
+        TargetUnavailable, TargetError: no connection, a missing privilege, or a catalog of a later version.
     """
     async with _reader(target) as reader:
         if await catalog_version(reader.connection) is None:
@@ -106,7 +106,7 @@ async def _reader(target: Target) -> AsyncIterator[CatalogReader]:
     finally:
         await connection.close()
     try:
-        # a query about thousands of tables takes less time than its compilation
+        # JIT compilation would take longer than a query about thousands of tables
         await reader.fetch("SELECT pg_catalog.set_config('jit', 'off', false)")
         yield reader
     finally:
@@ -124,7 +124,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
         )
     if two_phase and found["prepared"] == 0:
         hint = "set max_prepared_transactions of the target to a value above zero and restart it, or use two_phase = false"
-        # natively CREATE and ALTER SUBSCRIPTION accept it, and the worker fails at the first such transaction
+        # PostgreSQL's CREATE and ALTER SUBSCRIPTION accept it, and the worker fails at the first prepared transaction
         message = "prepared transactions are disabled in the target: the first one of the publisher stops the subscription"
         findings.append(Finding("warning", message, hint))
     if not found["superuser"] and not await _may_set_replica(reader, found["version"]):
@@ -134,7 +134,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
 
 
 async def _origins(run: Run) -> list[Finding]:
-    """Who relies on origin = none, in this direction or the other, has to know when our changes will carry none."""
+    """Warn if changes would have no replication origin: in either direction, a subscription with origin = none relies on it."""
     consequence = "a subscriber of the target with origin = none would get our changes as the target's own"
     may, role, version = await may_use_origins(run)
     if not may:
@@ -173,7 +173,7 @@ async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: 
             if not (await reader.fetch(query, namespace))[0]["granted"]:
                 return [Finding("error", f'role "{role}" may not create tables in schema "subscriber" of the target', "make it the owner")]
         return []
-    # everybody may look into it; this one has to write
+    # all roles may read the catalog; this role must write
     query = "SELECT pg_catalog.has_table_privilege('subscriber.pg_subscription', 'INSERT') AS granted"
     if not (await reader.fetch(query))[0]["granted"]:
         message = f'role "{role}" cannot use schema "subscriber" of the target: permission denied for table pg_subscription'
@@ -200,7 +200,7 @@ def _fit(published: PublishedTable, target: TargetTable | None, type_names: Mapp
             raise missing_table(published.name)
         mapping = map_relation(described_relation(published), target)
     except RelationError as error:
-        # natively, too, CREATE SUBSCRIPTION demands that there is a table, and leaves all else to the table's synchronization
+        # as in PostgreSQL: CREATE SUBSCRIPTION only requires that the table exists; the table's synchronization checks the rest
         alone = target is not None and target.is_table
         hint = error.hint or "compare the target's table with the publisher's"
         return [Finding("error", str(error), hint, alone=alone, stops="without_copy")]
@@ -233,7 +233,7 @@ def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: st
 
 
 async def _type_names(reader: CatalogReader, oids: Collection[int]) -> Mapping[int, str]:
-    # oids of other types differ between databases and tell nothing
+    # oids of other types differ between databases, so they cannot be compared
     known = [oid for oid in oids if 0 < oid < _FIRST_NORMAL_OID]
     return {row["oid"]: row["name"] for row in await reader.fetch(_TYPE_NAMES, known)}
 

@@ -1,20 +1,20 @@
-"""Conflicts: what stands in a change's way in the target, told as PostgreSQL 18 tells it, but without any value.
+"""Conflicts between a change and the rows of the target, reported as PostgreSQL 18 reports them, but without values.
 
 =============================  =======================================  ===================================
- conflict                       when                                     then
+ conflict                       when                                     result
 =============================  =======================================  ===================================
  ``insert_exists``              the new row violates a unique index      error; the transaction is retried
- ``update_exists``              so does an updated row                   the same
+ ``update_exists``              an updated row violates one              the same
  ``multiple_unique_conflicts``  either violates several at once          the same
  ``update_origin_differs``      another origin changed the row last      updated, logged
  ``delete_origin_differs``      the same                                 deleted, logged
- ``update_missing``             there is no such row                     passed over, logged
- ``delete_missing``             the same                                 passed over, logged
+ ``update_missing``             there is no such row                     skipped, logged
+ ``delete_missing``             the same                                 skipped, logged
 =============================  =======================================  ===================================
 
-Native looks into all unique indexes before it inserts. We learn of a violation from the server, which stops at the first one; only
-then, with everything rolled back, the row is looked for in all of them. So a row that stood in the way only within the same transaction
-is not found again: then the one index that the server named is all there is to tell.
+PostgreSQL's apply worker searches all unique indexes before it inserts. This sink learns of a violation from the server, which stops at
+the first violated index. After the rollback, the sink searches all unique indexes for the key. A conflicting row that existed only in the
+rolled back transaction is not found again. Then the report has only the index that the server named.
 
 Source: PostgreSQL manual, Logical Replication, Conflicts; conflict.c.
 """
@@ -43,7 +43,7 @@ UNIQUE_VIOLATION: Final = "23505"
 _BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
 _ROLLBACK: Final = control("ROLLBACK")
 
-# the unique indexes that are checked at once, as native; a key column is a column or an expression, compared with its index' operator
+# only immediate unique indexes, as in PostgreSQL; a key is a column or an expression, compared with the operator of the index
 _INDEXES: Final = """
 SELECT ic.relname::text, pg_catalog.pg_get_expr(i.indpred, i.indrelid),
        ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false) FROM pg_catalog.generate_series(1, i.indnkeyatts) AS k ORDER BY k),
@@ -70,12 +70,12 @@ _TIMES: Final[dict[bool, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """Who changed a row of the target last.
+    """The last change of a row in the target.
 
     Attributes:
-        xid: the transaction.
-        at: when it was committed, as the server writes it; None: the server does not keep that.
-        origin: the name of its replication origin; None: it was a local one; empty: the origin was dropped since.
+        xid: its transaction.
+        at: commit time of the transaction, as the server writes it; None: the server does not keep commit timestamps.
+        origin: name of its replication origin; None: a local change; empty: the origin was dropped since.
     """
 
     xid: str
@@ -84,12 +84,12 @@ class Existing:
 
     @classmethod
     def of(cls, result: PGresult, first: int) -> Existing | None:
-        """From three columns of a result, or None if they are NULL."""
+        """Read it from three columns of a result; None if they are NULL."""
         xid, at, origin = ((found.decode() if (found := result.get_value(0, first + i)) is not None else None) for i in range(3))
         return None if xid is None else cls(xid, at, origin)
 
     def modified(self, by: str = "by origin") -> str:
-        """Native's words for it. ``by``: how the name of an origin is led up to."""
+        """PostgreSQL's words for it. ``by``: the words before the origin's name."""
         if self.at is None:
             return f"modified in transaction {self.xid}"
         known = f'{by} "{self.origin}"' if self.origin else "by a non-existent origin"
@@ -108,12 +108,12 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class Collision:
-    """A unique index that has the new row's key already.
+    """A unique index in which another row has the new row's key.
 
     Attributes:
-        index: its name.
-        key: its columns or expressions.
-        existing: of the row that has the key.
+        index: name of the index.
+        key: columns or expressions of the index.
+        existing: the last change of the other row.
     """
 
     index: str
@@ -125,17 +125,17 @@ class Collision:
 
 
 def unique_conflict(statement: Statement, collisions: list[Collision]) -> str:
-    """The name of the conflict when the server refused a row for a unique index."""
+    """The name of the conflict after a unique violation."""
     if len(collisions) > 1:
         return "multiple_unique_conflicts"
     return "insert_exists" if statement.message_type == "INSERT" else "update_exists"
 
 
 async def find_collisions(session: ApplySession, failure: StatementFailed) -> list[Collision]:
-    """Look which unique indexes have the key of the row that was refused. To be called after the rollback.
+    """Find the unique indexes that have the key of the rejected row. Call it after the rollback.
 
     Returns:
-        What was found: nothing if the row in the way is gone, or cannot be looked for.
+        The collisions; empty if the conflicting row is gone, or the search fails.
 
     Raises:
         TargetUnavailable: the connection was lost.
@@ -145,7 +145,7 @@ async def find_collisions(session: ApplySession, failure: StatementFailed) -> li
     if written is None or table is None:
         return []
     try:
-        # of a partitioned table it is a partition that has the row: natively, too, that one and its indexes are named
+        # a row of a partitioned table is in a partition: as in PostgreSQL, the report names the partition and its indexes
         leaf = failure.diagnostics.relation or table
         scanned = written.scanned if leaf == table else f"ONLY {qualified_name(leaf)}"
         rows = await session.fetch(_INDEXES, qualified_name(leaf))
@@ -170,10 +170,10 @@ async def find_collisions(session: ApplySession, failure: StatementFailed) -> li
 
 
 def _look(session: ApplySession, statement: Statement, written: Written, scanned: str, index: _Index) -> Statement:
-    """A query for who changed the row that has the new row's key in one index."""
+    """A query for the last change of the row that has the new row's key in one index."""
     columns = ", ".join(f"{key} AS k{number}" for number, key in enumerate(index.keys))
     predicate = index.predicate or "true"
-    # the row that is updated is not in its own way
+    # the updated row does not conflict with itself
     another = f"({written.own}) IS NOT TRUE" if written.own else "true"
     others = f"SELECT x.xmin AS m, {columns} FROM {scanned} AS x WHERE ({predicate}) AND {another}"
     row = f"SELECT {columns} FROM ({written.row}) AS x WHERE {predicate}"

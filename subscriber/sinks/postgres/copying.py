@@ -1,4 +1,4 @@
-"""COPY FROM STDIN through asyncpg, and what its errors say."""
+"""COPY FROM STDIN through asyncpg, and its errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 class CopyIn:
-    """A context manager around a transaction with one COPY: errors inside are mapped, and name the table and the column.
+    """A context manager around a transaction with one COPY. Its errors become errors of this package that name the table and the column.
 
-    An error of the data that is copied comes out as it is; the connection is terminated then.
+    An error of the data source is raised unchanged, and the connection is terminated.
 
     Args:
-        connection: that copies.
-        table: which.
-        columns: of the data.
+        connection: the session that copies.
+        table: the target table.
+        columns: the columns of the data.
     """
 
     def __init__(self, connection: asyncpg.Connection[Any], table: TableName, columns: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class CopyIn:
         return self
 
     async def copy(self, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """COPY. asyncpg waits for ever if the connection is lost while its send buffer is full, so it is stopped then."""
+        """Copy the data. asyncpg waits for ever if the connection is lost while its send buffer is full; then the copy is cancelled."""
         connection, table = self._connection, self._table
         copying = asyncio.create_task(
             connection.copy_to_table(
@@ -63,10 +63,11 @@ class CopyIn:
             connection.remove_termination_listener(stop)
 
     async def _rows(self, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        # asyncpg asks to cancel the COPY then, and waits for ever if the target has refused it already: nothing is left to wait for
+        # On an error of the data, asyncpg asks the server to cancel the COPY, and waits for ever if the server has rejected it already.
+        # So the connection is terminated first.
         try:
             async for chunk in data:
-                # a large row in pieces: asyncpg and its transport copy what they are given
+                # send a large row in pieces, because asyncpg and its transport copy each piece
                 for start in range(0, len(chunk), _PIECE_BYTES):
                     yield chunk[start : start + _PIECE_BYTES]
                     # asyncpg has sent it, or has room for more

@@ -1,9 +1,9 @@
-"""When commits are on disk.
+"""Find out when commits are on disk.
 
-With ``synchronous_commit = off`` (native's default for subscriptions) COMMIT returns before its record is flushed, and a crash of the
-target's server loses the last moments. Native keeps, for each remote commit, the end of its own WAL, and acknowledges it to the
-publisher once the WAL writer has flushed that far (``get_flush_position``). So does this: nothing may be acknowledged that the target
-could still lose.
+With ``synchronous_commit = off`` (PostgreSQL's default for subscriptions) COMMIT returns before its record is flushed. A crash of the
+target's server then loses the last commits. For each remote commit, PostgreSQL's apply worker keeps the end of its own WAL, and
+acknowledges the commit to the publisher when that WAL is flushed (``get_flush_position``). This module does the same, because a commit
+that the target could still lose must not be acknowledged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _POLL: Final = 0.1
 
 
 class Durability:
-    """Tells ``on_durable`` of each commit once it is on disk, in order.
+    """Calls ``on_durable`` for commits when they are on disk, in order.
 
     Args:
-        reader: asks the server how far its WAL is flushed.
+        reader: the session that asks the server up to where its WAL is flushed.
     """
 
     def __init__(self, reader: CatalogReader, on_durable: Callable[[Lsn], None]) -> None:
@@ -39,20 +39,20 @@ class Durability:
 
     @property
     def idle(self) -> bool:
-        """Everything committed is on disk."""
+        """Whether all commits are on disk."""
         return not self._pending
 
     def require_watch(self) -> None:
-        """See that commits will be reported.
+        """Check that commits can still be reported.
 
         Raises:
-            TargetUnavailable: the session that asks for it was lost, and only a new one can go on.
+            TargetUnavailable: the session that asks the server was lost. The sink must be opened again.
         """
         if self._failure is not None:
             raise TargetUnavailable(f"durability of commits is unknown: {self._failure}", hint="open the sink again") from self._failure
 
     def committed(self, lsn: Lsn, wal: Lsn | None) -> None:
-        """A commit up to ``lsn`` returned. ``wal``: where the target's WAL ended then; None: it is on disk, and everything before it."""
+        """Note a commit up to ``lsn``. ``wal``: end of the target's WAL at that time; None: this and all earlier commits are on disk."""
         if wal is None:
             self._pending.clear()
             self._on_durable(lsn)
@@ -62,7 +62,7 @@ class Durability:
             self._watching = asyncio.create_task(self._watch(), name="subscriber durability")
 
     async def _watch(self) -> None:
-        # what was not flushed is not acknowledged; the next call learns why (the session that applies may live on)
+        # commits that are not flushed are not acknowledged; the next require_watch() raises the error (the apply session may still live)
         try:
             while self._pending:
                 await asyncio.sleep(_POLL)
@@ -77,8 +77,8 @@ class Durability:
             self._failure = error
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop asking the server."""
         if self._watching is not None:
             self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)  # unlike suppress(), it lets a cancellation of ours through
+            await asyncio.gather(self._watching, return_exceptions=True)  # unlike suppress(), it does not hide a cancellation of the caller
             self._watching = None

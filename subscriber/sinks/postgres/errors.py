@@ -1,13 +1,13 @@
-"""What PostgreSQL reports, as errors of this package.
+"""Turn errors of PostgreSQL into errors of this package.
 
-A server's text may hold a row's values: ``invalid input syntax for type integer: "..."``, the DETAIL of a violated constraint, the
-CONTEXT of a COPY, whatever a trigger raises. Hence:
+A message of the server may contain values of a row: ``invalid input syntax for type integer: "..."``, the DETAIL of a violated constraint,
+the CONTEXT of a COPY, an error that a trigger raises. Hence:
 
-- Texts of constraint violations are made here, from the names that the server gives in fields of their own.
-- The server's own primary message is used only for classes of errors that speak of objects and of the server's state, and only if
-  no function was involved (an empty CONTEXT), because a function may raise anything under any SQLSTATE.
-- Everything else is named by its condition, as the manual's appendix lists them. DETAIL and CONTEXT are never shown.
-- The driver's exception is not chained to what is raised here: a printed traceback would show what the message hides.
+- The text of a constraint violation is built here, from the names in the separate fields of the server's report.
+- The server's primary message is used only for error classes about objects and the server's state, and only if no function was involved
+  (CONTEXT is empty), because a function may raise any text under any SQLSTATE.
+- All other errors are named by their condition, from the list in the manual's appendix. DETAIL and CONTEXT are never shown.
+- The driver's exception is not chained, because a printed traceback would show the hidden values.
 
 Source: PostgreSQL manual, Appendix A (PostgreSQL Error Codes) and 54.8 (Error and Notice Message Fields).
 """
@@ -38,7 +38,7 @@ CATALOG_HINT: Final = (
     "restore the schema subscriber from a backup of the target; without one, DROP SCHEMA subscriber CASCADE, drop the publishers' slots of"
     " its subscriptions, and start over with empty tables"
 )
-"""What can be done about a catalog that somebody's hand broke."""
+"""Hint for a catalog that was changed by hand."""
 _CATALOG: Final = re.compile(r'relation "subscriber\.')
 _RELATION_HINT: Final = "compare the target's table with the publisher's"
 _READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writing"
@@ -61,7 +61,7 @@ _APPLY_HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """The fields of one error report. ``message`` and ``context`` may hold values: they do not leave this module as they are."""
+    """The fields of one error report. ``message`` and ``context`` may contain values, and must not leave this module unchanged."""
 
     sqlstate: str | None
     message: str = ""
@@ -74,12 +74,12 @@ class Diagnostics:
 
     @property
     def relation(self) -> TableName | None:
-        """The table that the error is about: of a partitioned one, the partition."""
+        """The table of the error; for a partitioned table, the partition."""
         return None if self.schema is None or self.table is None else TableName(self.schema, self.table)
 
     @classmethod
     def of_result(cls, result: pq.abc.PGresult) -> Diagnostics:
-        """From a result with status FATAL_ERROR."""
+        """Read the fields of a result with status FATAL_ERROR."""
 
         def field(which: pq.DiagnosticField) -> str | None:
             value = result.error_field(which)
@@ -98,7 +98,7 @@ class Diagnostics:
 
     @classmethod
     def of_psycopg(cls, error: psycopg.Error) -> Diagnostics:
-        """From an exception of psycopg. One without SQLSTATE is libpq's own: about the connection."""
+        """Read the fields of an exception of psycopg. One without SQLSTATE is an error of libpq about the connection."""
         diag = error.diag
         return cls(
             sqlstate=error.sqlstate,
@@ -113,7 +113,7 @@ class Diagnostics:
 
     @classmethod
     def of_asyncpg(cls, error: asyncpg.PostgresError) -> Diagnostics:
-        """From an exception of asyncpg that a server's report made."""
+        """Read the fields of an exception of asyncpg that a report of the server caused."""
         return cls(
             sqlstate=error.sqlstate,
             message=str(error.args[0]) if error.args else "",
@@ -127,7 +127,7 @@ class Diagnostics:
 
 
 def condition_name(sqlstate: str) -> str:
-    """The condition's name of the manual's appendix, in words: ``22P02`` is "invalid text representation"."""
+    """The condition name from the manual's appendix, in words: ``22P02`` is "invalid text representation"."""
     try:
         name = psycopg.errors.lookup(sqlstate).__name__
     except KeyError:
@@ -140,13 +140,13 @@ _COPY_COLUMN = re.compile(r"\ACOPY [^\n]*?, line \d+, column (?P<name>[^\n]*?)(?
 
 
 def parameter_number(diagnostics: Diagnostics) -> int | None:
-    """Which parameter of the statement was refused while it was read (from 1), if the report says so."""
+    """Number (from 1) of the parameter whose value the server could not read, if the report has it."""
     found = _PARAMETER.search((diagnostics.context or "").split("=", 1)[0])
     return int(found[1]) if found else None
 
 
 def copy_column(diagnostics: Diagnostics, columns: Sequence[str]) -> str | None:
-    """Which of ``columns`` COPY was reading, if the report says so."""
+    """The column that COPY was reading, if the report names one of ``columns``."""
     found = _COPY_COLUMN.match(diagnostics.context or "")
     return found["name"] if found and found["name"] in columns else None
 
@@ -189,7 +189,7 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
     """The error of this package for a report: its class says what the caller must do (see :mod:`subscriber.errors`)."""
     sqlstate, text = diagnostics.sqlstate, _text(diagnostics)
     if sqlstate == "08P01" and diagnostics.context:
-        # a type's receive function ran out of bytes; a connection that is out of step has no context
+        # a type's receive function ran out of bytes; a protocol violation of the connection itself has no context
         return ApplyError(f"incorrect binary data format (SQLSTATE {sqlstate})", sqlstate=sqlstate, hint=_APPLY_HINTS["22"])
     if sqlstate is None or sqlstate in _UNAVAILABLE or sqlstate[:2] in {"08", "40"}:
         return TargetUnavailable(text, sqlstate=sqlstate, hint=_UNAVAILABLE_HINTS.get(sqlstate or "", _PASSES))
@@ -210,7 +210,7 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn what either driver raises inside into this package's errors.
+    """Turn exceptions of both drivers into errors of this package.
 
     Raises:
         TargetError: or a subclass of it.
@@ -226,15 +226,15 @@ def translated() -> Iterator[None]:
             raise
         said = " ".join(str(error).split())
         if type(error) is asyncpg.InterfaceError or not isinstance(error, asyncpg.InterfaceError | OSError):
-            # asyncpg's text speaks of its states ("cannot switch to state 12; another operation (2) is in progress")
+            # asyncpg's text describes its internal states ("cannot switch to state 12; another operation (2) is in progress")
             said = "the session was closed while it was in use"
         raise TargetUnavailable(f"connection to the target failed: {said}", hint=connection_hint(said, _PASSES)) from error
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether asyncpg met an error of the connection, or bytes that it could not read.
+    """Whether asyncpg had an error of the connection, or received bytes that it could not decode.
 
-    asyncpg checks little of what it reads: a damaged message ends with any exception of its buffers, IndexError for example.
+    asyncpg checks little of its input: a damaged message may raise any exception from its buffers, for example IndexError.
     """
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
         return True

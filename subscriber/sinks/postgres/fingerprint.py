@@ -1,11 +1,11 @@
-"""Notices that a target table is no longer what the statements for it were made from.
+"""Detect that a target table was altered after the statements for it were made.
 
-Statements name tables and columns, and declare their parameters with the columns' types. After ALTER TABLE they may still run, and do
-something else: a value goes through the old type on its way into the new one, a table renamed away is followed by another of its name.
-So a fingerprint is read together with a table, and every batch asks, behind its last change and in a snapshot of that moment, whether all
-tables it changed still have theirs. By then the transaction holds locks on them, so that nothing can change between this and the commit.
+Statements name tables and columns, and declare their parameters with the columns' types. After ALTER TABLE they may still run, but with a
+different result: a value is converted through the old type into the new one, or the name now belongs to another table. So a fingerprint is
+read together with a table. After its last change, every batch checks with a new snapshot that all changed tables still have their
+fingerprints. At that time the transaction holds locks on these tables, so they cannot be altered between the check and the commit.
 
-The fingerprint holds no ``pg_class.xmin``: a TRUNCATE of the batch itself would change it.
+The fingerprint does not contain ``pg_class.xmin``, because a TRUNCATE in the batch itself would change it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OID: Final = 26
 _INT8: Final = 20
 
 Fingerprint = tuple[int, int]
-"""A table's oid, and a hash of what its statements depend on."""
+"""A table's oid, and a hash of the properties on which its statements depend."""
 
 FINGERPRINT: Final = """
 pg_catalog.hashtextextended(ROW(
@@ -36,8 +36,8 @@ pg_catalog.hashtextextended(ROW(
 """
 """SQL over ``pg_class`` c and ``pg_namespace`` n."""
 
-# Division by zero if it differs or is gone: COMMIT is already on its way and must not be executed then. One table at a time: with arrays
-# the server would guess their lengths, and plan the statement anew each time, which takes five times as long as all the rest of it.
+# Division by zero if the fingerprint differs or the table is gone: COMMIT is already sent and must not be executed then. One table per
+# statement: with arrays, the server would guess their lengths and plan the statement each time, five times the cost of all the rest.
 UNCHANGED: Final = Statement(
     f"""
 SELECT 1 / pg_catalog.count(*)
@@ -50,7 +50,7 @@ WHERE c.oid = $1 AND {FINGERPRINT} = $2
 
 
 class TargetsChanged(TargetUnavailable):
-    """A target table was altered since it was read. Nothing of the batch stays; it can be applied once the tables are read again."""
+    """A target table was altered since it was read. The batch is rolled back; it can be applied after the tables are read again."""
 
     def __init__(self) -> None:
         super().__init__("a table of the target was altered while a transaction was applied to it", hint="it passes by itself")

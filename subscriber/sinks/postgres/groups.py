@@ -1,11 +1,11 @@
-"""Several tables that are copied through one session: each by one transaction, from INIT straight to SYNCDONE.
+"""Copy several tables through one session: each table in one transaction, from INIT straight to SYNCDONE.
 
-Nothing is stored before a table's COMMIT, and everything with it, so there is nothing that a successor would have to undo. That no COMMIT
-of a dead or superseded process comes after its successor has read the states is seen to as for the sessions of parallel apply
-(:mod:`subscriber.sinks.postgres.parallel_sessions`): a transaction holds ``parallel(oid)`` shared, and asks for the fence before its
-COMMIT. It also holds the table's own lock, so that the table's synchronization by itself finds out how it ended.
+The COMMIT of a table stores its rows and its state together, so the next process has nothing to undo. A COMMIT of a process that died or
+was replaced must not take effect after the next process has read the states. This is prevented as for the sessions of parallel apply
+(:mod:`subscriber.sinks.postgres.parallel_sessions`): a transaction holds ``parallel(oid)`` shared, and checks the fence before its
+COMMIT. It also holds the table's own lock, so a synchronization of the table alone waits for it, and sees how it ended.
 
-One origin serves the session: ``subscriber_<oid>_<relid>_0``, with the oid of the group's first table.
+The session has one replication origin: ``subscriber_<oid>_<relid>_0``, with the oid of the group's first table.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["PostgresTableGroup"]
 _IN_INIT: Final = """
 SELECT r.srrelid::int8 AS relid FROM subscriber.pg_subscription_rel r WHERE r.srsubid = $1::int8::oid AND r.srsubstate::text = 'i'
 """
-# 1 / 0 if the lock is not to be had at once
+# 1 / 0 if another session holds the table's lock
 _BEGIN: Final = """
 BEGIN; SET LOCAL lock_timeout = '1s'; SELECT pg_catalog.pg_advisory_xact_lock_shared({parallel});
 SELECT 1 / pg_catalog.pg_try_advisory_xact_lock({table})::int; {role}
 """
-# 1 / 0 if the table is in another state, or is no longer what was read
+# 1 / 0 if the table is in another state, or was altered since it was read
 _FINISH: Final = f"""
 SET LOCAL ROLE NONE;
 WITH done AS (
@@ -62,12 +62,12 @@ class PostgresTableGroup:
     """A :class:`subscriber.abc.TableGroup`.
 
     Args:
-        oid: of the subscription.
-        application_name: of the session.
+        oid: oid of the subscription.
+        application_name: application name of the session.
         as_owner: change tables as their owners.
-        origins: the sink's.
-        fenced: the open sink's query for its fence.
-        is_current: whether the sink is still open, under that fence.
+        origins: the replication origins of the sink.
+        fenced: the query that checks the fence of the open sink.
+        is_current: whether the sink is still open with that fence.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PostgresTableGroup:
         return self._reader.connection
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
-        """Connect, and look at the tables. See :meth:`subscriber.abc.TableGroup.begin`.
+        """Connect, and read the tables. See :meth:`subscriber.abc.TableGroup.begin`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -180,7 +180,7 @@ class PostgresTableGroup:
         self._copied = None
 
     async def roll_back(self) -> None:
-        """Nothing of the table stays. Idempotent; a session that does not answer is ended."""
+        """Roll back the table's transaction. Idempotent. A session that does not answer is terminated."""
         self._copied = None
         reader = self._reader
         if reader is None or reader.connection.is_closed():
@@ -198,12 +198,12 @@ class PostgresTableGroup:
             return
         try:
             if not reader.connection.is_closed() and self._origin_of is not None:
-                # what stays is dropped by the next start
+                # if this fails, the next start drops the origin
                 with contextlib.suppress(TargetError, asyncpg.InterfaceError):
                     run = asyncpg_run(reader.connection)
                     await run("ROLLBACK")
                     await run("SELECT pg_catalog.pg_replication_origin_session_reset()")
                     await drop_origins(run, self._oid, self._origin_of, parts_only=True, wait=False)
         finally:
-            # also when cancelled in between
+            # also after a cancellation
             reader.connection.terminate()

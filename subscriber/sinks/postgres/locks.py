@@ -1,31 +1,29 @@
 """Advisory locks: one writer at a time.
 
-Kinds of keys, each a 64-bit hash of what it guards; all in the target database, where the catalog is:
+Each key is a 64-bit hash of the lock's name. The locks are in the target database, where the catalog is. Kinds of keys:
 
 ``writer(oid)``
-    Held by the main apply session as long as it lives. Everything that changes the subscription's state runs in that session. When a
-    process is killed, either its backend still lives and holds the lock, or nothing of it can commit any more: the next process that has
-    the lock reads a state that no other session changes.
+    Held by the apply session as long as it lives. All changes of the subscription's position and state run in that session, or in sessions
+    with one of the other locks below. After a process was killed, either its backend still lives and holds the lock, or its transactions
+    can no longer commit. So the next process that has the lock reads a state that no other session changes.
 ``table(oid, relid)``
-    The same for the control session of one table's synchronization.
+    The same as ``writer``, for the control session of one table's synchronization.
 ``copying(oid, relid)``
-    Rows of a copy are committed by sessions of their own, beside the control session; a backend of a dead process could commit
-    a part after the successor undid the copy. Hence each part's transaction takes this key *shared* first, and then looks
-    whether the table is still in state ``d`` with the attempt's number it was started for. A successor takes the key *exclusively*, in the
-    transaction that undoes the copy: it waits for parts that were before it, and those that come later find another state
-    or another attempt, and write nothing.
+    Each part of a copy is committed by a separate session, not by the control session. So the backend of a dead process could commit a
+    part after the next process undid the copy. To prevent this, the transaction of a part first takes this key *shared*, and then checks
+    that the table is still in state ``d`` with the part's attempt number. The next process takes the key *exclusively*, in the transaction
+    that undoes the copy. It waits for the parts that already have the key. Later parts find another state or attempt, and write nothing.
 ``verb(oid)``
-    Held by a verb (create, alter, drop) while it works on a subscription. The launcher looks for it, and does not run a claimed one;
-    the verb waits until the writer has stopped. So a verb never changes rows while a worker uses them.
+    Held by a verb (create, alter, drop) while it works on a subscription. The launcher does not run a subscription with this lock. The
+    verb waits until the writer has stopped. So a verb never changes rows while a worker uses them.
 ``launcher``
-    Held by the one process that runs the target's subscriptions.
-
+    Held by the launcher of the target's subscriptions.
 ``parallel(oid)``, and fences
-    Of the sessions that apply streamed transactions before their end: see :mod:`subscriber.sinks.postgres.parallel_sessions`.
+    For the sessions that apply streamed transactions before their end: see :mod:`subscriber.sinks.postgres.parallel_sessions`.
 
-A killed process's backend notices after a moment (at the next read, or within client_connection_check_interval while it waits for
-something; see :func:`subscriber.sinks.postgres.settings.end_abruptly`), so taking a lock is tried for some seconds before it is an error.
-Where only a dead process can have it, the session that still has it is then terminated: behind a proxy, a waiting backend may never notice.
+The backend of a killed process ends after a moment: at the next read, or within client_connection_check_interval while it waits (see
+:func:`subscriber.sinks.postgres.settings.end_abruptly`). So taking a lock is retried for some seconds before it is an error. If only a
+dead process can have the lock, the session that still holds it is terminated, because behind a proxy a waiting backend may never end.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _log = logging.getLogger(__name__)
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
 _COMMIT_SECONDS: Final = 3.0
-"""What a dead process left under way, or a lost session of this process, has so long to end by itself."""
+"""A session of a dead process, or a lost session of this process, has this time to end before it is terminated."""
 
 HOLDERS: Final = """
 SELECT pid FROM pg_catalog.pg_locks
@@ -67,7 +65,7 @@ ORDER BY pid
 """
 
 
-# those of another user we may not end
+# sessions of other users cannot be terminated
 _END_HOLDERS: Final = f"""
 SELECT pg_catalog.pg_terminate_backend(holder.pid)
 FROM ({HOLDERS}) AS holder JOIN pg_catalog.pg_stat_activity AS a ON a.pid = holder.pid
@@ -89,27 +87,27 @@ def _key(*parts: object) -> int:
 
 
 def lock_number(key: str) -> int:
-    """The number of a lock that :mod:`subscriber.catalog.store` names."""
+    """The number of a lock from its name in :mod:`subscriber.catalog.store`."""
     return _key(*key.split("-"))
 
 
 def writer_number(oid: int) -> int:
-    """Of the subscription's one writer."""
+    """The number of the lock of the subscription's writer."""
     return lock_number(writer_key(oid))
 
 
 def parallel_key(oid: int) -> int:
-    """Shared by the sessions that apply streamed transactions before their end, exclusive for the next process."""
+    """The lock that sessions of parallel apply hold shared, and the next process takes exclusively."""
     return _key("parallel", oid)
 
 
 def table_key(oid: int, relid: int) -> int:
-    """Of the one synchronization of a table."""
+    """The lock of a table's synchronization."""
     return _key("table", oid, relid)
 
 
 def copying_key(oid: int, relid: int) -> int:
-    """Shared by the parts of a table's copy, exclusive for undoing it."""
+    """The lock that the parts of a table's copy hold shared, and undoing the copy takes exclusively."""
     return _key("copying", oid, relid)
 
 
@@ -126,20 +124,20 @@ async def take(
     """Take a lock exclusively, for the session or for the transaction that is open in it.
 
     Args:
-        fetch: of the session.
-        key: of the lock.
-        what: is active for another session, as the error says.
-        in_transaction: the lock goes with the transaction.
-        wait: seconds; None: ten.
-        of_the_dead: none but sessions of a process that has ended can have it; after a while they are terminated, if we may.
-        lost: PIDs of sessions that this process has lost. A server behind a broken network does not notice for long; if one of them has
-            the lock, it is terminated as well.
+        fetch: runs queries in the session.
+        key: number of the lock.
+        what: the activity that the lock protects, for the error: "... is active for PID ...".
+        in_transaction: release the lock at the end of the transaction.
+        wait: time limit in seconds; None: ten.
+        of_the_dead: only sessions of a dead process can hold the lock. After some seconds they are terminated, if the role may do that.
+        lost: PIDs of sessions that this process has lost. Behind a broken network, the server may keep such a session for long. If one
+            of them holds the lock, it is terminated too.
 
     Returns:
         Whether sessions were terminated.
 
     Raises:
-        SubscriptionInUse: another session still has it after that time.
+        SubscriptionInUse: another session still holds the lock after that time.
     """
     function = "pg_try_advisory_xact_lock" if in_transaction else "pg_try_advisory_lock"
     clock = asyncio.get_running_loop()

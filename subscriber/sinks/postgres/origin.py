@@ -1,23 +1,27 @@
-"""Replication origins: what tells the target's own publications that a change came from elsewhere.
+"""Replication origins: the mark of replicated changes for the target's own publications.
 
-A session that has an origin set up marks every change it writes. A subscriber of the target with ``origin = none`` gets none of them: that
-is what keeps two databases that replicate into each other from a loop.
+A session with an origin marks every change that it writes. A subscriber of the target with ``origin = none`` does not receive marked
+changes. This prevents a loop between two databases that replicate into each other.
 
-Names: ``subscriber_<subscription oid>`` for the apply session, ``subscriber_<oid>_<relid>`` for a table's synchronization,
-``subscriber_<oid>_<relid>_<k>`` for the sessions that commit the parts of its copy, ``subscriber_<oid>_parallel_<k>`` for those of
-parallel apply (one origin serves one session at a time). Native's
-names, ``pg_<oid>`` and so on, are reserved: no SQL function makes them. The LSN of an origin is for monitoring and never read by us: the
-position row is what counts, so an origin may be dropped, or be missing, at any time.
+An origin can be used by one session at a time. So there is one for each session:
 
-An origin that was ever set up occupies one of the server's few state slots until it is dropped. So those of a table go with
-its synchronization, and those a killed process left are swept at the next start.
+- ``subscriber_<subscription oid>`` for the apply session,
+- ``subscriber_<oid>_<relid>`` for a table's synchronization,
+- ``subscriber_<oid>_<relid>_<k>`` for the sessions that commit the parts of its copy,
+- ``subscriber_<oid>_parallel_<k>`` for the sessions of parallel apply.
 
-No origin to be had (no privilege, no free slot) is no error: replication goes on, after one warning for each reason.
+PostgreSQL's own names (``pg_<oid>`` and so on) are reserved, and no SQL function creates them. The LSN of an origin is only for
+monitoring. The sink never reads it, because the position is stored in a table. So an origin may be dropped or missing at any time.
+
+An origin that was ever set up occupies one of the server's few state slots until it is dropped. So the origins of a table are dropped at
+the end of its synchronization, and those of a killed process at the next start.
+
+If no origin can be used (no privilege, no free slot), this is no error: replication continues, after one warning for each reason.
 
 Source: PostgreSQL manual, Replication Progress Tracking; 9.28.6 (Replication Management Functions).
 """
 
-# names are made of numbers
+# the variable parts of names are numbers
 # ruff: noqa: S608
 
 from __future__ import annotations
@@ -50,11 +54,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 PARALLEL: Final = "_parallel_"
-"""Behind the name of the apply session's origin: those of the sessions of parallel apply, which are as good as its own."""
+"""Part of the origins' names of parallel apply, after the name of the apply session's origin. Their changes count as our own."""
 _WAIT: Final = 10.0
 _POLL: Final = 0.1
 _LOST_SECONDS: Final = 3.0
-"""A session that this process has lost has so long to end by itself."""
+"""A session that this process has lost has this time to end before it is terminated."""
 
 _UNIQUE: Final = "23505"
 _UNDEFINED: Final = "42704"
@@ -70,7 +74,7 @@ _FUNCTIONS: Final = (
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
 )
 
-# before 14 the functions look at rolsuper themselves
+# before PostgreSQL 14 the functions check rolsuper
 _MAY_USE: Final = f"""
 SELECT current_user::text, pg_catalog.current_setting('server_version_num')::int,
        CASE WHEN pg_catalog.current_setting('server_version_num')::int < 140000 THEN pg_catalog.bool_and(r.rolsuper)
@@ -79,11 +83,11 @@ FROM pg_catalog.pg_roles AS r, pg_catalog.unnest(ARRAY['{"', '".join(_FUNCTIONS)
 """
 
 Run = Callable[[str], Awaitable[Sequence[Sequence[Any]]]]
-"""Runs one query without parameters, outside a transaction, and returns its rows. Raises TargetError."""
+"""Runs one query without parameters, outside a transaction, and returns its rows. It raises TargetError."""
 
 
 def asyncpg_run(connection: asyncpg.Connection[Any]) -> Run:
-    """Queries through a session of asyncpg."""
+    """A :data:`Run` for a session of asyncpg."""
 
     async def run(query: str) -> Sequence[Sequence[Any]]:
         with translated():
@@ -93,18 +97,18 @@ def asyncpg_run(connection: asyncpg.Connection[Any]) -> Run:
 
 
 def origin_name(oid: int, relid: int = 0, part: int | None = None) -> str:
-    """Of a subscription, of one of its tables, of one session that copies that table."""
+    """The origin's name for a subscription, one of its tables, or a session that copies a part of that table."""
     numbers = [oid, *([relid] if relid else []), *([part] if part is not None else [])]
     return "_".join(["subscriber", *map(str, numbers)])
 
 
 def parallel_origin(oid: int, number: int) -> str:
-    """Of a session that applies streamed transactions before their end."""
+    """The origin's name for a session of parallel apply."""
     return f"{origin_name(oid)}{PARALLEL}{number}"
 
 
 def grant(role: str, version: int) -> str:
-    """The hint for a role that may not use origins."""
+    """The hint if the role may not use origins."""
     if version < 140000:
         return "connect to the target as a superuser: PostgreSQL 13 lets nobody else use replication origins"
     functions = ", ".join(f"pg_catalog.{name}" for name in _FUNCTIONS)
@@ -112,22 +116,22 @@ def grant(role: str, version: int) -> str:
 
 
 def limit_setting(version: int) -> str:
-    """The setting that limits how many origins can be in use."""
+    """The setting that limits the number of origins in use."""
     return "max_active_replication_origins" if version >= 180000 else "max_replication_slots"
 
 
 async def may_use_origins(run: Run) -> tuple[bool, str, int]:
-    """Whether the session's role may; the role and the server's version number."""
+    """Whether the session's role may use origins, the role, and the server's version number."""
     ((role, version, may),) = await run(_MAY_USE)
     return bool(may), str(role), int(version)
 
 
 class Origins:
-    """Sets origins up in the sessions of one sink, and tells once for each reason why there is none.
+    """Sets up origins in the sessions of one sink. If there is none, it logs each reason once.
 
     Args:
-        relied_on: whether somebody seems to rely on them, so that it is a warning.
-        lost: gives the PIDs of sessions that the sink has lost; one that keeps an origin in use is terminated.
+        relied_on: the subscription seems to rely on origins, so a missing one is a warning.
+        lost: returns the PIDs of sessions that the sink has lost. A lost session that keeps an origin in use is terminated.
     """
 
     def __init__(self, *, relied_on: bool, lost: Callable[[], Collection[int]]) -> None:
@@ -136,13 +140,13 @@ class Origins:
         self._warned: set[str] = set()
 
     async def set_up(self, run: Run, name: str) -> int | None:
-        """Let a session's changes carry this origin from now on; made if it is missing.
+        """Mark the session's changes with this origin from now on. The origin is created if it is missing.
 
         Returns:
-            The origin's id in the server (``pg_replication_origin.roident``), or None: there is none to be had.
+            The origin's id in the server (``pg_replication_origin.roident``); None: no origin can be used.
 
         Raises:
-            SubscriptionInUse: another session still has it after ten seconds.
+            SubscriptionInUse: another session still uses it after ten seconds.
             TargetError: or a subclass.
         """
         may, role, version = await may_use_origins(run)
@@ -159,7 +163,7 @@ class Origins:
                     self._warn(str(error), f"increase {limit_setting(version)} of the target")
                     await _drop(run, _named(name), wait=False)
                     return None
-                # made or dropped by another session just now: at once again
+                # another session has just created or dropped it, or still uses it: retry
                 if error.sqlstate not in {_UNIQUE, _UNDEFINED, _IN_USE}:
                     raise
                 if error.sqlstate == _IN_USE and clock.time() >= deadline - _WAIT + _LOST_SECONDS:
@@ -170,7 +174,7 @@ class Origins:
             await asyncio.sleep(_POLL)
 
     async def _end_lost(self, run: Run, error: TargetError) -> None:
-        """Terminate the session that has the origin, if the sink has lost it. Only the error tells which one has it."""
+        """Terminate the session that uses the origin, if the sink has lost it. Only the error contains the PID of that session."""
         for number in {int(found) for found in re.findall(r"\d+", str(error))[-1:]}.intersection(self._lost()):
             await run(f"SELECT pg_catalog.pg_terminate_backend({number})")
 
@@ -190,7 +194,7 @@ async def _set_up(run: Run, name: str) -> int:
     if not await run(_named(name)):
         await run(f"SELECT pg_catalog.pg_replication_origin_create('{name}')")
     await run(f"SELECT pg_catalog.pg_replication_origin_session_setup('{name}')")
-    # not before: somebody may have dropped it and made it anew; from here on nobody can
+    # read the id after the setup: before, another session could drop the origin and create it again; now it is in use
     ((_, identifier),) = await run(_named(name))
     return int(identifier)
 
@@ -200,27 +204,27 @@ def _named(name: str) -> str:
 
 
 async def drop_origins(run: Run, oid: int, relid: int = 0, *, parts_only: bool = False, wait: bool = True) -> None:
-    """Drop all origins of a subscription, or those of one of its tables, or only those of the table's copy. None is fine.
+    """Drop all origins of a subscription, or those of one of its tables, or only those of the table's copy.
 
     Args:
-        run: of a session that has none of them set up.
-        oid: of the subscription.
-        relid: of the table; 0: the subscription's and those of all its tables.
-        parts_only: those of sessions that copy parts of the table.
-        wait: for sessions that still have one, for ten seconds; else theirs stay.
+        run: runs queries in a session that uses none of them.
+        oid: oid of the subscription.
+        relid: oid of the table; 0: drop the origins of the subscription and of all its tables.
+        parts_only: drop only the origins of sessions that copy parts of the table.
+        wait: wait up to ten seconds for sessions that use an origin; else keep origins that are in use.
 
     Raises:
-        SubscriptionInUse: a session still has one.
-        TargetError: no privilege, though there is something to drop; or another subclass.
+        SubscriptionInUse: a session still uses an origin.
+        TargetError: a missing privilege, if there is an origin to drop; or a subclass.
     """
     pattern = f"^{origin_name(oid, relid)}{'_' if parts_only else '(_|$)'}"
     await _drop(run, f"SELECT roname FROM pg_catalog.pg_replication_origin WHERE roname ~ '{pattern}'", wait=wait)
 
 
 async def sweep_origins(run: Run, oid: int) -> None:
-    """Drop what killed processes left: origins of tables that are not being synchronized. Those still in use stay, for another time.
+    """Drop origins that killed processes left: those of tables that are not being synchronized. Origins in use are kept for the next start.
 
-    Those of parallel apply stay too: what they changed is known as our own by their names.
+    Origins of parallel apply are kept too, because their names show that their changes are our own.
 
     Raises:
         TargetError: or a subclass.

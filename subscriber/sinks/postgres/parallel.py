@@ -1,14 +1,14 @@
-"""A streamed transaction on its way into the target before its end; implements :class:`subscriber.abc.ParallelTransaction`.
+"""Apply a streamed transaction before its end; implements :class:`subscriber.abc.ParallelTransaction`.
 
-One transaction of the target, left open between the pieces in which it comes; each piece is a pipeline of its own. At the first record of
-a subtransaction there is a savepoint, named as native names it (``pg_sp_<subscription oid>_<xid>``). An aborted subtransaction takes
-along everything behind its first record: what it did, what was counted, and what the publisher described there.
+It is one transaction of the target that stays open between the pieces that arrive. Each piece is sent as a separate pipeline. At the first
+record of a subtransaction a savepoint is set, with the name that PostgreSQL gives it (``pg_sp_<subscription oid>_<xid>``). An abort of the
+subtransaction undoes everything from its first record on: the changes, the counters, and the relations that the publisher described.
 
-Subtransactions that were not aborted are never released, because the publisher does not tell when they end: savepoints nest deeper and
-deeper. The server looks through all levels for each row that it sees, hence beyond :data:`MOST_SAVEPOINTS` the attempt is given up.
+The publisher does not tell when a subtransaction ends without an abort. So its savepoint is never released, and savepoints nest ever
+deeper. The server searches all levels for each row that it reads, so an attempt with more than :data:`MOST_SAVEPOINTS` savepoints ends.
 
-What the publisher describes in a stream, it describes for this transaction alone until that is committed: the relations are kept apart from
-the apply session's, and go over to them at the end.
+A relation that the publisher describes in a stream is valid only for this transaction until its commit. So these relations are kept
+separate from those of the apply session, and are added to them at the end.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ MOST_SAVEPOINTS: Final = 500
 
 
 class _Savepoint:
-    """A place to go back to: before record number ``index``."""
+    """A savepoint before record number ``index``."""
 
     def __init__(self, name: str, index: int, relations: dict[int, Relation]) -> None:
         self.name = name
         self.index = index
         self.relations = relations
         self.counted: Counted | None = None
-        """What was done before; known once the server has answered."""
+        """The counters at the savepoint; None until the server has answered."""
 
 
 class PostgresParallelTransaction:
-    """See the module's text.
+    """See the module's docstring.
 
     Args:
-        sessions: where the session is from, and goes back to.
-        session: of this transaction alone.
-        relations: empty; of this transaction alone.
-        applier: the apply session's, which gets what is committed here.
-        two_phase: the apply session's.
-        xid: of the transaction at the publisher.
-        gate: which tables are changed.
-        prepared: told that the position may have moved with a prepared transaction; takes the position before.
+        sessions: the pool that the session is returned to.
+        session: the session for this transaction only.
+        relations: an empty map for this transaction only.
+        applier: the applier of the apply session; it takes over a committed transaction.
+        two_phase: the two-phase messages of the apply session.
+        xid: transaction id on the publisher.
+        gate: decides which tables are changed.
+        prepared: called with the previous position when a prepared transaction may have moved the position.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PostgresParallelTransaction:
 
     @property
     def pid(self) -> int:
-        """The process of its session in the target."""
+        """PID of its session in the target."""
         return self._session.pid
 
     async def apply(self, records: Sequence[bytes]) -> None:
@@ -138,7 +138,7 @@ class PostgresParallelTransaction:
         return Transaction(xid=self._xid, final_lsn=INVALID_LSN, end_lsn=INVALID_LSN, commit_time=0, prefixed=True, records=records)
 
     def _runs(self, records: Sequence[bytes]) -> Iterator[tuple[int | None, list[bytes]]]:
-        """The records in pieces that begin where a subtransaction does: its xid (None for the first piece, if none does there), records."""
+        """Split records where a subtransaction begins. Yields its xid and records; the xid is None if no subtransaction begins there."""
         begun: int | None = None
         run: list[bytes] = []
         last = b""
@@ -172,7 +172,7 @@ class PostgresParallelTransaction:
             self._wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
     async def cut(self, count: int) -> None:
-        """Go back to before record number ``count``. See :meth:`subscriber.abc.ParallelTransaction.cut`.
+        """Roll back to the savepoint before record number ``count``. See :meth:`subscriber.abc.ParallelTransaction.cut`.
 
         Raises:
             TargetError: or a subclass.
@@ -183,7 +183,7 @@ class PostgresParallelTransaction:
         if savepoint is None or savepoint.index != count or savepoint.counted is None:
             raise TargetError(f"transaction {self._xid} has no savepoint at its record {count}", hint="it is applied at its end")
         await self._session.fetch(f"ROLLBACK TO SAVEPOINT {savepoint.name}")
-        # else it would stay, and what comes behind it nest deeper and deeper
+        # ROLLBACK TO keeps the savepoint, and later ones would nest ever deeper
         await self._session.fetch(f"RELEASE SAVEPOINT {savepoint.name}")
         self._count = count
         self._counted = savepoint.counted
@@ -193,8 +193,8 @@ class PostgresParallelTransaction:
         """Commit it with its position. See :meth:`subscriber.abc.ParallelTransaction.commit`.
 
         Raises:
-            TargetUnavailable: it is open whether it took effect.
-            SpoolError: its spilled part cannot be removed; it is committed.
+            TargetUnavailable: it is unknown whether the commit took effect.
+            SpoolError: its spool file cannot be removed; the transaction is committed.
         """
         if transaction.end_lsn <= self._applier.position or not self._complete(transaction):
             return False
@@ -208,9 +208,9 @@ class PostgresParallelTransaction:
         """Prepare it. See :meth:`subscriber.abc.ParallelTransaction.prepare`.
 
         Raises:
-            TargetUnavailable: it is open whether it took effect.
-            TargetError: it is prepared, but the position could not be moved.
-            SpoolError: its spilled part cannot be removed; it is prepared.
+            TargetUnavailable: it is unknown whether it took effect.
+            TargetError: the transaction is prepared, but the position could not be moved.
+            SpoolError: its spool file cannot be removed; the transaction is prepared.
         """
         transaction = prepared.transaction
         before = self._applier.position
@@ -228,7 +228,7 @@ class PostgresParallelTransaction:
         return self._begun and self._count == transaction.count
 
     async def _finish(self, end: Callable[[Pipeline], None]) -> bool:
-        """Whether the server did it; False: everything is rolled back."""
+        """Run the final statements. Returns False if everything is rolled back."""
         try:
             async with self._session.pipeline(self._completed) as pipeline:
                 for target in self._targets:
@@ -237,9 +237,9 @@ class PostgresParallelTransaction:
                 end(pipeline)
         except StatementFailed as failure:
             if failure.statement is WAL:
-                # behind COMMIT
+                # the statement after COMMIT
                 raise TargetUnavailable("a commit was interrupted", hint="open the sink again: the position tells") from None
-            # the spooled records tell what it was, if it comes again
+            # the apply worker applies the spooled records, and reports the error if it occurs again
             _log.info("transaction %d could not be ended where it was applied in parallel: %s", self._xid, apply_error(failure))
             return False
         self._counted.statistics.transactions += 1
@@ -247,9 +247,9 @@ class PostgresParallelTransaction:
         return True
 
     async def roll_back(self) -> None:
-        """Nothing of it stays unless it was committed or prepared. Idempotent."""
+        """Roll back, unless it was committed or prepared. Idempotent."""
         async with self._ending:
             if not self._ended:
                 await self._sessions.give_back(self._session)
-                # not before: cancelled in it, it has to be done again
+                # after the await: if that is cancelled, the next call must repeat it
                 self._ended = True

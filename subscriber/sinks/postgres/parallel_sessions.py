@@ -1,20 +1,20 @@
-"""The sessions that apply streamed transactions before their end, beside the apply session.
+"""The sessions of parallel apply: they apply streamed transactions before their end, in addition to the apply session.
 
-They move the subscription's position, as the apply session does, and do not hold the writer's lock, which only one session can. Two
-locks of their own keep the promise of :mod:`subscriber.sinks.postgres.locks` nevertheless:
+They move the subscription's position, as the apply session does. But only one session can hold the writer's lock. Two other locks give
+the guarantee of :mod:`subscriber.sinks.postgres.locks` for these sessions:
 
 ``parallel(oid)``
-    Each of them holds it *shared* as long as it lives. Whoever opens the subscription takes it *exclusively* for a moment, after the
-    writer's lock and before the position is read: a COMMIT that a dead process left under way is then over.
+    Each of these sessions holds it *shared* as long as it lives. A process that opens the subscription takes it *exclusively* for a
+    moment, after the writer's lock and before it reads the position. By then, every COMMIT of a dead process has ended.
 ``fence(number)``
-    The apply session holds it, under a number that is drawn at each ``open``. The last statement before a COMMIT of theirs asks whether
-    anybody has it. So a session that came too late for the first lock (its process lives, but has lost the apply session and does not
-    know it yet) cannot commit.
+    The apply session holds it, with a new number for each ``open``. The last statement before a COMMIT checks that the lock is held. So a
+    session that took the first lock too late cannot commit: its process lives, but has lost the apply session and does not know it yet.
 
-An origin serves one session at a time: each has its own, named ``subscriber_<oid>_parallel_<k>``, if the apply session has one. Without it
-a session is not used: what it changes would come back from a subscriber of the target with ``origin = none``.
+An origin can be used by one session at a time. So each session has its own, named ``subscriber_<oid>_parallel_<k>``, if the apply session
+has one. Without its own origin a session is not used, because a subscriber of the target with ``origin = none`` would send its changes
+back.
 
-Sessions are used again; one that was interrupted in the middle of something is terminated, so that its locks are free at once.
+Sessions are used again. A session that was interrupted is terminated, so that its locks are released at once.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = ["FENCED", "ParallelSessions", "raise_fence"]
 
 _OID: Final = 26
 _ANSWER_SECONDS: Final = 5.0
-"""How long the end of a session waits for a target that does not answer."""
+"""How long the end of a session waits for an answer of the target."""
 _IDLE: Final = 2
-"""How many sessions are kept for the next transactions."""
+"""Maximum number of idle sessions that are kept."""
 
 _FENCED: Final = (
     "SELECT 1 / pg_catalog.count(*) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' "
@@ -53,9 +53,9 @@ _FENCED: Final = (
     "AND classid = {high} AND objid = {low} AND objsubid = 1"
 )
 FENCED: Final[Statement] = control(_FENCED.format(high="$1", low="$2"), (_OID, _OID))
-"""Division by zero if the apply session is gone: COMMIT is already on its way and must not be executed then."""
+"""Division by zero if the apply session is gone: COMMIT is already sent and must not be executed then."""
 
-# the server's pg_blocking_pids knows of one session; whom that one waits for may be the one in question
+# pg_blocking_pids gives the direct blockers of one session; the blockers of these are needed too
 _HOLDING_UP: Final = """
 WITH RECURSIVE waited_for(pid) AS (
     SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1))
@@ -73,10 +73,10 @@ _SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription
 
 
 async def raise_fence(session: ApplySession, oid: int) -> tuple[int, bool]:
-    """Wait for the commits of an earlier process, and raise a fence for those of this one; to be called by the holder of the writer's lock.
+    """Wait for commits of an earlier process, and take the fence lock of this one. The session must hold the writer's lock.
 
     Returns:
-        The fence's number, and whether sessions were terminated: whether a synchronous standby has what they committed is open then.
+        The fence's number, and whether sessions were terminated. If so, it is unknown whether a synchronous standby has their commits.
 
     Raises:
         SubscriptionInUse: a session of an earlier process still lives after ten seconds.
@@ -89,17 +89,17 @@ async def raise_fence(session: ApplySession, oid: int) -> tuple[int, bool]:
 
 
 class ParallelSessions:
-    """The sessions of one open sink.
+    """The parallel apply sessions of one open sink.
 
     Args:
-        target: where they go.
-        reader: looks at the locks, and terminates sessions.
-        origins: sets up theirs.
-        oid: of the subscription.
-        name: of the subscription.
-        synchronous_commit: as the apply session's.
-        fence: from :func:`raise_fence`.
-        origin: whether the apply session carries one.
+        target: the target to connect to.
+        reader: session that reads the locks, and terminates other sessions.
+        origins: sets up the replication origins.
+        oid: oid of the subscription.
+        name: name of the subscription.
+        synchronous_commit: as in the apply session.
+        fence: number from :func:`raise_fence`.
+        origin: whether the apply session has a replication origin.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ParallelSessions:
         return _FENCED.format(high=self._fence >> 32, low=self._fence & 0xFFFFFFFF)
 
     async def take(self) -> ApplySession:
-        """A session without a transaction, for the caller alone until he gives it back.
+        """A session without an open transaction. The caller owns it until :meth:`give_back`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -176,18 +176,18 @@ class ParallelSessions:
         self._numbers.pop(session, None)
 
     async def give_back(self, session: ApplySession) -> None:
-        """Done with it. Whatever transaction is open in it is rolled back, and its locks are free on return."""
+        """Return a session. An open transaction is rolled back, and its locks are released before this call returns."""
         if await self._roll_back(session) and not self._closed and len(self._idle) < _IDLE:
             self._idle.append(session)
         else:
             await self._terminate(session)
-        # not before: when this is cancelled, close() finds it
+        # after the await: if that is cancelled, close() still finds the session
         self._used.discard(session)
 
     async def _roll_back(self, session: ApplySession) -> bool:
         if session.usable:
             if session.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-                # committed, or never begun: the server would warn of a ROLLBACK
+                # no open transaction: the server would log a warning for a ROLLBACK
                 return True
             with contextlib.suppress(TargetError, TimeoutError):
                 async with asyncio.timeout(_ANSWER_SECONDS):
@@ -196,7 +196,7 @@ class ParallelSessions:
         return False
 
     async def _terminate(self, session: ApplySession) -> None:
-        # of a connection that is gone the process may be somebody else's by now
+        # after the end of a connection, its PID may belong to another session
         if not session.connection.closed:
             with contextlib.suppress(TargetError, TimeoutError):
                 async with asyncio.timeout(_ANSWER_SECONDS):
@@ -204,10 +204,11 @@ class ParallelSessions:
         await self._close(session)
 
     async def holding_up(self, pid: int, ours: Collection[int]) -> frozenset[int]:
-        """Which of our processes hold a lock that ``pid`` waits for, directly or through others.
+        """Those of our PIDs that hold a lock for which ``pid`` waits, directly or through others.
 
-        All of them if one that does so is of another subscription's parallel apply. Its commit is behind what that one's apply worker does,
-        who may be waiting for one of ours; neither we nor the server can see that.
+        Returns all of ours if a session of another subscription's parallel apply is among the blockers. Its commit comes after the
+        current work of that subscription's apply worker. That worker may wait for one of our sessions, and neither the server nor this
+        process can see that.
 
         Raises:
             TargetUnavailable, TargetError
@@ -220,7 +221,7 @@ class ParallelSessions:
         return frozenset(ours) & {row["pid"] for row in rows}
 
     async def close(self) -> None:
-        """Disconnect; the server rolls back what is open. Idempotent."""
+        """Disconnect. The server rolls back open transactions. Idempotent."""
         self._closed = True
         idle, self._idle = self._idle, []
         used, self._used = self._used, set()
@@ -228,6 +229,6 @@ class ParallelSessions:
             for session in used:
                 await self._terminate(session)
         finally:
-            # also when the target does not answer
+            # also if the target does not answer
             for session in (*idle, *used):
                 await self._close(session)

@@ -1,13 +1,13 @@
-"""libpq's pipeline mode under asyncio: many prepared statements on their way at once, memory bounded.
+"""libpq's pipeline mode with asyncio: send many prepared statements without waiting for answers, in bounded memory.
 
-The server executes statements while later ones are still being sent. Two things must not happen: that both sides block on full
-sockets because nobody reads, and that answers pile up without bound. So the sender stops when too many statements (or bytes) are
-unanswered, asks for the answers with a Flush message, and reads while it waits to write.
+The server executes statements while later ones are still being sent. Two problems must be avoided: a deadlock in which both sides block
+on full sockets because neither side reads, and an unlimited number of unread answers. So the sender stops when too many statements (or
+bytes) are unanswered, requests the answers with a Flush message, and reads while it waits to write.
 
-After an error the server skips everything up to the next Sync message. There is one Sync, at the end of the pipeline; hence a COMMIT
-sent behind a statement that fails is never executed.
+After an error the server skips everything up to the next Sync message. There is one Sync, at the end of the pipeline. So a COMMIT that
+was sent after a failing statement is never executed.
 
-Statements are prepared once a session, in the pipeline itself, under names; the least recently used ones are deallocated beyond a limit.
+Each statement is prepared once per session, in the pipeline itself. Beyond a limit, the least recently used ones are deallocated.
 
 Source: PostgreSQL manual, 32.5 (Pipeline Mode) and 54.2.4 (Pipelining).
 """
@@ -36,17 +36,17 @@ _MAX_PREPARED: Final = 500
 _OK: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 
 Completed = Callable[[Statement, object, PGresult], None]
-"""Told of each statement that succeeded, with the context it was sent with."""
+"""Called for each statement that succeeded, with its context and its result."""
 
 
 _Values = tuple[Sequence[bytes | None], Sequence[int] | None]
 
 
 class StatementFailed(Exception):
-    """The server refused a statement. Not an error of the package yet: the apply room adds what it was about.
+    """The server rejected a statement. The caller turns this into an error of the package, and adds the change.
 
     Attributes:
-        values, formats: its parameters. They hold a row's values and are for asking the server, never for a message.
+        values, formats: the parameters of the statement. They hold a row's values: use them to query the server, never in a message.
     """
 
     def __init__(self, diagnostics: Diagnostics, statement: Statement, context: object, values: _Values) -> None:
@@ -58,28 +58,28 @@ class StatementFailed(Exception):
 
 
 class PreparedStatements:
-    """Which statements the session has prepared, the least recently used first."""
+    """The prepared statements of the session, the least recently used first."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[Statement, bytes] = OrderedDict()
         self._count = 0
 
     def name(self, statement: Statement) -> bytes | None:
-        """Its name if it is prepared."""
+        """The statement's name if it is prepared, else None."""
         name = self._names.get(statement)
         if name is not None:
             self._names.move_to_end(statement)
         return name
 
     def add(self, statement: Statement) -> tuple[bytes, bytes | None]:
-        """A name for a new one, and the name of one to be deallocated."""
+        """Add a statement. Returns its name, and the name of one to deallocate, or None."""
         self._count += 1
         self._names[statement] = name = b"subscriber_%d" % self._count
         evicted = self._names.popitem(last=False)[1] if len(self._names) > _MAX_PREPARED else None
         return name, evicted
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all statements."""
         self._names.clear()
 
 
@@ -88,7 +88,7 @@ _NO_VALUES: Final[_Values] = ((), None)
 
 
 class Pipeline:
-    """One pipeline on a connection that nobody else uses meanwhile."""
+    """One pipeline on a connection. The connection must not be used otherwise until the pipeline ends."""
 
     def __init__(self, pgconn: PGconn, prepared: PreparedStatements, completed: Completed) -> None:
         self._pgconn = pgconn
@@ -102,21 +102,21 @@ class Pipeline:
 
     @property
     def failed(self) -> bool:
-        """Whether the server refused something."""
+        """Whether the server rejected a statement."""
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise what the server refused first, if anything."""
+        """Raise the error of the first rejected statement, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def enter(self) -> None:
-        """Switch the connection over."""
+        """Switch the connection to pipeline mode."""
         self._pgconn.nonblocking = 1
         self._pgconn.enter_pipeline_mode()
 
     def leave(self) -> None:
-        """Switch it back. Everything must have been answered."""
+        """Leave pipeline mode. All answers must have been read."""
         self._pgconn.exit_pipeline_mode()
         self._pgconn.nonblocking = 0
 
@@ -128,7 +128,7 @@ class Pipeline:
         formats: Sequence[int] | None = None,
         size: int = 0,
     ) -> None:
-        """Send a statement with raw parameters, preparing it if it is new. ``size``: about how many bytes the values have."""
+        """Send a statement with raw parameters; prepare it first if needed. ``size``: approximate size of the values in bytes."""
         if not statement.reused:
             self._pgconn.send_query_params(statement.sql, values, param_types=statement.parameter_types or None, param_formats=formats)
         else:
@@ -145,17 +145,17 @@ class Pipeline:
             self._pgconn.send_query_params(b"DEALLOCATE " + evicted, None)
             self._pending.append((_DEALLOCATE, None, 0, _NO_VALUES))
         self._pgconn.send_prepare(name, statement.sql, statement.parameter_types)
-        # its answer tells nothing but failure, which is one of the statement
+        # only a failure of PREPARE matters: it is reported as a failure of the statement
         self._pending.append(
             (Statement(b"", columns=statement.columns, message_type=statement.message_type, table=statement.table), context, 0, _NO_VALUES)
         )
         return name
 
     async def throttle(self) -> None:
-        """Wait while too much is unanswered. To be called between statements.
+        """Wait while too many statements or bytes are unanswered. Call it between statements.
 
         Raises:
-            StatementFailed: something was refused; leave the pipeline.
+            StatementFailed: a statement was rejected; leave the pipeline.
             TargetUnavailable: the connection was lost.
         """
         if len(self._pending) >= _MAX_COMMANDS or self._bytes >= _MAX_BYTES:
@@ -179,7 +179,7 @@ class Pipeline:
             self._pgconn.consume_input()
 
     async def _pump(self, commands: int, size: int) -> None:
-        """Send what is buffered and take answers until no more than this much is unanswered."""
+        """Send buffered data and read answers until at most ``commands`` statements and ``size`` bytes are unanswered."""
         while True:
             unsent = self._pgconn.flush() == 1
             self._take()
@@ -210,7 +210,7 @@ class Pipeline:
                 loop.remove_writer(socket)
 
     def _take(self) -> None:
-        """Take the answers that have arrived. libpq gives a statement's results, then None, then the next statement's."""
+        """Process received answers. libpq returns the results of a statement, then None, then the results of the next one."""
         pgconn = self._pgconn
         ends = 0
         while not pgconn.is_busy() and not self._synced:
@@ -233,7 +233,7 @@ class Pipeline:
     def _answer(self, result: PGresult) -> None:
         statement, context, _, values = self._pending[0]
         if result.status in _OK:
-            if statement.sql:  # that of preparing one is empty
+            if statement.sql:  # empty for a PREPARE
                 self._completed(statement, context, result)
         elif result.status != pq.ExecStatus.PIPELINE_ABORTED and self._failure is None:
             diagnostics = Diagnostics.of_result(result)

@@ -1,4 +1,4 @@
-"""A session through asyncpg for reading catalogs beside the apply session."""
+"""A second session, through asyncpg, that reads catalogs while the apply session is busy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subscriber.sinks.postgres.rows import Execute
 __all__ = ["CatalogReader"]
 
 _ROLLBACK_SECONDS: Final = 1.0
-"""How long a ROLLBACK may take: a target that does not answer at all would keep a report from ending."""
+"""Time limit for a ROLLBACK, so that a target that does not answer cannot block the end of a report."""
 
 _OWNER: Final = """
 SELECT r.rolname::text AS owner, r.rolname = current_user AS own
@@ -29,7 +29,7 @@ class CatalogReader:
     """Runs one query at a time.
 
     Attributes:
-        owner: with whose rights the subscription changes tables; None: with those of the session's own role.
+        owner: the role with whose privileges the subscription changes tables; None: the session's own role.
     """
 
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -42,7 +42,7 @@ class CatalogReader:
 
         Raises:
             TargetUnavailable: the connection was lost.
-            TargetError: the server refused it.
+            TargetError: the server rejected the query.
         """
         async with self._turn:
             if self.connection.is_closed():
@@ -51,17 +51,17 @@ class CatalogReader:
                 with translated():
                     return [dict(row) for row in await self.connection.fetch(query, *parameters)]
             except TargetUnavailable:
-                # asyncpg may hold it for usable still
+                # asyncpg may still consider it usable
                 self.connection.terminate()
                 raise
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Execute]:
-        """A transaction for several queries; no other query of the session comes between them.
+        """A transaction for several queries. No other query of the session runs between them.
 
         Raises:
             TargetUnavailable: the connection was lost.
-            TargetError: the server refused something.
+            TargetError: the server rejected a query.
         """
         async with self._turn:
             if self.connection.is_closed():
@@ -77,12 +77,12 @@ class CatalogReader:
                         raise
                     await transaction.commit()
             except TargetUnavailable:
-                # asyncpg may hold it for usable still
+                # asyncpg may still consider it usable
                 self.connection.terminate()
                 raise
 
     async def _roll_back(self, transaction: Transaction) -> None:
-        """Without an error of its own, and within a time limit: the caller's time may be over."""
+        """Roll back within a short time limit, because the caller's own may be over. An error is not raised: it ends the session."""
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 with translated():
@@ -98,10 +98,10 @@ class CatalogReader:
             return [tuple(row.values()) for row in await self.connection.fetch(query, *args)]
 
     async def ping(self, seconds: float) -> None:
-        """See that the session is alive.
+        """Check that the session is alive.
 
         Raises:
-            TargetUnavailable: it is not, or did not answer within this time; then it cannot be used any more.
+            TargetUnavailable: the session is lost, or did not answer in time. It cannot be used any more.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -111,7 +111,7 @@ class CatalogReader:
             raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
 
     async def read_owner(self, oid: int) -> None:
-        """Find out who owns a subscription (``pg_subscription.subowner``).
+        """Read the owner of a subscription (``pg_subscription.subowner``).
 
         Raises:
             TargetError: the role was dropped.
@@ -123,11 +123,11 @@ class CatalogReader:
         self.owner = None if found["own"] else found["owner"]
 
     def storable(self, text: str) -> str:
-        """What the database's encoding may not have is written as escapes: an error's text holds what a publisher says, in its language."""
+        """Escape characters that the database's encoding may lack. The text of an error may contain the publisher's language."""
         codec = "utf-8" if self.connection.get_settings().server_encoding == "UTF8" else "ascii"
         return text.encode(codec, "backslashreplace").decode(codec)
 
     async def close(self) -> None:
-        """Disconnect, politely if the server still answers."""
+        """Disconnect, with a Terminate message if the server still answers."""
         with contextlib.suppress(TargetError), translated():
             await self.connection.close(timeout=5)

@@ -1,8 +1,8 @@
 """How a relation of the publisher maps to a table of the target.
 
-Columns are matched by name. Which row an UPDATE or DELETE means is told by the *target's* replica identity index or, failing that, its
-primary key; without either the whole old row tells, if the publisher sends it (REPLICA IDENTITY FULL).
-Texts of errors are those of native's ``relation.c`` and ``worker.c``.
+Columns are matched by name. An UPDATE or DELETE finds its row by the *target's* replica identity index, or else by its primary key. If the
+target has neither, the whole old row is compared, if the publisher sends it (REPLICA IDENTITY FULL).
+The texts of errors are those of PostgreSQL's ``relation.c`` and ``worker.c``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS: Final = {
 
 
 def qualified_name(table: TableName) -> str:
-    """Quoted for SQL."""
+    """The table's qualified name, quoted for SQL."""
     return f"{quote_identifier(table.namespace)}.{quote_identifier(table.name)}"
 
 
@@ -45,10 +45,10 @@ class TargetColumn:
     """One column of a target table.
 
     Attributes:
-        type_oid: type of the parameters that carry its values, so that they go through its own input or receive function.
-        generated: computed by the target.
+        type_oid: the column's type. Parameters have this type, so values are read by its own input or receive function.
+        generated: the target computes its values.
         identity_always: ``GENERATED ALWAYS AS IDENTITY``: an UPDATE cannot set it.
-        equals: the equality operator as SQL, or None if the type has none: then texts are compared.
+        equals: the equality operator as SQL; None: the type has none, and values are compared as texts.
     """
 
     name: str
@@ -64,16 +64,17 @@ class TargetTable:
     """One table of the target.
 
     Attributes:
-        fingerprint: tells, together with others, whether it was altered since.
+        fingerprint: changes if the table is altered.
         kind: ``pg_class.relkind``.
-        role: the role to become for changing it, or None to stay who we are.
+        role: the role that changes the table (SET ROLE), or None: the session's own role.
         rls_user: the role for which row-level security would be in force, or None.
-        key: column names of the replica identity index or primary key, with the equality operators of that index; empty: neither.
-        key_unique: the key names one row of the whole table (not only of one partition).
+        key: column names of the replica identity index or primary key, with the equality operators of that index; empty: the table has
+            neither.
+        key_unique: the key is unique in the whole table, not only in each partition.
         referenced_by: other tables whose foreign keys reference it.
         rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
-        barred: the subscription's owner, if that cannot become the table's owner; else None.
-        triggered: a BEFORE ROW trigger is ENABLE ALWAYS or REPLICA: it may pass over a row that is there.
+        barred: the subscription's owner, if that role cannot become the table's owner; else None.
+        triggered: a BEFORE ROW trigger is ENABLE ALWAYS or REPLICA. It may skip a row that exists.
     """
 
     name: TableName
@@ -92,20 +93,21 @@ class TargetTable:
 
     @property
     def scanned(self) -> str:
-        """The table in FROM, UPDATE, DELETE, TRUNCATE: native never looks into tables that inherit from an ordinary one."""
+        """The table in FROM, UPDATE, DELETE, TRUNCATE. As in PostgreSQL, children of an ordinary table are excluded (ONLY)."""
         return qualified_name(self.name) if self.kind == "p" else f"ONLY {qualified_name(self.name)}"
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table or a partitioned table: nothing else can be added to a subscription."""
+        """Whether it is a table or a partitioned table. Other relations cannot be added to a subscription."""
         return self.kind in {"r", "p"}
 
     def require_usable(self) -> None:
-        """Refuse what native refuses as a target.
+        """Reject a relation that cannot be a target.
 
         Raises:
-            RelationError: a view or the like, or row-level security is in force for us; and what only native can pass over: a rule that
-                would make something else of our statements.
+            RelationError: as in PostgreSQL, the relation is no table, or row-level security is in force for the role. Also if the
+                subscription's owner cannot become the table's owner, or a rule would rewrite our statements. PostgreSQL's apply worker can
+                ignore such a rule, because it executes no SQL.
         """
         if not self.is_table:
             raise RelationError(
@@ -138,11 +140,11 @@ class RelationMapping:
     """A publisher's relation and the target's table together.
 
     Attributes:
-        columns: the target's columns in the order of the remote ones.
-        key: which remote columns (indexes) find the row, with the operators of the key; None: the whole old row does.
+        columns: the target's columns in the order of the remote columns.
+        key: indexes of the remote columns that find the row, with the operators of the key; None: the whole old row is compared.
         problem: why UPDATE and DELETE are impossible, or None.
         identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
-        statements: those made so far, by what makes them differ.
+        statements: cache of statements by pattern.
     """
 
     remote: Relation
@@ -154,10 +156,10 @@ class RelationMapping:
     statements: dict[object, Statement] = field(default_factory=dict)
 
     def require_updatable(self) -> None:
-        """Refuse UPDATE and DELETE where the row cannot be told.
+        """Reject UPDATE and DELETE if the row cannot be identified.
 
         Raises:
-            RelationError: native's words.
+            RelationError: with PostgreSQL's message.
         """
         if self.problem is not None:
             raise RelationError(str(self.problem), sqlstate=self.problem.sqlstate, hint=self.problem.hint)
@@ -168,11 +170,11 @@ STREAM_HINT: Final = (
     "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
     " (or subscriber alter NAME --refresh): that adds and copies it"
 )
-"""Where a change arrives for a table that the target has not."""
+"""Hint for a change of a table that the target does not have."""
 
 
 def missing_table(table: TableName, hint: str = CREATE_HINT) -> RelationError:
-    """Native's error for a target table that is not there."""
+    """PostgreSQL's error for a missing target table."""
     return RelationError(
         f'logical replication target relation "{table}" does not exist',
         sqlstate=_PREREQUISITE,
@@ -181,7 +183,7 @@ def missing_table(table: TableName, hint: str = CREATE_HINT) -> RelationError:
 
 
 def described_relation(published: PublishedTable) -> Relation:
-    """What the publisher will say in the stream of a table that its catalog describes."""
+    """The Relation message that the publisher will send for a table, made from its catalog's description."""
     types = published.column_types or (0,) * len(published.columns)
     columns = tuple(
         Column(name, type_oid, -1, key=published.replica_identity == "f" or name in published.key_columns)
@@ -192,10 +194,11 @@ def described_relation(published: PublishedTable) -> Relation:
 
 
 def map_relation(remote: Relation, table: TargetTable) -> RelationMapping:
-    """Match the columns and find out how rows are looked up.
+    """Match the columns, and choose the key that finds rows.
 
     Raises:
-        RelationError: a replicated column is missing or generated in the target, or the target is no table.
+        RelationError: a replicated column is missing or generated in the target, or the target cannot be used
+            (:meth:`TargetTable.require_usable`).
     """
     table.require_usable()
     local = {column.name: column for column in table.columns}

@@ -1,7 +1,7 @@
-"""Which remote relation has which columns, and how each maps to the target.
+"""The remote relations, and how each maps to its target table.
 
-The target's side is read when a relation is first needed, again after each Relation message for it, and again after an error or an ALTER
-TABLE (:meth:`RelationMap.forget_targets`).
+The target table is read when a relation is first needed. It is read again after each Relation message for the relation, and after an error
+or an ALTER TABLE (:meth:`RelationMap.forget_targets`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FROM subscriber.pg_subscription_rel WHERE srsubid = $1::int8::oid AND srrelid = 
 
 
 class RelationMap(DescribedRelations):
-    """Remote relations by id, and the mappings made of them.
+    """Remote relations by id, and their mappings.
 
     Args:
         reader: reads the target's catalogs.
         as_owner: changes are made as the tables' owners.
-        subscription: oid of the subscription whose tables alone may be changed, or None while a table's own synchronization, which holds
-            the table's oid itself, follows.
+        subscription: oid of the subscription; only its tables are changed. None in a table's own synchronization, where only the gate
+            decides.
     """
 
     def __init__(self, reader: CatalogReader, *, as_owner: bool, subscription: int | None) -> None:
@@ -47,11 +47,11 @@ class RelationMap(DescribedRelations):
 
     @property
     def has_targets(self) -> bool:
-        """Whether any target table was read, and may be stale."""
+        """Whether a target table was read. It may be stale."""
         return bool(self._mappings or self._passed_over)
 
     def adopt(self, other: RelationMap) -> None:
-        """What another one knows was described, last of all."""
+        """Define all relations of another map: they were described after those of this one."""
         for relation in other.remembered().values():
             self.define(relation)
 
@@ -68,7 +68,7 @@ class RelationMap(DescribedRelations):
         """The relation with its target.
 
         Raises:
-            RelationError: they do not fit.
+            RelationError: the relation does not fit the target table.
             TargetUnavailable: the connection was lost.
         """
         found = self._mappings.get(relation.relation_id)
@@ -79,21 +79,21 @@ class RelationMap(DescribedRelations):
         return found
 
     async def is_wanted(self, relation: Relation, final_lsn: Lsn, *, by_name: bool) -> bool:
-        """Whether changes of this relation are for the apply worker.
+        """Whether the apply worker applies the changes of this relation.
 
-        The rooms above know tables by name, and the catalog by oid, as native's does. So a table that was renamed on both sides is
-        followed, and one that took the place of a subscribed one is not.
+        The caller of the sink identifies tables by name; the catalog identifies them by oid, as PostgreSQL's does. So a table that was
+        renamed on both sides is still replicated. A new table with the name of a subscribed one is not.
 
         Args:
-            relation: the publisher's.
-            final_lsn: of the transaction.
-            by_name: what those rooms say.
+            relation: the publisher's relation.
+            final_lsn: final LSN of the transaction.
+            by_name: the gate's answer for the name.
 
         Raises:
-            RelationError: there is no such table, which native demands of those too that are passed over.
+            RelationError: the target has no such table. As in PostgreSQL, it must exist even if its changes are left out.
             TargetUnavailable: the connection was lost.
         """
-        # a table's own synchronization gets the changes of all other tables too, and they are none of its business
+        # a table's own synchronization receives the changes of all tables; the gate lets only its own table through
         if self._subscription is None or relation.namespace == CATALOG_SCHEMA:
             return by_name
         relation_id = relation.relation_id

@@ -1,4 +1,4 @@
-"""What an error while applying was about, in the words of native's context lines and conflict reports. Never a value."""
+"""Describe errors and conflicts of apply, in the words of PostgreSQL's context lines and conflict reports. They never contain values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
 
 
 def apply_error(failure: StatementFailed, collisions: list[Collision] | None = None) -> TargetError:
-    """The error to raise for a statement that the server refused.
+    """The error to raise for a rejected statement.
 
     Args:
-        failure: what it said.
-        collisions: with a unique violation, what :func:`find_collisions` found.
+        failure: the server's report.
+        collisions: after a unique violation, the result of :func:`find_collisions`.
     """
     diagnostics, statement, context = failure.diagnostics, failure.statement, failure.context
     error = target_error(diagnostics)
@@ -39,7 +39,7 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
     if number is not None and number <= len(statement.columns):
         column = statement.columns[number - 1]
         if diagnostics.sqlstate == _BINARY_FORMAT:
-            # native's words for it
+            # PostgreSQL's message
             error = type(error)(f"incorrect binary data format in logical replication column {number}", sqlstate=_BINARY_FORMAT)
     if diagnostics.sqlstate == "42501" and statement.sql.startswith(SWITCH_ROLE):
         error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
@@ -60,10 +60,10 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
 
 
 class Counted(tally.Counted):
-    """With what PostgreSQL answers."""
+    """Counts from PostgreSQL's answers."""
 
     def answer(self, statement: Statement, result: PGresult) -> None:
-        """Count what the server says of a change."""
+        """Count a change from the server's answer."""
         if statement.finds:
             other = Existing.of(result, 1) if result.nfields > 1 else None
             self.change(statement, int(result.get_value(0, 0) or 0), other, _partition(result) if other else None)
@@ -71,13 +71,13 @@ class Counted(tally.Counted):
             self.change(statement, result.command_tuples or 0, None)
 
     def change(self, statement: Statement, found: int, other: Existing | None, partition: TableName | None = None) -> None:
-        """Count a change that was made, or the conflict if there was no row to make it to.
+        """Count a change, or a conflict if its row was not found.
 
         Args:
-            statement: the change.
-            found: how many rows.
-            other: what is known of the row before, if another replication origin changed it last.
-            partition: which one has the row.
+            statement: the statement of the change.
+            found: number of rows found.
+            other: the previous change of the row, if it came from another replication origin.
+            partition: the partition that has the row.
         """
         kind, table, identity = statement.message_type, statement.table, statement.identity
         self.changes(kind, table, identity, 1, min(found, 1))

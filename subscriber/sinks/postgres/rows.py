@@ -1,6 +1,6 @@
 """The catalog's rows in one session: a :class:`subscriber.catalog.store.Rows`.
 
-SQL is made of the names in the model; values are parameters.
+SQL contains the names of the model; values are parameters.
 """
 
 # ruff: noqa: S608
@@ -22,7 +22,7 @@ __all__ = ["Execute", "PostgresRows"]
 
 _ROWS_PER_INSERT: Final = 1000
 
-# types that a parameter is cast to, one after the other: its own, and the column's
+# casts of a parameter, in order: to its own type, then to the column's type
 _CASTS: Final[Mapping[Kind, Sequence[str]]] = {
     Kind.OID: ("int8", "oid"),
     Kind.INTEGER: ("int8",),
@@ -38,7 +38,7 @@ _CASTS: Final[Mapping[Kind, Sequence[str]]] = {
 }
 _READ_AS: Final = {Kind.OID: "int8", Kind.CODE: "text", Kind.NAME: "text", Kind.LSN: "text"}
 
-# the names of a table are not stored
+# a table's names are not stored, but read from pg_class
 _RELATION_NAMES: Final = {"srnspname": "n.nspname", "srrelname": "c.relname"}
 _JOINED: Final = "LEFT JOIN pg_catalog.pg_class c ON c.oid = t.srrelid LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
 
@@ -64,11 +64,11 @@ class Execute(Protocol):
 
 
 class _Parameters:
-    """Of one query.
+    """The parameters of one query.
 
     Args:
-        placeholder: of the parameter with this number.
-        storable: makes a text that the database's encoding can hold.
+        placeholder: returns the placeholder of the parameter with this number.
+        storable: converts a text into one that the database's encoding can store.
     """
 
     def __init__(self, placeholder: Callable[[int], str], storable: Callable[[str], str]) -> None:
@@ -77,7 +77,7 @@ class _Parameters:
         self._storable = storable
 
     def add(self, value: Any, column: Column, suffix: str = "") -> str:
-        """Add a value for a column; return its expression. ``suffix``: ``[]`` for a list of values."""
+        """Add a value for a column, and return its SQL expression. ``suffix``: ``[]`` for a list of values."""
         self.values.append([self._to(each, column.kind) for each in value] if suffix else self._to(value, column.kind))
         return self._placeholder(len(self.values)) + "".join(f"::{name}{suffix}" for name in _CASTS[column.kind])
 
@@ -101,9 +101,9 @@ class PostgresRows:
     """See :class:`subscriber.catalog.store.Rows`.
 
     Args:
-        execute: of the session.
-        placeholder: of a query's parameter with this number.
-        storable: makes a text that the database's encoding can hold.
+        execute: runs queries in the session.
+        placeholder: returns the placeholder of the parameter with this number.
+        storable: converts a text into one that the database's encoding can store.
         hidden: columns that the session's role may not read.
     """
 
@@ -131,7 +131,7 @@ class PostgresRows:
         """Read rows.
 
         Raises:
-            TargetError: one of them has a value that this program does not know.
+            TargetError: a row has a value that this program does not know.
         """
         parameters = self._parameters()
         joined = f" {_JOINED}" if table is PG_SUBSCRIPTION_REL else ""
@@ -152,7 +152,7 @@ class PostgresRows:
         return f"{expression}::{_READ_AS[column.kind]}" if column.kind in _READ_AS else expression
 
     async def insert(self, table: Table, rows: Sequence[Row]) -> None:
-        """Add rows; with those of ``pg_subscription`` their database and owner, with those of ``worker`` the key of their lock."""
+        """Add rows. Rows of ``pg_subscription`` also get their database and owner, rows of ``worker`` the key of their lock."""
         own = _OWN_COLUMNS if table is PG_SUBSCRIPTION else {}
         for begin in range(0, len(rows), _ROWS_PER_INSERT):
             parameters = self._parameters()
@@ -184,14 +184,14 @@ class PostgresRows:
         await self.execute(f"DELETE FROM {_name(table)} AS t{_where(table, where, parameters)}", *parameters.values)
 
     async def new_oid(self) -> int:
-        """Draw one from the cluster's counter."""
-        # a large object is what SQL lets one draw an oid of that counter with
+        """Take an oid from the cluster's counter."""
+        # in SQL, an oid of that counter can be had by creating a large object
         ((oid,),) = await self.execute("SELECT pg_catalog.lo_create(0)::int8")
         await self.execute(f"SELECT pg_catalog.lo_unlink({self._placeholder(1)}::int8::oid)", oid)
         return int(oid)
 
     async def relids(self, tables: Sequence[TableName]) -> Mapping[TableName, int | RelationError]:
-        """The oid of each, or why it cannot be a target."""
+        """The oid of each table, or the error why it cannot be a target."""
         query = _FIND.format(self._placeholder(1), self._placeholder(2))
         rows = await self.execute(query, [table.namespace for table in tables], [table.name for table in tables])
         known = {TableName(namespace, name): (relid, kind) for namespace, name, relid, kind in rows}

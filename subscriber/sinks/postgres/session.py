@@ -1,10 +1,12 @@
 """The apply session: one connection through libpq that writes, and holds the writer's lock.
 
-Two ways to use it, never at once: single queries of the catalog's rows (:meth:`ApplySession.fetch`, on disk when inside
-:meth:`ApplySession.transaction`), and a :meth:`ApplySession.pipeline` of prepared statements with raw parameters.
+It can be used in two ways, but not at the same time:
 
-A pipeline that does not end well leaves the session rolled back and usable, unless the connection is gone or the caller was cancelled
-in the middle of it: then the session is broken, says so to the next call, and must be closed.
+- single queries of the catalog's rows (:meth:`ApplySession.fetch`). Inside :meth:`ApplySession.transaction` they are durable at its end.
+- a :meth:`ApplySession.pipeline` of prepared statements with raw parameters.
+
+If a pipeline fails, its transaction is rolled back and the session stays usable. But if the connection is lost or the caller is cancelled
+inside the pipeline, the session is broken: the next call raises an error, and the session must be closed.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ SELECT pg_catalog.current_setting('track_commit_timestamp')::bool AND pg_catalog
 
 
 class ApplySession:
-    """See the module's text. Made by :meth:`connect`.
+    """See the module's docstring. :meth:`connect` creates it.
 
     Attributes:
-        origin: id of the replication origin that its changes carry, or None.
-        commit_timestamps: whether the server can tell which origin a row was changed by last (track_commit_timestamp, from 14 on).
+        pid: PID of the session in the target.
+        origin: id of the replication origin of its changes, or None.
+        commit_timestamps: whether the server knows which origin changed a row last (track_commit_timestamp, PostgreSQL 14 or later).
     """
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], synchronous_commit: SynchronousCommit) -> None:
@@ -52,7 +55,7 @@ class ApplySession:
 
     @classmethod
     async def connect(cls, target: Target, *, application_name: str, synchronous_commit: SynchronousCommit) -> ApplySession:
-        """Connect and set the session up.
+        """Connect and configure the session.
 
         Raises:
             TargetUnavailable, TargetError
@@ -69,17 +72,17 @@ class ApplySession:
         return session
 
     async def carry_origin(self, origins: Origins, name: str) -> None:
-        """Let changes carry this replication origin from now on, if it can be had.
+        """Mark changes with this replication origin from now on, if it can be used.
 
         Raises:
-            SubscriptionInUse: another session has it.
+            SubscriptionInUse: another session uses it.
             TargetError: or a subclass.
         """
         if self.origin is None:
             self.origin = await origins.set_up(self.fetch, name)
 
     async def leave_origin(self) -> None:
-        """Give the origin back, so that it can be dropped.
+        """Stop using the origin, so that it can be dropped.
 
         Raises:
             TargetError: or a subclass.
@@ -90,12 +93,12 @@ class ApplySession:
 
     @property
     def usable(self) -> bool:
-        """False once the connection is lost or in an unknown state."""
+        """False after the connection is lost or in an unknown state."""
         return not self._broken and self.connection.pgconn.status == pq.ConnStatus.OK
 
     @property
     def commits_are_durable(self) -> bool:
-        """Whether COMMIT returns after its record is on disk."""
+        """Whether COMMIT waits until its record is on disk."""
         return self._synchronous_commit != "off"
 
     async def fetch(self, query: str, /, *parameters: object) -> list[tuple[Any, ...]]:
@@ -110,10 +113,10 @@ class ApplySession:
             return await cursor.fetchall() if cursor.description is not None else []
 
     async def ping(self, seconds: float) -> None:
-        """See that the session is alive.
+        """Check that the session is alive.
 
         Raises:
-            TargetUnavailable: it is not, or did not answer within this time; then it cannot be used any more.
+            TargetUnavailable: the session is lost, or did not answer in time. It cannot be used any more.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -124,7 +127,7 @@ class ApplySession:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """A transaction around some :meth:`fetch`; on disk when it is left, whatever the session's synchronous_commit."""
+        """A transaction for calls of :meth:`fetch`. It is on disk at the end of the block, also with ``synchronous_commit = off``."""
         self._require_usable()
         with translated():
             async with self.connection.transaction():
@@ -135,20 +138,20 @@ class ApplySession:
 
     @contextlib.asynccontextmanager
     async def pipeline(self, completed: Completed, *, stays_open: bool = False) -> AsyncIterator[Pipeline]:
-        """Open a pipeline; what is sent inside is executed when the block is left normally.
+        """Open a pipeline. Its statements are executed by the end of the block.
 
         Args:
-            completed: told of each statement that succeeded.
-            stays_open: a transaction that is open at the end stays so, unless something was refused.
+            completed: called for each statement that succeeded.
+            stays_open: keep an open transaction open at the end, unless a statement was rejected.
 
         Raises:
-            StatementFailed: the first statement that the server refused; everything after it was not executed. A transaction begun
-                in the pipeline is rolled back.
+            StatementFailed: the first statement that the server rejected. Later statements were not executed. An open transaction is
+                rolled back.
             TargetUnavailable: the connection was lost.
         """
         self._require_usable()
         pipeline = Pipeline(self.connection.pgconn, self._prepared, completed)
-        # until the end is known to be good
+        # until the pipeline has ended without loss of the connection
         self._broken = True
         with translated():
             pipeline.enter()
@@ -156,7 +159,7 @@ class ApplySession:
             with translated():
                 yield pipeline
         except (SubscriberError, StatementFailed):
-            # not for cancellation: whoever is cancelled has no time to read what is still on its way
+            # not after a cancellation: there is no time to read the remaining answers
             await self._finish(pipeline, stays_open=stays_open)
             raise
         await self._finish(pipeline, stays_open=stays_open)
@@ -170,7 +173,7 @@ class ApplySession:
             if self.connection.pgconn.transaction_status != pq.TransactionStatus.IDLE and not open_on_purpose:
                 await self.connection.execute("ROLLBACK")
             if pipeline.failed:
-                # those behind the failing statement were never made
+                # PREPAREs after the failing statement were not executed
                 await self.connection.execute("DEALLOCATE ALL")
                 self._prepared.clear()
         pipeline.raise_failure()
@@ -180,12 +183,12 @@ class ApplySession:
             raise TargetUnavailable("the session with the target was interrupted", hint="open the sink again")
 
     async def close(self) -> None:
-        """Disconnect; the server rolls back what is open and gives the locks back. Idempotent."""
+        """Disconnect. The server rolls back an open transaction and releases the locks. Idempotent."""
         if self._broken:
-            # psycopg would wait for the pipeline
+            # psycopg's close() would wait for the pipeline
             self.connection.pgconn.finish()
         elif not self.connection.closed:
-            # the last message is a polite one
+            # so that the Terminate message is still sent
             end_abruptly(self.connection, False)
         with contextlib.suppress(psycopg.Error):
             await self.connection.close()

@@ -1,8 +1,9 @@
-"""Session settings of everything that writes into the target.
+"""Settings of all sessions that write to the target.
 
-As native's apply worker: ``session_replication_role = replica``, an empty ``search_path`` (names in statements are qualified),
-texts read as the publisher wrote them. Timeouts that an administrator set for interactive users do not end a replication session. Plans
-use an index wherever one fits, as native does: the tables fill up while cached plans live on.
+They are those of PostgreSQL's apply worker: ``session_replication_role = replica``, an empty ``search_path`` (names in statements are
+qualified), and formats that read texts as the publisher wrote them. Timeouts that an administrator set for interactive users are disabled,
+because they must not end a replication session. Plans use an index if one fits, as PostgreSQL's apply worker does: the tables grow while
+the plans stay cached.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SETTINGS: Final = {
     "idle_session_timeout": "0",
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
-    # a policy must be an error, never rows that are silently not there
+    # a policy must raise an error, and not hide rows silently
     "row_security": "off",
     "enable_seqscan": "off",
     "jit": "off",
@@ -42,7 +43,7 @@ _SETTINGS: Final = {
     "bytea_output": "hex",
 }
 
-# of the settings given, those that this server version has
+# apply only the settings that this server version has
 _APPLY: Final = """
 SELECT pg_catalog.set_config(s.name, given.value, false)
 FROM ROWS FROM (pg_catalog.unnest({names}::text[]), pg_catalog.unnest({settings}::text[])) AS given(name, value)
@@ -55,7 +56,7 @@ _CONNECTION_CHECK: Final = "SET client_connection_check_interval = '1s'"
 
 
 def durable_commit(synchronous_commit: SynchronousCommit) -> SynchronousCommit:
-    """At least ``local``: a commit that must be on disk when it returns."""
+    """The setting for commits that must be on disk when they return: at least ``local``."""
     return "local" if synchronous_commit == "off" else synchronous_commit
 
 
@@ -74,7 +75,7 @@ def _no_replica(user: str) -> TargetError:
 
 
 async def configure_psycopg(connection: psycopg.AsyncConnection[tuple[Any, ...]], synchronous_commit: SynchronousCommit) -> None:
-    """Set up a session made by psycopg.
+    """Configure a session of psycopg.
 
     Raises:
         TargetError: the role may not set session_replication_role.
@@ -87,25 +88,25 @@ async def configure_psycopg(connection: psycopg.AsyncConnection[tuple[Any, ...]]
             raise _no_replica(connection.info.user) from None
         if connection.info.server_version >= 140000:
             try:
-                # ends the backend of a killed process soon, and with it its locks; not every platform has it
+                # soon ends the backend of a killed process, which releases its locks; some platforms do not support it
                 await connection.execute(_CONNECTION_CHECK)
             except psycopg.errors.InvalidParameterValue:
                 return
 
 
 def end_abruptly(connection: psycopg.AsyncConnection[tuple[Any, ...]], abruptly: bool) -> None:
-    """Whether the end of our process, or a close, throws away what was not sent yet.
+    """Set whether the end of our process, or a close, discards unsent data (SO_LINGER).
 
-    The operating system sends the end of a connection behind everything that was written to it. A backend that waits for a lock reads
-    nothing: with its buffers full, it would not learn that its client is dead, and keep all its locks.
+    Normally the operating system sends all written data before the end of a connection. But a backend that waits for a lock reads nothing.
+    If its buffers are full, it would not notice that its client is dead, and would keep all its locks.
     """
-    # a platform that refuses does without
+    # without the option on a platform that does not support it
     with contextlib.suppress(OSError), contextlib.closing(socket.socket(fileno=os.dup(connection.fileno()))) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", abruptly, 0))
 
 
 async def configure_asyncpg(connection: asyncpg.Connection[asyncpg.Record], synchronous_commit: SynchronousCommit) -> None:
-    """Set up a session made by asyncpg.
+    """Configure a session of asyncpg.
 
     Raises:
         TargetError: the role may not set session_replication_role.
@@ -124,10 +125,10 @@ async def configure_asyncpg(connection: asyncpg.Connection[asyncpg.Record], sync
 
 
 async def release_rows_soon(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """Let the server end the session in the middle of a transaction that is not continued.
+    """Let the server terminate the session after ten seconds idle in a transaction.
 
-    A report, or a verb's change, is several statements. If the network breaks between two of them, the server does not notice it for hours,
-    and keeps the locks on the catalog's rows.
+    A report, or a change by a verb, consists of several statements. If the network breaks between two of them, the server may not notice it
+    for hours, and keeps the locks on the catalog's rows.
     """
     with translated():
         await connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION}'")

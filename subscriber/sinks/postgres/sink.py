@@ -1,4 +1,4 @@
-"""The PostgreSQL sink: what the rooms above see of this one."""
+"""The PostgreSQL sink: the interface of this package for the apply worker."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ __all__ = ["PostgresSink"]
 _log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS: Final = 5.0
-"""How long a target may take for the last words: one that does not answer at all would keep the run from ending."""
+"""Time limit for the final statements of ``close``, so that a target that does not answer cannot block the end of the run."""
 
 _PING_SECONDS: Final = 10.0
-"""How long a session may take to answer that has nothing else to do."""
+"""Time limit for the answer of an idle session."""
 
 _CAPABILITIES = Capabilities(
     transactional=True, two_phase=True, prepares_in_target=True, truncate=True, parallel_copy=True, parallel_apply=True
@@ -72,7 +72,7 @@ _CAPABILITIES = Capabilities(
 
 
 class _Open:
-    """What exists between ``open`` and ``close``."""
+    """The state between ``open`` and ``close``."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Open:
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:
-        """The subscription's rows in a transaction; on disk when the block is left."""
+        """The subscription's rows in a transaction, which is on disk at the end of the block."""
         async with self.session.transaction():
             yield self.rows
 
@@ -111,12 +111,12 @@ class PostgresSink(StateStore):
 
     Args:
         target: libpq URL or conninfo of the target database.
-        options: of the subscription.
-        settings: of the process.
-        defined: the subscription was made by a verb, and is not made by :meth:`open`.
+        options: options of the subscription.
+        settings: settings of the process.
+        defined: the subscription was created by a verb, and must not be created by :meth:`open`.
 
     Raises:
-        ConfigurationError: the target's text is neither.
+        ConfigurationError: ``target`` is neither a URL nor a conninfo.
     """
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
@@ -126,7 +126,7 @@ class PostgresSink(StateStore):
         self._options = options
         self._settings = settings
         self._defined = defined
-        # also one that its command line defines is not made again by whoever was connected before: it was dropped meanwhile
+        # true after this process has seen the subscription: if it is missing later, it was dropped, and must not be created again
         self._known = defined
         self._statistics = ApplyStatistics()
         self._tally = Tally(self._statistics)
@@ -136,12 +136,12 @@ class PostgresSink(StateStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything."""
+        """Capabilities of this sink."""
         return _CAPABILITIES
 
     @property
     def statistics(self) -> ApplyStatistics:
-        """Counters since the sink was made."""
+        """Counters since the sink was created."""
         return self._statistics
 
     @property
@@ -163,7 +163,7 @@ class PostgresSink(StateStore):
         return self._open.changing()
 
     async def exists(self, name: str) -> bool:
-        """Whether the target knows the subscription. See :meth:`subscriber.abc.Sink.exists`.
+        """Whether the target's catalog has the subscription. See :meth:`subscriber.abc.Sink.exists`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -177,7 +177,7 @@ class PostgresSink(StateStore):
         """See :meth:`subscriber.abc.Sink.open`.
 
         Raises:
-            SubscriptionChanged: it was dropped or renamed since it was defined.
+            SubscriptionChanged: it was dropped or renamed since it was created.
             TargetUnavailable, TargetError, SubscriptionInUse
         """
         require_name(name)
@@ -200,7 +200,7 @@ class PostgresSink(StateStore):
             rows = SessionRows(session, oid)
             state = await rows.subscription()
             if state.position is not None and (ended or also_ended or not session.commits_are_durable):
-                # an earlier process may have committed it without waiting for the disk; what is returned will be acknowledged
+                # an earlier process may have committed the position without a flush; the position returned here will be acknowledged
                 async with session.transaction():
                     await rows.move_position(state.position.lsn)
         except BaseException:
@@ -227,7 +227,7 @@ class PostgresSink(StateStore):
     async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
         connection = await self._target.connect_asyncpg(session.connection, name)
         try:
-            # the catalog is made through it: on disk
+            # this session creates the catalog, which must be on disk
             await configure_asyncpg(connection, "local")
             await release_rows_soon(connection)
         except BaseException:
@@ -236,7 +236,7 @@ class PostgresSink(StateStore):
         return CatalogReader(connection)
 
     async def set_position(self, position: Position) -> None:
-        """Store the first position, or one on another timeline."""
+        """Store the first position, or a position on another timeline."""
         opened = self._open
         async with opened.changing() as rows:
             await rows.save_position(0, position)
@@ -244,7 +244,7 @@ class PostgresSink(StateStore):
         opened.applier.position = position.lsn
 
     async def advance(self, lsn: Lsn) -> None:
-        """Move the position without data; on disk on return, and with it everything applied before."""
+        """Move the position without data. On return it is on disk, and all earlier commits too."""
         opened = self._open
         opened.durability.require_watch()
         if lsn <= opened.applier.position and opened.durability.idle:
@@ -255,25 +255,25 @@ class PostgresSink(StateStore):
         opened.durability.committed(opened.applier.position, None)
 
     def _report(self, before: Lsn) -> None:
-        """Tell of a position that moved, on disk; or once more of one that did not, because the call came again."""
+        """Report a position that moved and is on disk. If it did not move, the call was repeated, and the position is reported again."""
         opened = self._open
         if opened.applier.position > before or opened.durability.idle:
             opened.durability.committed(opened.applier.position, None)
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """Nothing is to be known beforehand: the target's types read the values."""
+        """Nothing to do: the target's types read the values."""
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables, once no synchronization of a dead process can change them any more."""
+        """The subscription's tables. First waits until no synchronization of a dead process can change them."""
         opened, ended = self._open, False
         for relid in await opened.rows.in_state(TableState.FINISHEDCOPY):
-            # its COMMIT of SYNCDONE may still be under way: read as FINISHEDCOPY, the apply worker would pass over what comes behind it
+            # A COMMIT of SYNCDONE may still run. If the state were read as FINISHEDCOPY, the apply worker would skip later changes.
             key = table_key(opened.oid, relid)
             what = f"synchronization of table with oid {relid}"
             ended |= await take(opened.session.fetch, key, what, lost=self._tables_target.lost())
             await opened.session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s)", key)
         if ended:
-            # its COMMIT may have been waiting for a synchronous standby: this one waits for the same
+            # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
             async with opened.changing() as changing:
                 await changing.touch()
         found: dict[TableName, TableEntry] = {}
@@ -289,20 +289,20 @@ class PostgresSink(StateStore):
         """Add a table with its first state.
 
         Raises:
-            RelationError: it does not exist in the target, or is no table.
+            RelationError: the table does not exist in the target, or is no table.
         """
         for error in (await self.add_tables([table], entry)).values():
             raise error
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """Add tables with their first state; the errors of those that do not exist in the target, or are no tables."""
+        """Add tables with their first state. Returns the errors of those that do not exist in the target, or are no tables."""
         async with self._open.changing() as rows:
             return await rows.add_tables(tables, entry)
 
     async def remove_table(self, table: TableName) -> None:
-        """Forget a table."""
+        """Remove a table from the subscription."""
         opened = self._open
-        # one that was dropped in the target is removed by tables()
+        # tables() removes a table that was dropped in the target
         with contextlib.suppress(RelationError):
             relid = await opened.rows.find_table(table)
             async with opened.changing() as rows:
@@ -311,17 +311,17 @@ class PostgresSink(StateStore):
                 await drop_origins(opened.session.fetch, opened.oid, relid, wait=False)
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """SYNCDONE to READY. A table that was dropped in the target is none of this: its next change tells."""
+        """Change the state from SYNCDONE to READY. A table that was dropped in the target is ignored: its next change is an error."""
         await self.set_all_ready({table: lsn})
 
     async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
-        """SYNCDONE to READY, of many tables."""
+        """Change the state of many tables from SYNCDONE to READY."""
         async with self._open.changing() as rows:
             found = await rows.rows.relids(list(tables))
             await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch and its end LSN, together. See :meth:`subscriber.abc.Sink.apply`.
+        """Apply a batch, and store its end LSN in the same transaction. See :meth:`subscriber.abc.Sink.apply`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
@@ -433,7 +433,7 @@ class PostgresSink(StateStore):
         session = await opened.parallel.take()
         try:
             if await opened.two_phase.is_done(xid, session):
-                # streamed once more, without an end to come: what it locked would stay so until its COMMIT PREPARED
+                # it is streamed again, but its end will not arrive: its locks would be held until its COMMIT PREPARED
                 raise TargetError(f"transaction {xid} is prepared in the target already")
         except BaseException:
             await opened.parallel.give_back(session)
@@ -444,7 +444,7 @@ class PostgresSink(StateStore):
         )
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Which of the others a call under way waits for. See :meth:`subscriber.abc.Sink.holding_up`.
+        """Those of the others for which a running call waits. See :meth:`subscriber.abc.Sink.holding_up`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -454,10 +454,10 @@ class PostgresSink(StateStore):
         return [ours[found] for found in await self._open.parallel.holding_up(pid, ours.keys())]
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Everything in the target that would go wrong. See :meth:`subscriber.abc.Sink.check`.
+        """Problems that the subscription would have in the target. See :meth:`subscriber.abc.Sink.check`.
 
         Raises:
-            TargetUnavailable: nobody answers there.
+            TargetUnavailable: the target cannot be reached.
         """
         origin_none = self._options.origin == "none"
         return await check_target(self._target, tables, two_phase=two_phase, as_owner=self._as_owner, origin_none=origin_none)
@@ -467,7 +467,7 @@ class PostgresSink(StateStore):
         return querying(self._target)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
-        """The table's synchronization; also while the sink is closed, once it has been open."""
+        """The table's synchronization. The sink must have been open before, but may be closed now."""
         if self._identity is None:
             raise TargetUnavailable("the sink was never opened", hint="open it first")
         oid, name = self._identity
@@ -483,7 +483,7 @@ class PostgresSink(StateStore):
         )
 
     def open_group(self) -> PostgresTableGroup:
-        """For tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        """A group of tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
         opened = self._open
         return PostgresTableGroup(
             self._tables_target,
@@ -497,7 +497,7 @@ class PostgresSink(StateStore):
         )
 
     async def close(self) -> None:
-        """Flush what is committed, release the lock, disconnect. Idempotent."""
+        """Flush commits, release the lock, and disconnect. Idempotent."""
         opened, self._opened = self._opened, None
         watcher, self._watcher = self._watcher, None
         self._tally.close()
@@ -509,7 +509,7 @@ class PostgresSink(StateStore):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._leave(opened)
         except TargetError:
-            # what is not on disk was not acknowledged, and comes again
+            # commits that are not on disk were not acknowledged, so the publisher sends them again
             return
         except TimeoutError:
             _log.warning("the target did not take the last words within %.0f s: its sessions are closed all the same", _CLOSE_SECONDS)
@@ -524,7 +524,7 @@ class PostgresSink(StateStore):
             await opened.reporter.count(None)
         await opened.durability.close()
         if not opened.durability.idle and opened.session.usable:
-            # a commit that waits for the disk takes all before it along
+            # a commit that waits for the disk also flushes all earlier commits
             lsn = opened.applier.position
             async with opened.session.transaction():
                 await opened.rows.move_position(lsn)

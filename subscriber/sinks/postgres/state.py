@@ -1,4 +1,4 @@
-"""One subscription's rows, through the session that holds the lock on what is changed."""
+"""One subscription's rows in the catalog, through the session that holds the writer's or the table's lock."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ UPDATE subscriber."position" SET remote_lsn = greatest(remote_lsn, %s::pg_lsn) W
 
 
 class SessionRows(SubscriptionRows):
-    """The rows of a subscription. What changes several of them is to be called in a transaction of the session."""
+    """The rows of a subscription. Call methods that change several rows in a transaction of the session."""
 
     def __init__(self, session: ApplySession, oid: int) -> None:
         super().__init__(PostgresRows(session.fetch, lambda _: "%s"), oid)
         self._session = session
 
     async def move_position(self, lsn: Lsn) -> None:
-        """Move the subscription's position forward, in the transaction that is open if one is.
+        """Move the subscription's position forward, in the open transaction if there is one.
 
         Raises:
-            TargetError: there is none.
+            TargetError: the subscription has no position.
         """
         if not await self._session.fetch(_MOVE_POSITION, str(lsn), self.oid):
             raise TargetError(
@@ -47,14 +47,14 @@ class SessionRows(SubscriptionRows):
             )
 
     async def touch(self) -> None:
-        """Write something, so that the COMMIT waits for everything before it."""
+        """Write a row without a change, so that the COMMIT waits until all earlier commits are on disk."""
         await self._session.fetch("UPDATE subscriber.pg_subscription SET subname = subname WHERE oid = %s::int8::oid", self.oid)
 
     async def find_table(self, table: TableName) -> int:
-        """The oid of a table of the target that may be subscribed to.
+        """The oid of a table in the target.
 
         Raises:
-            RelationError: native's words.
+            RelationError: the table does not exist or is no table, with PostgreSQL's message.
         """
         found = (await self.rows.relids([table]))[table]
         if isinstance(found, RelationError):
@@ -62,10 +62,10 @@ class SessionRows(SubscriptionRows):
         return found
 
     async def set_ready(self, tables: Mapping[int, Lsn]) -> None:
-        """SYNCDONE to READY, of many tables by one statement."""
+        """Change the state of many tables from SYNCDONE to READY in one statement."""
         await self._session.fetch(_READY, list(tables), [str(lsn) for lsn in tables.values()], self.oid)
 
     async def remove_table(self, relid: int) -> None:
-        """Remove a table, with its position and what a copy noted."""
+        """Remove a table, with its position and its rows in ``copy_part``."""
         await super().remove_table(relid)
         await self.rows.delete(COPY_PART, {"srsubid": self.oid, "srrelid": relid})

@@ -1,4 +1,4 @@
-"""A statement as the pipeline sends it, and what it is about."""
+"""A statement for the pipeline, with the change that it makes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Statement", "Written"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The row that an INSERT or UPDATE writes, as SQL over the statement's own parameters: to find out what it collided with.
+    """The row that an INSERT or UPDATE writes, as SQL with the statement's own parameters. It is used to find the conflicting rows.
 
     Attributes:
         scanned: the table, for FROM.
-        row: a query for the row, all columns of the target's table under their names.
-        own: the predicate (over alias x) that finds the row that is updated; empty for an INSERT.
-        role: to look as.
+        row: a query for the row, with all columns of the target's table.
+        own: the predicate (over alias x) that finds the row to update; empty for an INSERT.
+        role: the role that runs the query; None: the session's own role.
     """
 
     scanned: str
@@ -28,17 +28,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """SQL with typed parameters. Identity is what makes two of them equal: they are the keys of the prepared ones.
+    """SQL with typed parameters. Statements are compared by identity, because they are the keys of the prepared statements.
 
     Attributes:
         parameter_types: type oid of each parameter.
-        columns: the column each parameter carries, for messages of errors.
-        message_type: the change it carries out (``INSERT`` …), or empty.
-        table: what it changes, if one table.
-        reused: worth preparing under a name.
-        finds: its first value tells how many rows were found; else the command's count tells.
-        identity: columns that its row is looked up by, for messages of conflicts; empty: all of them.
-        written: what it writes; of an INSERT or UPDATE.
+        columns: the column of each parameter, for error messages.
+        message_type: the change that it makes (``INSERT`` …), or empty.
+        table: the table that it changes, if it is one table.
+        reused: prepare it under a name.
+        finds: its first result column is the number of rows found; else the command's row count is.
+        identity: columns that find its row, for messages about conflicts; empty: all columns.
+        written: the row that an INSERT or UPDATE writes.
     """
 
     sql: bytes

@@ -1,21 +1,23 @@
-"""SQL of each change, as native carries it out.
+"""The SQL of each change, with the semantics of PostgreSQL's apply worker.
 
-Every parameter is declared with the type of the column it is for. So a text goes through that type's input function and a binary
-value through its receive function, exactly once, as in native's apply worker; no literal is ever made of a value.
+Every parameter has the type of its column. So a text is read by the type's input function, and a binary value by its receive function,
+exactly once, as in PostgreSQL's apply worker. Values never become literals.
 
-The new row's values are parameters 1 to n in the order of the remote columns, in every statement; the values that find the row come
-behind them. What is unchanged (TOAST) stays an unused parameter.
+In INSERT and UPDATE, parameters 1 to n are the new row's values in the order of the remote columns. The values that find the row follow. An
+unchanged value (TOAST) is an unused parameter.
 
-Where the key of the target is known the statement finds its row by it. Else (REPLICA IDENTITY FULL) all columns of the old row are
-compared, NULLs with IS NULL so that an index can be used, and exactly one of several equal rows is taken: found and locked by ctid
-first. Columns of types without equality (json, xml, point …) are compared by their texts. Columns that the publisher does not send are
-not compared (native compares the target's extra columns with NULL, and then finds nothing).
+If the target's key is known, it finds the row. Otherwise (REPLICA IDENTITY FULL) all columns of the old row are compared. NULLs are
+compared with IS NULL, so that an index can be used. Of several equal rows exactly one is changed: the statement first finds and locks a
+row, and then changes it by its ctid. Columns of types without an equality operator (json, xml, point …) are compared as texts. Columns that
+the publisher does not send are not compared. (PostgreSQL compares the target's extra columns with NULL, and then does not find the row.)
 
-A BEFORE ROW trigger that returns NULL passes over a row that is there: the command's count says 0, and that is no conflict. So where there
-is such a trigger that fires for us, the row is found by ctid first too, and the rows that were found are counted.
+A BEFORE ROW trigger that returns NULL skips a row that exists. Then the command's row count is 0, but this is no conflict. So if a table
+has BEFORE ROW triggers that fire for replicated changes, the row is also first found and then changed by its ctid, and the found rows are
+counted.
 
-Where the target keeps commit timestamps, UPDATE and DELETE also tell whether the row's last change came from another replication
-origin than ours: natively the conflicts ``update_origin_differs`` and ``delete_origin_differs``. They too find their row by ctid first.
+If the target keeps commit timestamps, UPDATE and DELETE also report whether the row's last change came from another replication origin:
+PostgreSQL's conflicts ``update_origin_differs`` and ``delete_origin_differs``. These statements, too, first find the row and then change it
+by its ctid.
 """
 
 # names are quoted, values are parameters
@@ -43,7 +45,7 @@ _FOUND: Final = "found.t = x.tableoid AND found.c = x.ctid"
 
 
 def control(sql: str, parameter_types: tuple[int, ...] = ()) -> Statement:
-    """A statement that is no change: BEGIN, COMMIT, the position."""
+    """A statement that changes no replicated row: BEGIN, COMMIT, the position."""
     return Statement(sql.encode(), parameter_types)
 
 
@@ -51,7 +53,7 @@ SWITCH_ROLE: Final = b"SET LOCAL ROLE "
 
 
 def set_role(role: str | None) -> Statement:
-    """Become ``role`` for the rest of the transaction, or ourselves again."""
+    """Switch to ``role`` for the rest of the transaction; None: back to the session's own role."""
     return control(f"{SWITCH_ROLE.decode()}{quote_identifier(role) if role else 'NONE'}")
 
 
@@ -91,7 +93,7 @@ def _written(mapping: RelationMapping, values: dict[str, str], own: str = "") ->
 
 
 def insert(mapping: RelationMapping) -> Statement:
-    """One row. Columns that the publisher does not have get their defaults, identity columns the publisher's values."""
+    """Insert one row. Columns that the publisher does not have get their defaults; identity columns get the publisher's values."""
     if mapping.columns:
         names = ", ".join(quote_identifier(column.name) for column in mapping.columns)
         values = ", ".join(f"${number}" for number in range(1, len(mapping.columns) + 1))
@@ -111,12 +113,12 @@ def _comparison(column: TargetColumn, equals: str | None, number: int) -> str:
 
 
 class _Search:
-    """The predicate that finds the row, and the columns of the parameters it adds.
+    """The predicate that finds the row, and the columns of its additional parameters.
 
     Args:
-        nulls: a kind a remote column as in TupleData: ``n`` is compared with IS NULL, ``u`` not at all. Without a key only.
-        own: the parameters come behind the new row's; False: they are the new row's own.
-        origin: tell of a row that another replication origin than this one changed; None: do not look.
+        nulls: one kind per remote column, as in TupleData: ``n`` is compared with IS NULL, ``u`` is not compared. Only used without a key.
+        own: the predicate has its own parameters after those of the new row; False: it uses the new row's parameters.
+        origin: report a row whose last change came from another replication origin than this one; None: do not report it.
     """
 
     def __init__(self, mapping: RelationMapping, nulls: bytes, *, own: bool, first: int, origin: int | None) -> None:
@@ -149,15 +151,16 @@ class _Search:
 
     @property
     def count(self) -> str:
-        """How many rows were found, and, if that is asked for, of what other origin they were."""
+        """The query for the number of rows found, and for their other origin if ``origin`` is given."""
         return _count(self.scanned) if self.origin is None else _count_and_origin(self.scanned, self.origin, partitioned=self.partitioned)
 
 
 def _count(scanned: str, more: str = "") -> str:
-    """How many rows were found.
+    """The query for the number of rows found.
 
-    A row that another session changed while we waited for its lock was found in a version that this statement cannot see, and so did not
-    change: that must be an error (division by zero), for COMMIT is already on its way. See :func:`report.apply_error`.
+    If another session changed the row while this statement waited for its lock, the statement finds a row version that its snapshot does
+    not see, and so does not change it. That must be an error (division by zero), because COMMIT is already sent. See
+    :func:`report.apply_error`.
     """
     seen = f"SELECT pg_catalog.count(*) AS n FROM {scanned} AS x, found WHERE {_FOUND}"
     return (
@@ -167,11 +170,12 @@ def _count(scanned: str, more: str = "") -> str:
 
 
 def _count_and_origin(scanned: str, origin: int, *, partitioned: bool) -> str:
-    """As well: transaction, time, and origin (NULL if local, '' if it was dropped) of a row that another origin changed last.
+    """The query of :func:`_count`, with the last change of a row if it came from another origin.
 
-    And schema and name of the partition that has it.
+    The additional columns are transaction, time and origin of that change (NULL: local; '': the origin was dropped), and schema and name of
+    the partition that has the row.
 
-    Nothing is told of a row that our own transaction changed before: its time is not known yet.
+    A row that our own transaction changed before is not reported, because it has no commit time yet.
     """
     other = (
         "SELECT found.m::pg_catalog.text AS xid, o.timestamp::pg_catalog.text AS at,"
@@ -185,7 +189,7 @@ def _count_and_origin(scanned: str, origin: int, *, partitioned: bool) -> str:
 
 
 def delete(mapping: RelationMapping, nulls: bytes, *, origin: int | None) -> Statement:
-    """One row, found by the old tuple. ``origin``: see :class:`_Search`."""
+    """Delete one row, found by the old tuple. ``origin``: see :class:`_Search`."""
     search = _Search(mapping, nulls, own=True, first=0, origin=origin)
     scanned = mapping.table.scanned
     if search.one_of_many:
@@ -197,14 +201,14 @@ def delete(mapping: RelationMapping, nulls: bytes, *, origin: int | None) -> Sta
 
 
 def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: bool, replace: bool, origin: int | None) -> Statement:
-    """One row.
+    """Update one row.
 
     Args:
         mapping: the relation and its target.
-        unchanged: a byte a remote column: ``u`` where the target's value stays.
-        nulls: of the tuple that finds the row, see :class:`_Search`.
-        old: whether it is an old tuple; else the new row finds itself.
-        replace: the identity column, which UPDATE cannot set, changes too: the row is deleted and inserted, with all it had.
+        unchanged: one byte per remote column: ``u`` if the target's value is kept.
+        nulls: for the tuple that finds the row, see :class:`_Search`.
+        old: the publisher sent an old tuple, which finds the row; else the new row's values find it.
+        replace: the UPDATE changes the identity column, which UPDATE cannot set. The row is deleted, and inserted with its other values.
         origin: see :class:`_Search`.
     """
     search = _Search(mapping, nulls, own=old, first=len(mapping.columns), origin=origin)
@@ -224,7 +228,7 @@ def update(mapping: RelationMapping, unchanged: bytes, nulls: bytes, *, old: boo
 
 
 def _idle_assignment(mapping: RelationMapping) -> str | None:
-    """Something that changes nothing: an UPDATE whose values all stay is still one, for its triggers and its count."""
+    """An assignment that changes nothing. An UPDATE without changed values must still be executed, for its triggers and row count."""
     for column in mapping.table.columns:
         if not column.generated and not column.identity_always:
             return f"{quote_identifier(column.name)} = x.{quote_identifier(column.name)}"
@@ -256,20 +260,20 @@ def _replacement(mapping: RelationMapping, search: _Search, values: dict[str, st
 
 
 def truncate(mappings: Iterable[RelationMapping], *, restart_identity: bool) -> Statement:
-    """Several tables at once. RESTRICT whatever the publisher's was, as native: a table that is not replicated is not emptied."""
+    """Truncate several tables. Always RESTRICT, as in PostgreSQL: a table that is not replicated must not be truncated by CASCADE."""
     tables = ", ".join(dict.fromkeys(mapping.table.scanned for mapping in mappings))
     identity = "RESTART" if restart_identity else "CONTINUE"
     return Statement(f"TRUNCATE {tables} {identity} IDENTITY RESTRICT".encode("utf-8", "surrogateescape"), message_type="TRUNCATE")
 
 
 def delete_all(mapping: RelationMapping) -> Statement:
-    """A table's share of a TRUNCATE whose other tables are not to be emptied now. Foreign keys do not stop it, as no DELETE of ours."""
+    """Empty one table of a TRUNCATE while the others are kept. Foreign keys do not prevent DELETE, because their triggers are off."""
     sql = f"DELETE FROM {mapping.table.scanned}"
     return Statement(sql.encode("utf-8", "surrogateescape"), message_type="TRUNCATE", table=mapping.table.name)
 
 
 def restart_sequences(mapping: RelationMapping) -> Statement:
-    """What RESTART IDENTITY does to the table."""
+    """Restart the table's sequences, as RESTART IDENTITY does."""
     return Statement(
         b"SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, s.seqstart, false) FROM pg_catalog.pg_sequence AS s"
         b" JOIN pg_catalog.pg_depend AS d ON d.objid = s.seqrelid AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass"

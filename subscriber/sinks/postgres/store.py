@@ -40,7 +40,7 @@ FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database A
 WHERE l.locktype = 'advisory' AND l.objsubid = 1
 """
 
-# a worker's row counts only while its lock is held
+# a worker's row is valid only while its lock is held
 _LIVE: Final = """
 SELECT subid::int8 AS subid, coalesce(relid, 0)::int8 AS relid, pid FROM subscriber.pg_stat_subscription WHERE pid IS NOT NULL
 """
@@ -52,7 +52,7 @@ WHERE database = pg_catalog.current_database() AND gid LIKE $1 ORDER BY prepared
 
 _MAY_SEE: Final = "SELECT pg_catalog.has_column_privilege('subscriber.pg_subscription', 'subconninfo', 'SELECT') AS granted"
 
-# as natively, a table that is dropped leaves the subscription at once; with all that is known of it: a position would keep its slot
+# as in PostgreSQL, a dropped table leaves the subscription at once, with its other rows: a remaining position would keep its slot
 _DROPPED: Final = """
 WITH gone AS (
     DELETE FROM subscriber.pg_subscription_rel r
@@ -68,7 +68,7 @@ class PostgresStore:
     """See :class:`subscriber.catalog.store.Store`.
 
     Args:
-        reader: the session, whose commits wait for the disk.
+        reader: a session whose commits wait until they are on disk.
     """
 
     def __init__(self, reader: CatalogReader) -> None:
@@ -77,7 +77,7 @@ class PostgresStore:
         self._changed = asyncio.Event()
 
     async def listen(self) -> None:
-        """Let :meth:`wait` know of changes and of the session's end."""
+        """Wake :meth:`wait` on changes, and at the session's end."""
         await self.reader.connection.add_listener(_CHANNEL, self._notified)
         self.reader.connection.add_termination_listener(self._notified)
 
@@ -91,7 +91,7 @@ class PostgresStore:
 
     @property
     def tables(self) -> Sequence[Table]:
-        """All tables with rows of subscriptions."""
+        """All catalog tables that have rows of subscriptions."""
         return _TABLES
 
     @contextlib.asynccontextmanager
@@ -107,7 +107,7 @@ class PostgresStore:
     reading = transaction
 
     async def _fetch(self, query: str, /, *parameters: object) -> list[tuple[object, ...]]:
-        """With placeholders of psycopg's kind, for :func:`take`."""
+        """Run a query with psycopg's placeholders, for :func:`take`."""
         for number in range(1, len(parameters) + 1):
             query = query.replace("%s", f"${number}", 1)
         return [tuple(row.values()) for row in await self.reader.fetch(query, *parameters)]
@@ -134,7 +134,7 @@ class PostgresStore:
         await self.reader.fetch("SELECT pg_catalog.pg_advisory_unlock($1)", lock_number(key))
 
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
-        """Those that a session holds, or waits for.
+        """The given locks that a session holds or waits for.
 
         Raises:
             TargetUnavailable
@@ -143,16 +143,16 @@ class PostgresStore:
         return {key for key in keys if lock_number(key) in held}
 
     async def live_workers(self, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
-        """Those whose lock is held, with the PID of the session that holds it."""
+        """The workers whose lock is held, with the PID of the session that holds it."""
         live = {(row["subid"], row["relid"]): row["pid"] for row in await self.reader.fetch(_LIVE)}
-        # others may have begun since the rows were read
+        # other workers may have started since the rows were read
         return {key: live[key] for row in workers if (key := (row["subid"], row["relid"])) in live}
 
     async def shut_out(self, oid: int) -> None:
-        """Nothing: the writer's lock is held by the session that writes, and goes with it."""
+        """Nothing to do: the session that writes holds the writer's lock, and releases it at its end."""
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """Those of native-like names.
+        """The gids of the subscription's prepared transactions.
 
         Raises:
             TargetUnavailable
@@ -171,7 +171,7 @@ class PostgresStore:
         """Return on a notification, when the session is lost, or after ``timeout`` seconds.
 
         Raises:
-            TargetUnavailable: it is lost.
+            TargetUnavailable: the session is lost.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -191,7 +191,7 @@ class PostgresStore:
 
 
 class PostgresReporter(Reporter):
-    """Also removes tables that were dropped in the target."""
+    """A reporter that also removes tables that were dropped in the target."""
 
     def __init__(self, store: PostgresStore, oid: int, tally: Unwritten) -> None:
         super().__init__(store.transaction, store.now, oid, tally)
@@ -199,7 +199,7 @@ class PostgresReporter(Reporter):
         self._subscription = oid
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """Write all of it.
+        """Write the report.
 
         Raises:
             TargetUnavailable: the session was lost.

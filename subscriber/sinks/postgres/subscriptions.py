@@ -1,4 +1,4 @@
-"""The catalog of subscriptions in a PostgreSQL target, for verbs, launcher and status."""
+"""The catalog of subscriptions in a PostgreSQL target, for the verbs, the launcher and ``status``."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ WHERE s.oid = $1::int8::oid AND s.subconninfo IS NULL AND r.rolname = current_us
 
 
 class PostgresCatalog(StoredCatalog[PostgresStore]):
-    """See :class:`subscriber.catalog.Catalog`. Made by :meth:`open`."""
+    """See :class:`subscriber.catalog.Catalog`. :meth:`open` creates it."""
 
     @classmethod
     async def open(cls, target: str, application_name: str) -> PostgresCatalog:
-        """Connect, and make the catalog if it is not there.
+        """Connect, and create the catalog if it does not exist.
 
         Raises:
-            ConfigurationError: the target's text is neither URL nor conninfo.
+            ConfigurationError: ``target`` is neither a URL nor a conninfo.
             TargetUnavailable, TargetError
         """
         store = await _connected(target, application_name)
@@ -58,7 +58,7 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         """See :meth:`subscriber.catalog.OwnedCatalog.set_owner`.
 
         Raises:
-            TargetError: there is no such role, or this one cannot become it.
+            TargetError: there is no such role, or the session's role cannot become it.
             TargetUnavailable
         """
         reader = self.store.reader
@@ -71,10 +71,10 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
         await self.store.notify()
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove one with all its rows, its replication origins first: if that is refused, nothing is removed.
+        """Remove a subscription with all its rows. Its replication origins are dropped first; if that fails, nothing else is removed.
 
         Raises:
-            SubscriptionInUse: a session still has one of the origins.
+            SubscriptionInUse: a session still uses one of the origins.
             TargetUnavailable, TargetError
         """
         await drop_origins(asyncpg_run(self.store.reader.connection), oid)
@@ -82,12 +82,12 @@ class PostgresCatalog(StoredCatalog[PostgresStore]):
 
 
 async def own_subscription(reader: CatalogReader, name: str, options: SubscriptionOptions, *, known: bool) -> int:
-    """Find or make the subscription of a run. See :func:`subscriber.catalog.subscriptions.ensure_subscription`.
+    """Find or create the subscription of a run. See :func:`subscriber.catalog.subscriptions.ensure_subscription`.
 
-    One that its command line defines belongs to the role of its latest run.
+    A subscription that the command line of ``run`` defines belongs to the role of its latest run.
 
     Raises:
-        SubscriptionChanged: it was known, and is gone.
+        SubscriptionChanged: this process knew the subscription, and it was dropped.
         TargetUnavailable, TargetError
     """
     oid = await ensure_subscription(PostgresStore(reader), name, options, known=known)
@@ -96,12 +96,12 @@ async def own_subscription(reader: CatalogReader, name: str, options: Subscripti
 
 
 async def observe(target: str) -> Sequence[Observation]:
-    """Everything, by name; nothing if there is no catalog.
+    """The observations of all subscriptions, sorted by name; empty if there is no catalog.
 
     Raises:
-        ConfigurationError: the target's text is neither URL nor conninfo.
-        TargetUnavailable: it cannot be reached.
-        TargetError: no privilege, or a catalog of another version.
+        ConfigurationError: ``target`` is neither a URL nor a conninfo.
+        TargetUnavailable: the target cannot be reached.
+        TargetError: a missing privilege, or a catalog of another version.
     """
     store = await _connected(target, _APPLICATION)
     try:

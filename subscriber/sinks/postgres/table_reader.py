@@ -1,6 +1,6 @@
-"""Reads the target's side of relations from the system catalogs: any number of them by the same few queries.
+"""Read target tables from the system catalogs: any number of tables with the same few queries.
 
-Read through a session of its own: it takes no locks on the tables, so an open transaction of the apply session is never waited for.
+The queries run in a separate session. They take no locks on the tables, so they never wait for an open transaction of the apply session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHERE n.nspname = $1 AND c.relname = $2
 """
 
 # $1, $2: schemas and names. $3: apply as the table's owner. $4: the subscription's owner, NULL if that is the session's own role.
-# The fingerprint comes with the first query: what changes before the others makes it differ later.
+# The fingerprint is read by the first query: if a table is altered before the later queries, the fingerprint differs at the check.
 _TABLES: Final = f"""
 WITH wanted AS MATERIALIZED (
     SELECT c.oid FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::text[]::name[])) AS given(nspname, relname)
@@ -54,8 +54,8 @@ JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE coale
 LEFT JOIN referencing x ON x.confrelid = c.oid
 """  # noqa: S608 (a constant)
 
-# A column's type is taken apart (domains, arrays, composites) down to types that have an operator class of their own or not. The
-# operator is that of the default btree or hash class, as native's type cache finds it; if a part has none, the whole has none.
+# A column's type is divided (domains, arrays, composites) down to types that are no domain, array or composite. The equality operator is
+# that of the default btree or hash operator class, as in PostgreSQL's type cache; if a part has none, the column has none.
 _COLUMNS: Final = """
 WITH RECURSIVE given AS (
     SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated, a.attidentity FROM pg_catalog.pg_attribute a
@@ -107,9 +107,9 @@ FROM given g LEFT JOIN compared o ON o.root = g.atttypid
 ORDER BY g.attrelid, g.attnum
 """
 
-# A BEFORE ROW trigger that fires for us (tgtype: 1 for each row, 2 before) may pass over a row, of the table or of a partition.
-# The replica identity index, or the primary key unless it is deferrable; of the table itself, or of all leaves of a partitioned one.
-# Not pg_partition_tree(): it takes locks, and would wait for ever for a TRUNCATE of our own.
+# triggered: a BEFORE ROW trigger that fires for replicated changes (tgtype: 1 for each row, 2 before), of the table or of a partition.
+# columns: the replica identity index, or the primary key unless it is deferrable; of the table, or of all leaves of a partitioned table.
+# The query does not use pg_partition_tree(), which takes locks, and would wait for ever for a TRUNCATE of the apply session.
 _KEYS: Final = """
 WITH RECURSIVE tree(root, oid) AS (
     SELECT root, root FROM pg_catalog.unnest($1::int8[]::oid[]) AS root
@@ -155,10 +155,10 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, 
     """Read one table.
 
     Args:
-        reader: the session to read through.
-        name: of the table.
-        as_owner: whether changes will be made as the table's owner.
-        hint: what to do if there is no such relation.
+        reader: the session that reads the catalogs.
+        name: name of the table.
+        as_owner: whether changes are made as the table's owner.
+        hint: hint of the error if there is no such relation.
 
     Raises:
         RelationError: there is no such relation.
@@ -172,7 +172,7 @@ async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, 
 
 
 async def read_tables(reader: CatalogReader, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
-    """Read tables; those that do not exist are left out. Arguments and errors as of :func:`read_table`."""
+    """Read tables. Arguments and errors are those of :func:`read_table`, but tables that do not exist are left out."""
     encodable = [name for name in names if _is_text(name)]
     rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner, reader.owner)
     oids = [row["oid"] for row in rows]
@@ -210,10 +210,10 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
 
 
 async def require_table(reader: CatalogReader, name: TableName) -> int:
-    """See that there is such a relation, of which a change has arrived; return its oid.
+    """Return the oid of a relation for which a change has arrived.
 
     Raises:
-        RelationError: there is none.
+        RelationError: the relation does not exist.
         TargetUnavailable: the connection was lost.
     """
     _require_text(name)
@@ -246,6 +246,6 @@ def _key(rows: list[dict[str, Any]], columns: tuple[TargetColumn, ...]) -> tuple
     leaves = [pairs(row) for row in rows if not row["itself"]]
     if itself or not leaves:
         return itself, True
-    # a partitioned table without a key whose partitions all have the same one: native looks at the partition's
+    # a partitioned table without a key, whose partitions all have the same key: PostgreSQL uses the key of the partition
     names = {frozenset(name for name, _ in leaf) for leaf in leaves}
     return (leaves[0], False) if len(names) == 1 else ((), True)

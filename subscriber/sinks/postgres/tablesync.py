@@ -1,20 +1,21 @@
-"""One table's synchronization.
+"""The synchronization of one table.
 
-The control session holds the table's lock and changes its state; it also applies the changes that catch the table up. Each part of
-a copy has a session of its own and commits its rows together with its transaction id, noted in ``subscriber.copy_part``; so a copy of
-one part and a copy of many, side by side, are the same thing. :meth:`PostgresTableSink.finish_copy` deletes the notes and stores state
-``f`` with the position, in one transaction: that is the moment the copied rows count.
+The control session holds the table's lock and changes the table's state. It also applies the changes until the table has caught up. Each
+part of a copy has a separate session, which commits the rows together with their transaction id in ``subscriber.copy_part``. So a copy in
+one part and a copy in parallel parts work in the same way. :meth:`PostgresTableSink.finish_copy` deletes these transaction ids and stores
+state ``f`` with the position, in one transaction. Then the copied rows are final.
 
-What a crash in state ``d`` leaves is undone by :meth:`PostgresTableSink.begin`: rows whose xmin is one of the notes are deleted, and
-nothing else, for the table may have held rows before. A part that was not committed left neither rows nor a note. That no part of a
-dead process comes after the undoing is the matter of the ``copying`` lock (:mod:`subscriber.sinks.postgres.locks`) and of the
-attempt's number.
+After a crash in state ``d``, :meth:`PostgresTableSink.begin` undoes the copy. It deletes the rows whose xmin is one of the stored
+transaction ids, and no other rows, because the table may have had rows before. A part that was not committed left neither rows nor a
+transaction id. The ``copying`` lock (:mod:`subscriber.sinks.postgres.locks`) and the attempt's number prevent that a dead process commits
+a part after the copy was undone.
 
-The control session and those of the parts each carry a replication origin of their own, undoing included: a subscriber of the target that
-was not told of the copied rows (origin = none) must not be told that they were deleted. The origins go when they are needed no more.
+The control session and the session of each part have their own replication origins. The undo is marked with an origin too: a subscriber of
+the target with ``origin = none`` did not receive the copied rows, so it must not receive their deletion. The origins are dropped when they
+are no longer needed.
 
-Known limits: a row that somebody else updates during the copy has another xmin, and survives the undoing; a row that was
-inserted exactly 2^32 transactions before a part bears the same xmin, and does not.
+Known limits: if another session updates a row during the copy, the row has another xmin, and the undo keeps it. If a row was inserted
+exactly 2^32 transactions before a part, it has the same xmin, and the undo deletes it.
 """
 
 # names are quoted or ours, values are parameters
@@ -67,11 +68,11 @@ class PostgresTableSink:
     """A :class:`subscriber.abc.TableSink`.
 
     Args:
-        oid: of the subscription.
-        application_name: of its sessions.
+        oid: oid of the subscription.
+        application_name: application name of its sessions.
         as_owner: change the table as its owner.
-        tally: the sink's, counted into.
-        origins: the sink's.
+        tally: counters of the sink.
+        origins: the replication origins of the sink.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class PostgresTableSink:
         self._table = table
         self._oid = oid
         self._application_name = application_name
-        # what a table's synchronization stores is durable when the call returns
+        # each call of a table's synchronization is durable on return
         self._synchronous_commit = durable_commit(synchronous_commit)
         self._as_owner = as_owner
         self._tally = tally
@@ -125,7 +126,7 @@ class PostgresTableSink:
         """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.abc.TableSink.begin`.
 
         Raises:
-            RelationError: the table is gone, or not of this subscription.
+            RelationError: the table was dropped, or does not belong to the subscription.
             SubscriptionInUse: another process synchronizes it.
             TargetError: or another subclass.
         """
@@ -138,7 +139,7 @@ class PostgresTableSink:
         if entry is None:
             raise RelationError(f'table "{self._table}" is not part of the subscription', hint="start the run again")
         if self._ended:
-            # its COMMIT may have been waiting for a synchronous standby: this one waits for the same
+            # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
             async with self._control.transaction():
                 await self._rows.set_entry(self.relation_id, entry, only_from=entry.state)
             self._ended = False
@@ -218,7 +219,7 @@ class PostgresTableSink:
         """Store DATASYNC.
 
         Raises:
-            TargetError: the table is in a state that is past copying.
+            TargetError: the table is copied already.
         """
         async with self._control.transaction():
             rows = await self._control.fetch(_START, self._oid, self.relation_id)
@@ -227,19 +228,19 @@ class PostgresTableSink:
         self._attempt = rows[0][0]
 
     async def describe(self, table: PublishedTable) -> None:
-        """See that the columns fit. See :meth:`subscriber.abc.TableSink.describe`.
+        """Check that the columns fit. See :meth:`subscriber.abc.TableSink.describe`.
 
         Raises:
-            RelationError: one is missing or generated; or the target's table is none that can be changed.
+            RelationError: a column is missing or generated, or the target's table cannot be used.
             TargetUnavailable
         """
         map_relation(described_relation(table), await self._read_table())
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store the rows of one COPY stream, committed with a note of whose they are. See :meth:`subscriber.abc.TableSink.copy`.
+        """Store the rows of one COPY stream, and commit them with their transaction id. See :meth:`subscriber.abc.TableSink.copy`.
 
         Raises:
-            ApplyError: the rows were refused; the message names the column if COPY told it.
+            ApplyError: the server rejected the rows; a note names the column if the server's report has it.
             TargetError: or another subclass.
         """
         table = await self._read_table()
@@ -259,15 +260,15 @@ class PostgresTableSink:
                     await connection.execute(_NOTE_PART, self._oid, self.relation_id)
             await CatalogReader(connection).close()
         finally:
-            # does nothing to a closed one; what was not committed is rolled back
+            # no effect on a closed connection; an uncommitted part is rolled back
             connection.terminate()
             self._busy_parts.discard(number)
 
     async def finish_copy(self, position: Position) -> None:
-        """Make the copied rows count. See :meth:`subscriber.abc.TableSink.finish_copy`.
+        """Store FINISHEDCOPY, which makes the copied rows final. See :meth:`subscriber.abc.TableSink.finish_copy`.
 
         Raises:
-            TargetError: no copy is under way.
+            TargetError: no copy was started.
         """
         async with self._control.transaction():
             await self._forget_parts()
@@ -279,7 +280,7 @@ class PostgresTableSink:
         """The table's own position.
 
         Raises:
-            TargetError: it has none: the table is not in FINISHEDCOPY.
+            TargetError: the table has none, because it is not in FINISHEDCOPY.
         """
         found = await self._rows.position(self.relation_id)
         if found is None:
@@ -302,7 +303,7 @@ class PostgresTableSink:
         await self._applier.apply(batch)
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and forget the table's own position.
+        """Store SYNCDONE at ``lsn`` and delete the table's own position.
 
         Raises:
             TargetError: the table is not in FINISHEDCOPY.
@@ -317,7 +318,7 @@ class PostgresTableSink:
         control = self._control
         if control.origin is None:
             return
-        # the work itself is done, and what stays is dropped by the next start
+        # the table's work is done; if this fails, the next start drops the origins
         with contextlib.suppress(TargetError):
             if not parts_only:
                 await control.leave_origin()
@@ -328,7 +329,7 @@ class PostgresTableSink:
             raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
 
     async def close(self) -> None:
-        """Disconnect; with the table synchronized, its origins go. Idempotent; :meth:`begin` connects again."""
+        """Disconnect. If the table is synchronized, its origins are dropped. Idempotent. :meth:`begin` connects again."""
         session, reader = self._session, self._reader
         try:
             if self._synchronized and session is not None and session.usable:
@@ -343,10 +344,10 @@ class PostgresTableSink:
             if reader is not None:
                 await reader.close()
         finally:
-            # also when cancelled in between
+            # also after a cancellation
             if session is not None:
                 await session.close()
 
 
 def _durable_already(_lsn: Lsn, _wal: Lsn | None) -> None:
-    """A table's commits are on disk when they return, and nobody waits for them one by one."""
+    """Nothing to do: a table's commits are on disk when they return, and no caller waits for a single commit."""

@@ -1,10 +1,10 @@
-"""One target, two drivers.
+"""Connect to the target with two drivers, psycopg and asyncpg.
 
-psycopg gets the target's text as it is: libpq resolves hosts, service and password files, the environment and its own defaults.
-asyncpg, which knows less, then gets what libpq resolved for the connection that it made. So both reach the same server, also when
-the text names several hosts, and every way of libpq's to find a parameter holds for both.
+psycopg gets the target's connection string unchanged: libpq resolves hosts, service files, password files, environment variables and
+defaults. asyncpg supports less of this, so it gets the parameters that libpq has resolved for its connection. Thus both drivers connect to
+the same server, also if the string names several hosts, and both use every source of parameters that libpq has.
 
-A parameter that asyncpg cannot honour is dropped if it only tunes the connection, and refused if it protects it.
+A parameter that asyncpg does not support is ignored if it only tunes the connection, and rejected if it protects the connection.
 
 Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
 """
@@ -43,7 +43,7 @@ _IN_DSN: Final = (
     "krbsrvname",
     "gsslib",
 )
-"""asyncpg takes these from a DSN, under libpq's names and with its meanings."""
+"""asyncpg reads these parameters from a DSN, with libpq's names and meanings."""
 
 _PROTECTING: Final = {
     "channel_binding": frozenset({"", "disable", "prefer"}),
@@ -57,7 +57,7 @@ _PROTECTING: Final = {
     "scram_server_key": frozenset({""}),
     "oauth_issuer": frozenset({""}),
 }
-"""Parameters that protect the connection in ways asyncpg does not have: the values that ask for nothing of the kind."""
+"""Parameters with a protection that asyncpg does not have, and their values that require no protection. None: all but ``system``."""
 
 _PERMANENT = re.compile(
     r"authentication|no pg_hba\.conf entry|does not exist|not permitted|no password supplied|is not currently accepting|certificate"
@@ -74,10 +74,10 @@ _OPTION_NAME = re.compile(
 
 
 class Target:
-    """Where the target database is. ``conninfo`` is a libpq URL or a string of keywords and values.
+    """The target database. ``conninfo`` is a libpq URL or a string of keywords and values.
 
     Raises:
-        ConfigurationError: it is neither. The text is not shown: it may hold a password.
+        ConfigurationError: it is neither. The error does not show the text, which may contain a password.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -92,7 +92,7 @@ class Target:
         except UnicodeError:
             raise ConfigurationError("the target's connection string holds bytes that are not UTF-8", hint="write them as UTF-8") from None
         if "@" in str(parameters.get("host", ""))[1:]:
-            # part of a password, most likely: nobody shall see it
+            # most likely it is a part of the password, and must not be shown
             raise ConfigurationError(
                 "the target's connection string has an @ in the host name", hint="write an @ in user or password as %40"
             )
@@ -100,12 +100,12 @@ class Target:
             raise ConfigurationError("the target's connection string asks for a replication connection", hint="leave out replication=")
 
     async def connect(self, application_name: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-        """A session through libpq, autocommit, client_encoding UTF8.
+        """Connect through libpq, with autocommit and client_encoding UTF8.
 
         Raises:
-            ConfigurationError: a parameter has a value that it cannot have.
-            TargetUnavailable: nobody answers there, or not just now.
-            TargetError: the server refuses this user or database.
+            ConfigurationError: a parameter has an invalid value.
+            TargetUnavailable: the server does not answer, or does not accept connections now.
+            TargetError: the server rejects the user or the database.
         """
         try:
             with awaiting(None):
@@ -124,7 +124,7 @@ class Target:
                 ) from None
             raise _refusal(text) from None
         except UnicodeError:
-            # the resolver's: an empty label, or one of more than 63 bytes
+            # error of the resolver: a label that is empty or longer than 63 bytes
             raise ConfigurationError(
                 "the target's connection string has a host name that cannot be one",
                 hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
@@ -134,25 +134,25 @@ class Target:
         return connection
 
     def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
-        """Those made by :meth:`connect` that are open."""
+        """The open sessions of :meth:`connect`."""
         return [session for session in self._sessions if not session.closed]
 
     def reader_pids(self) -> list[int]:
-        """Of the open sessions made by :meth:`connect_asyncpg`."""
+        """PIDs of the open sessions of :meth:`connect_asyncpg`."""
         return [reader.get_server_pid() for reader in self._readers if not reader.is_closed()]
 
     def lost(self) -> set[int]:
-        """PIDs of the latest sessions made here that are closed on this side. The server may still serve them."""
+        """PIDs of the latest sessions that are closed on this side. In the server they may still exist."""
         return set(self._pids) - {session.info.backend_pid for session in self.sessions()} - set(self.reader_pids())
 
     async def connect_asyncpg(
         self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
     ) -> asyncpg.Connection[asyncpg.Record]:
-        """A session through asyncpg with the server that ``like`` reached, by the same user in the same database.
+        """Connect through asyncpg to the server of ``like``, with the same user and database.
 
         Raises:
-            TargetUnavailable, TargetError: as :meth:`connect`.
-            ConfigurationError: the target asks for protection that asyncpg does not have.
+            TargetUnavailable, TargetError: as in :meth:`connect`.
+            ConfigurationError: the connection string requires a protection that asyncpg does not have.
         """
         pgconn = like.pgconn
         parameters = {option.keyword.decode(): option.val.decode() for option in pgconn.info if option.val is not None}
@@ -162,7 +162,7 @@ class Target:
             "dbname": pgconn.db.decode(),
             "user": pgconn.user.decode(),
         }
-        # the address that was reached: a name may have several
+        # the address of the existing connection: a name may have several
         parameters["hostaddr"] = parameters.get("hostaddr", "") and pgconn.hostaddr.decode()
         parameters["password"] = pgconn.password.decode()
         arguments = asyncpg_arguments(parameters, application_name)
@@ -174,7 +174,7 @@ class Target:
 
 
 def _refusal(text: str) -> TargetError:
-    """What to do about an attempt to connect that failed. libpq gives no SQLSTATE for it."""
+    """The error for a failed attempt to connect, from its text: libpq gives no SQLSTATE."""
     message = f"target cannot be reached: {text}"
     if _PASSING.search(text):
         return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait until it accepts connections")
@@ -187,10 +187,10 @@ def _refusal(text: str) -> TargetError:
 
 
 def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> dict[str, Any]:
-    """The arguments of ``asyncpg.connect`` for libpq's resolved parameters of a connection to one host.
+    """The arguments of ``asyncpg.connect``, from the parameters that libpq resolved for a connection to one host.
 
     Raises:
-        ConfigurationError: a parameter protects the connection and asyncpg has no such thing.
+        ConfigurationError: a parameter requires a protection that asyncpg does not have.
     """
     host = parameters["host"]
     if host.startswith("@"):
@@ -208,7 +208,7 @@ def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> d
     settings = {"application_name": parameters.get("application_name") or application_name, "client_encoding": "UTF8"}
     if parameters.get("options"):
         settings["options"] = parameters["options"]
-    # an empty value is libpq's "not given"
+    # in libpq, an empty value means "not given"
     dsn_parameters = {name: parameters[name] for name in _IN_DSN if parameters.get(name)}
     timeout = float(parameters.get("connect_timeout") or 0)
     return {
@@ -217,7 +217,7 @@ def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> d
         "port": int(parameters["port"]),
         "database": parameters["dbname"],
         "user": parameters["user"],
-        # "" and not None: libpq has looked in the password file already
+        # "" and not None: libpq has already read the password file
         "password": parameters.get("password", ""),
         "timeout": timeout if timeout > 0 else _CONNECT_TIMEOUT,
         "server_settings": settings,

@@ -1,32 +1,32 @@
-"""Prepared transactions of the publisher as prepared transactions of the target.
+"""Apply prepared transactions of the publisher as prepared transactions of the target.
 
-A prepared transaction is named ``pg_gid_<subscription oid>_<remote xid>``, as native names it. What is known after a crash at any
-point, with the position still before the message (which then comes again):
+A prepared transaction has PostgreSQL's name for it: ``pg_gid_<subscription oid>_<remote xid>``. After a crash, the position may be before
+the message, which is then sent again. The catalogs show what was done:
 
 =====================  ==============  ===========================================================================
- the gid is             its row is      so
+ the gid is             its row is      state
 =====================  ==============  ===========================================================================
  in pg_prepared_xacts   (invisible)     PREPARE is done; COMMIT PREPARED is still to be done
- not there              visible         COMMIT PREPARED is done; the position is still to be moved
- not there              not there       PREPARE is still to be done; at COMMIT PREPARED: the transaction is lost
+ missing                visible         COMMIT PREPARED is done; the position is still to be moved
+ missing                missing         PREPARE is still to be done; at COMMIT PREPARED: the transaction is lost
 =====================  ==============  ===========================================================================
 
-The row of ``subscriber.prepared_transaction`` is inserted inside the transaction and thus becomes visible with COMMIT PREPARED; it is
-deleted together with the move of the position.
+The row of ``subscriber.prepared_transaction`` is inserted inside the transaction, and thus becomes visible with COMMIT PREPARED. It is
+deleted in the transaction that moves the position.
 
-What is not there at COMMIT PREPARED was either rolled back in the target, which loses it, or its PREPARE never came: of a transaction that
-changed nothing, PostgreSQL 15 to 17 send nothing else. A second row tells the two apart. It is written behind PREPARE TRANSACTION, together
-with the position, or when the target refused the transaction; it is deleted at the end, and visible until then.
+A transaction that is missing at COMMIT PREPARED was either rolled back in the target, and so is lost, or its PREPARE was never sent: for a
+transaction without changes, PostgreSQL 15 to 17 send only COMMIT PREPARED. A second row distinguishes the two cases. It is written after
+PREPARE TRANSACTION, together with the position, or when the target rejected the transaction. It is visible until it is deleted at the end.
 
-The position itself moves in a transaction of its own, after PREPARE TRANSACTION: as
-part of it, it would stay locked until COMMIT PREPARED, and every later transaction would wait for it.
+The position moves in a separate transaction after PREPARE TRANSACTION. As part of the prepared transaction, the position's row would stay
+locked until COMMIT PREPARED, and every later transaction would wait for it.
 
-A PREPARE is not judged by its LSN. One from before the slot's two-phase start is sent late, right before its COMMIT PREPARED, with the
-LSN it had: long behind the position (``ReorderBufferFinishPrepared``). The table above is enough to tell whether it is done.
+The LSN of a PREPARE does not tell whether it is done. A PREPARE from before the slot's two-phase start is sent late, right before its
+COMMIT PREPARED, with its old LSN, which is less than the position (``ReorderBufferFinishPrepared``). The table above is sufficient.
 
-If the session carries a replication origin, each of them gets the LSN and time of its message, as every commit of the apply room does.
+If the session has a replication origin, each of these commands gets the LSN and time of its message, as every commit of the apply worker.
 
-PREPARE TRANSACTION and COMMIT PREPARED flush the WAL whatever synchronous_commit says.
+PREPARE TRANSACTION and COMMIT PREPARED flush the WAL with any value of synchronous_commit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from subscriber.transaction.model import Transaction
 
 __all__ = ["TwoPhase"]
 
-# the publisher's times count microseconds from 2000 on
+# times of the publisher are microseconds since 2000-01-01
 _XACT_SETUP: Final = """
 SELECT pg_catalog.pg_replication_origin_xact_setup(
     %s::pg_lsn, '2000-01-01 00:00:00+00'::timestamptz + %s::int8 * '1 microsecond'::interval)
@@ -55,7 +55,7 @@ SELECT pg_catalog.pg_replication_origin_xact_setup(
 
 
 class TwoPhase:
-    """The two-phase messages of one subscription. Each call leaves the position behind its message, on disk."""
+    """The two-phase messages of one subscription. When a call returns, the position is after its message, and is on disk."""
 
     def __init__(self, session: ApplySession, rows: SessionRows, applier: Applier) -> None:
         self._session = session
@@ -63,14 +63,14 @@ class TwoPhase:
         self._applier = applier
 
     def gid(self, xid: int) -> str:
-        """Native's name of a prepared transaction on the subscriber."""
+        """PostgreSQL's name of a prepared transaction on the subscriber."""
         return f"pg_gid_{self._rows.oid}_{xid}"
 
     async def prepare(self, transaction: Transaction, gate: RelationGate) -> None:
-        """Apply and prepare, unless that is done.
+        """Apply and prepare a transaction, unless that is done.
 
         Raises:
-            TargetError: the target has no room for prepared transactions; or as :meth:`Applier.prepare`.
+            TargetError: prepared transactions are disabled in the target; or as :meth:`Applier.prepare`.
         """
         if await self.is_done(transaction.xid):
             await self._applier.skip(transaction)
@@ -79,19 +79,19 @@ class TwoPhase:
             try:
                 await self._applier.prepare(transaction, gate, self.gid(transaction.xid))
             except TargetError:
-                # if it is passed over now, its COMMIT PREPARED is an error
+                # if it is skipped now, its COMMIT PREPARED must be an error
                 with contextlib.suppress(TargetError):
                     await self._note_received(transaction)
                 raise
         await self.prepared(transaction)
 
     async def is_done(self, xid: int, session: ApplySession | None = None) -> bool:
-        """Whether a transaction is prepared, or committed already. To be asked in another ``session`` while the apply session is busy."""
+        """Whether a transaction is already prepared or committed. Use another ``session`` while the apply session is busy."""
         session, gid = session or self._session, self.gid(xid)
         return await _is_prepared(session, gid) or await self._has_row(session, gid)
 
     async def prepared(self, transaction: Transaction) -> None:
-        """It is prepared now: move the position behind it, if that is not further already."""
+        """Note that the transaction is prepared, and move the position to its end, unless the position is already past it."""
         await transaction.discard()
         async with self._session.transaction():
             await self._note_received(transaction)
@@ -113,7 +113,7 @@ class TwoPhase:
         """COMMIT PREPARED, unless that is done.
 
         Raises:
-            DataLossError: the prepared transaction is gone and was not committed; NeverPrepared if its PREPARE never came.
+            DataLossError: the prepared transaction is missing and was not committed. NeverPrepared: its PREPARE was never received.
         """
         if message.end_lsn <= self._applier.position:
             self._applier.ended(message.xid, committed=True)
@@ -137,7 +137,7 @@ class TwoPhase:
         self._applier.ended(message.xid, committed=True)
 
     async def rollback(self, message: RollbackPrepared) -> None:
-        """ROLLBACK PREPARED if there is such a transaction: its PREPARE may be older than the slot's two-phase start."""
+        """ROLLBACK PREPARED if the prepared transaction exists. It may be missing: its PREPARE may be older than the two-phase start."""
         if message.rollback_end_lsn <= self._applier.position:
             self._applier.ended(message.xid, committed=False)
             return
@@ -192,5 +192,5 @@ async def _is_prepared(session: ApplySession, gid: str) -> bool:
 
 
 def _received(gid: str) -> str:
-    """The key of the row that tells that a PREPARE came: not the gid, whose own row is invisible and locked until COMMIT PREPARED."""
+    """The key of the row that proves that a PREPARE was received. The row of the gid is invisible and locked until COMMIT PREPARED."""
     return f"received {gid}"

@@ -1,4 +1,4 @@
-"""A look at the sink's sessions, through a session that does nothing else: see :class:`subscriber.abc.WatchedSink`."""
+"""Watch the sink's sessions through a separate session: see :class:`subscriber.abc.WatchedSink`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _OWN_PID: Final = "SELECT pg_catalog.pg_backend_pid() AS pid"
 
 
 class Watcher:
-    """Looks when it is asked; its own session is made then.
+    """Reports the activity of the sink's sessions. The first call of :meth:`activity` opens its own session.
 
     Args:
-        name: of the subscription.
-        target: whose sessions apply.
-        tables: whose sessions copy.
+        name: name of the subscription.
+        target: the target object whose sessions apply.
+        tables: the target object whose sessions copy.
     """
 
     def __init__(self, name: str, target: Target, tables: Target) -> None:
@@ -37,7 +37,7 @@ class Watcher:
         """See :meth:`subscriber.abc.WatchedSink.activity`.
 
         Raises:
-            TargetError: there is no session to look through.
+            TargetError: the session cannot be opened, or was lost.
         """
         sessions = self._target.sessions() or self._tables.sessions()
         if not sessions:
@@ -46,7 +46,7 @@ class Watcher:
             if self._reader is None:
                 like = sessions[0]
                 self._reader = CatalogReader(await self._target.connect_asyncpg(like, session_name(self._name, "watch")))
-            # it may be closed meanwhile
+            # a local reference, because close() may run during the queries
             reader = self._reader
             if (await reader.fetch(_OWN_PID))[0]["pid"] != reader.connection.get_server_pid():
                 # a pooler gives PIDs of its own: nothing is known of the sessions
