@@ -1,4 +1,4 @@
-"""A target in memory: a real sink, for tests of programs that use subscriptions.
+"""A target in memory: a complete sink, for tests of programs that use subscriptions.
 
 ::
 
@@ -7,8 +7,8 @@
     ...
     assert target.rows("public.accounts") == [{"id": 1, "balance": Decimal("12.50")}]
 
-``target.py`` is what outlives a sink; ``table.py`` holds rows, ``changes.py`` reads what is to be made of them, ``apply.py`` makes it;
-``sink.py`` and ``tablesync.py`` are the contract.
+``target.py`` has the state that stays after a sink is closed, and ``table.py`` the rows of a table. ``changes.py`` reads the changes of a
+transaction, and ``apply.py`` makes them. ``sink.py`` and ``tablesync.py`` implement the interfaces of :mod:`subscriber.abc`.
 """
 
 from subscriber.sinks.memory.sink import MemorySink

@@ -1,4 +1,4 @@
-"""Makes the changes of one transaction: all of them, or none."""
+"""Make the changes of one transaction: all of them, or none."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Applier:
     """Changes the tables of a target.
 
     Args:
-        target: whose tables.
-        types: of the publisher.
-        statistics: counted into.
-        origin: what errors name as the source.
+        target: the target that has the tables.
+        types: types of the publisher.
+        statistics: counters of the sink.
+        origin: name of the replication origin in errors.
     """
 
     def __init__(self, target: MemoryTarget, types: TypeRegistry, statistics: ApplyStatistics, origin: str) -> None:
@@ -42,7 +42,7 @@ class Applier:
         """Make all changes, or none.
 
         Raises:
-            ApplyError: the target refuses one.
+            ApplyError: the target rejects a change.
             RelationError: a relation does not fit its table.
             ProtocolError: a change does not fit its relation.
         """
@@ -118,7 +118,7 @@ class Applier:
         return relation, table
 
     def _search(self, relation: Relation, table: MemoryTable, row: TupleData) -> Values:
-        """What finds the row: the target's key, if the publisher sent it; without a key, the whole row."""
+        """The values that find the row: those of the target's key if the publisher sent it. Without a key, the whole row."""
         identity = {column.name for column in relation.columns if column.key}
         if table.key and identity.issuperset(table.key):
             return {name: value for name, value in self._values(relation, table, row, only=set(table.key)).items() if name in table.key}
@@ -156,15 +156,15 @@ class Applier:
         return found
 
     def codec(self, type_oid: int, modifier: int) -> Codec:
-        """What reads values of a type."""
+        """The codec that reads values of a type."""
         return codec(self._types.resolve(type_oid, modifier))
 
 
 def read_value(reading: Codec, column: str, data: bytes, *, binary: bool) -> Value:
-    """The Python object of a value.
+    """Decode a value into a Python object.
 
     Raises:
-        ApplyError: it is none of the type.
+        ApplyError: the value is invalid for the type.
     """
     try:
         return reading.value(data, binary=binary)
@@ -175,5 +175,5 @@ def read_value(reading: Codec, column: str, data: bytes, *, binary: bool) -> Val
 
 
 def missing_columns(table: MemoryTable, names: Sequence[str]) -> list[str]:
-    """Those that the table has not."""
+    """The given columns that the table does not have."""
     return [name for name in names if name not in table.columns]

@@ -1,4 +1,4 @@
-"""What a transaction is to a target in memory: the changes that are wanted, each with its relation as it was described to it."""
+"""Read the changes of a transaction for a target in memory: those that the gate accepts, each with its relation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Change:
     """One change.
 
     Attributes:
-        message: as it came.
-        relations: whose; several only for TRUNCATE, and only those that are wanted.
+        message: the message as received.
+        relations: the relations of the change. Only TRUNCATE has several, and only those that the gate accepts.
     """
 
     message: Insert | Update | Delete | Truncate
@@ -29,10 +29,10 @@ class Change:
 
 
 class Relations:
-    """What the publisher described: relations by their ids, and types.
+    """The relations (by id) and types that the publisher described.
 
     Attributes:
-        types: of the publisher.
+        types: types of the publisher.
     """
 
     def __init__(self) -> None:
@@ -42,12 +42,12 @@ class Relations:
     async def read(
         self, transaction: Transaction, gate: RelationGate, statistics: ApplyStatistics
     ) -> tuple[list[Change], Mapping[int, Relation]]:
-        """The changes that the gate lets through, and what the transaction describes.
+        """The changes that the gate accepts, and the relations that the transaction describes.
 
-        The latter counts from :meth:`learn` on: a transaction that does not become durable has described nothing.
+        The relations become known only by :meth:`learn`, so that a transaction that fails does not change them.
 
         Raises:
-            ProtocolError: a record that is none, or of a relation that was never described.
+            ProtocolError: an invalid record, or a change of a relation that was never described.
             SpoolError
         """
         known = dict(self._known)
@@ -76,7 +76,7 @@ class Relations:
         return changes, described
 
     def learn(self, described: Mapping[int, Relation]) -> None:
-        """What a transaction described counts from here on."""
+        """Add the relations that a transaction described."""
         self._known.update(described)
 
 

@@ -1,4 +1,4 @@
-"""The sink in memory: what the rooms above see of this one."""
+"""The sink in memory: the interface of this package for the apply worker."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _CAPABILITIES: Final = Capabilities(
 
 
 class MemorySink:
-    """A :class:`subscriber.abc.Sink` for a :class:`MemoryTarget`. What it did is durable, as far as memory is, when a call returns.
+    """A :class:`subscriber.abc.Sink` for a :class:`MemoryTarget`. Each call is complete in memory on return, which counts as durable.
 
     Args:
-        target: what outlives it.
+        target: the target, which stays after the sink is closed.
     """
 
     def __init__(self, target: MemoryTarget) -> None:
@@ -62,12 +62,12 @@ class MemorySink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All but what is the matter of servers."""
+        """Capabilities of this sink: all that need no server."""
         return _CAPABILITIES
 
     @property
     def statistics(self) -> ApplyStatistics:
-        """Counters since the sink was made."""
+        """Counters since the sink was created."""
         return self._statistics
 
     @property
@@ -86,14 +86,14 @@ class MemorySink:
         return found
 
     async def exists(self, name: str) -> bool:
-        """Whether the target knows the subscription."""
+        """Whether the target has the subscription."""
         return name in self._target.subscriptions
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
         """See :meth:`subscriber.abc.Sink.open`.
 
         Raises:
-            SubscriptionInUse: another sink is open for it.
+            SubscriptionInUse: another sink is open for the subscription.
         """
         await self.close()
         record = self._target.subscriptions.get(name)
@@ -116,24 +116,24 @@ class MemorySink:
         )
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note the slot's name and what it is for; None: it was not created after all."""
+        """Store the slot's name, publications and two-phase state. None as the name: the slot was not created."""
         record = self._open
         record.slot_name, record.publications, record.two_phase = slot_name, tuple(publications), two_phase
 
     async def slot_names(self) -> frozenset[str]:
-        """The slots that stored positions are of."""
+        """The slots to which stored positions belong."""
         positions = [self._open.position, *(record.position for record in self._open.tables.values())]
         return frozenset(position.slot_name for position in positions if position is not None)
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications subscribed to."""
+        """Store the publications of the subscription."""
         self._open.publications = tuple(publications)
 
     async def refreshed(self) -> None:
-        """Nothing is ever pending here."""
+        """Nothing to do: no refresh is ever pending."""
 
     async def set_position(self, position: Position) -> None:
-        """Store the first position, or one on another timeline."""
+        """Store the first position, or a position on another timeline."""
         self._open.position = position
 
     async def advance(self, lsn: Lsn) -> None:
@@ -141,7 +141,7 @@ class MemorySink:
         self._move(lsn)
 
     def _move(self, lsn: Lsn) -> None:
-        """Move the position, and tell of it; it never goes back."""
+        """Move the position forward (never back), and report it."""
         old = self._position
         moved = max(old.lsn, lsn)
         self._open.position = Position(old.slot_name, old.system_identifier, old.timeline, moved)
@@ -153,7 +153,7 @@ class MemorySink:
         self._open.two_phase = state
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """Learn their types, and make those that are missing."""
+        """Store the descriptions and types of these tables, and create missing tables if the target does that."""
         for published in tables:
             self._published[published.name] = published
             self._relations.types.add(published.types)
@@ -161,7 +161,7 @@ class MemorySink:
                 self._target.create_published(published)
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables; those that were dropped are forgotten."""
+        """The subscription's tables. Tables that were dropped are removed."""
         record = self._open
         record.tables = {table: found for table, found in record.tables.items() if self._target.find(table) is not None}
         return {table: found.entry for table, found in record.tables.items()}
@@ -176,11 +176,11 @@ class MemorySink:
         self._open.tables[table] = TableRecord(entry)
 
     async def remove_table(self, table: TableName) -> None:
-        """Forget a table; its rows stay."""
+        """Remove a table from the subscription. Its rows stay."""
         self._open.tables.pop(table, None)
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """SYNCDONE to READY."""
+        """Change the state of a table from SYNCDONE to READY."""
         record = self._open.tables.get(table)
         if record is not None and record.entry.state is TableState.SYNCDONE:
             record.entry = TableEntry(TableState.READY, lsn)
@@ -189,7 +189,7 @@ class MemorySink:
         return Applier(self._target, self._relations.types, self._statistics, f"pg_{self._open.oid}")
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch, one transaction after the other. See :meth:`subscriber.abc.Sink.apply`.
+        """Apply the transactions of a batch one by one. See :meth:`subscriber.abc.Sink.apply`.
 
         Raises:
             ApplyError, RelationError, ProtocolError, TargetUnavailable
@@ -203,7 +203,7 @@ class MemorySink:
             await transaction.discard()
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Keep the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
+        """Store the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
 
         Raises:
             ProtocolError, TargetUnavailable
@@ -219,8 +219,8 @@ class MemorySink:
         """Apply the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.commit_prepared`.
 
         Raises:
-            ApplyError, RelationError: it stays prepared.
-            NeverPrepared: there is none.
+            ApplyError, RelationError: the transaction stays prepared.
+            NeverPrepared: there is no such prepared transaction.
         """
         prepared = self._open.prepared
         key = message.xid, message.gid
@@ -243,12 +243,12 @@ class MemorySink:
         self._move(message.end_lsn)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Forget a prepared transaction."""
+        """Delete a prepared transaction."""
         self._open.prepared.pop((message.xid, message.gid), None)
         self._move(message.rollback_end_lsn)
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Not declared.
+        """Not supported: the capabilities do not include parallel apply.
 
         Raises:
             TargetUnavailable: always.
@@ -256,11 +256,11 @@ class MemorySink:
         raise TargetUnavailable("a target in memory applies one transaction at a time")
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Nothing waits here."""
+        """Always empty: no call waits for another."""
         return ()
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """Pass over a transaction. See :meth:`subscriber.abc.Sink.skip`."""
+        """Skip a transaction. See :meth:`subscriber.abc.Sink.skip`."""
         if isinstance(event, CommitPrepared):
             self._open.prepared.pop((event.xid, event.gid), None)
             self._open.skip_lsn = INVALID_LSN
@@ -276,18 +276,18 @@ class MemorySink:
         await transaction.discard()
 
     async def clear_skip(self) -> None:
-        """Forget the transaction to be skipped."""
+        """Clear ``skip_lsn``."""
         self._open.skip_lsn = INVALID_LSN
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """Keep it in the target."""
+        """Store the report in the target."""
         record = self._record
         if record is not None and record.writer is self:
             record.activity = tuple(workers)
             record.last_error = last_error or record.last_error
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Tables and columns that are missing."""
+        """Report missing tables and columns."""
         found = []
         for published in tables:
             table = self._target.find(published.name)
@@ -303,14 +303,14 @@ class MemorySink:
         return found
 
     def open_table(self, table: TableName) -> MemoryTableSink:
-        """The table's synchronization; also while the sink is closed, once it has been open."""
+        """The table's synchronization. The sink must have been open before, but may be closed now."""
         record = self._record
         if record is None:
             raise TargetUnavailable("the sink was never opened", hint="open it first")
         return MemoryTableSink(self._target, record, table, self._statistics, self._published.get(table))
 
     async def close(self) -> None:
-        """Let others open the subscription. Idempotent."""
+        """Release the subscription, so that another sink can open it. Idempotent."""
         if self._record is not None and self._record.writer is self:
             self._record.writer = None
 

@@ -1,4 +1,4 @@
-"""A table's rows: values of Python by the names of columns, at most one row a key, and every change can be taken back."""
+"""The rows of a table: Python values by column name. Rows have a unique key, and every change can be undone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from subscriber.types import Value
 __all__ = ["MemoryColumn", "MemoryTable", "Undo", "Values"]
 
 Values = dict[str, Value | None]
-"""Of a row, by column; None is NULL."""
+"""The values of a row by column name; None is NULL."""
 
 Undo = Callable[[], None]
-"""Takes one change back. To be called in the opposite order of the changes."""
+"""Undoes one change. Changes must be undone in reverse order."""
 
 _DUPLICATE: Final = "23505"
 _NULL: Final = "23502"
@@ -27,9 +27,9 @@ class MemoryColumn:
     """A column.
 
     Attributes:
-        name: its name.
-        not_null: NULL is refused.
-        default: what a row has that was inserted without it.
+        name: name of the column.
+        not_null: NULL is rejected.
+        default: value of rows that were inserted without one.
     """
 
     name: str
@@ -38,13 +38,13 @@ class MemoryColumn:
 
 
 class MemoryTable:
-    """One table. Rows have numbers, in the order in which they came, that no other row of the table ever had.
+    """One table. Each row has a number, in the order of insertion. Numbers are never used again.
 
     Args:
-        name: of the table.
-        columns: in their order.
-        key: names of the primary key's columns; none: rows may come twice.
-        oid: names the table for good.
+        name: name of the table.
+        columns: columns in their order.
+        key: names of the primary key's columns; empty: rows may occur twice.
+        oid: identifies the table permanently.
     """
 
     def __init__(self, name: TableName, columns: Iterable[MemoryColumn], key: Sequence[str], oid: int) -> None:
@@ -61,37 +61,37 @@ class MemoryTable:
         return [dict(row) for row in self._rows.values()]
 
     def numbers(self) -> list[int]:
-        """Of all rows."""
+        """The numbers of all rows."""
         return list(self._rows)
 
     def row(self, number: int) -> Values:
-        """The row with this number, not to be changed."""
+        """The row with this number. The caller must not change it."""
         return self._rows[number]
 
     def add_column(self, column: MemoryColumn) -> None:
-        """Add a column; rows that are there have its default."""
+        """Add a column. Existing rows get its default."""
         self.columns[column.name] = column
         for row in self._rows.values():
             row[column.name] = column.default
 
     def find(self, values: Values) -> int | None:
-        """The oldest row that has these values, all of them; NULL is equal to NULL."""
+        """The number of the oldest row that has all these values. NULL is equal to NULL."""
         if self.key and all(name in values for name in self.key):
             number = self._index.get(self._key_of(values))
             return number if number is not None and _has(self._rows[number], values) else None
         return next((number for number, row in self._rows.items() if _has(row, values)), None)
 
     def holding(self, values: Values) -> int | None:
-        """The row that has the key of these values, or None."""
+        """The number of the row that has the key of these values, or None."""
         if not self.key or any(values.get(name) is None for name in self.key):
             return None
         return self._index.get(self._key_of(values))
 
     def insert(self, values: Values) -> tuple[int, Undo]:
-        """Add a row; columns without a value take their defaults.
+        """Add a row. Columns without a value get their defaults.
 
         Raises:
-            ApplyError: its key is there, or a value is missing that must not be.
+            ApplyError: a row with its key exists, or a column that must not be NULL has no value.
         """
         row = {column.name: values.get(column.name, column.default) for column in self.columns.values()}
         self._require(row)
@@ -108,7 +108,7 @@ class MemoryTable:
         """Change some values of a row.
 
         Raises:
-            ApplyError: as :meth:`insert`.
+            ApplyError: as in :meth:`insert`.
         """
         before = self._rows[number]
         after = before | values
@@ -127,7 +127,7 @@ class MemoryTable:
         return undo
 
     def delete(self, number: int) -> Undo:
-        """Remove a row. Taken back, it is the newest: nobody was promised an order."""
+        """Remove a row. After an undo, it is the last row: the order of rows is not guaranteed."""
         row = self._leave(number)
         return lambda: self._enter(number, row)
 
@@ -165,10 +165,10 @@ class MemoryTable:
 
 
 def _hashable(value: object) -> Hashable:
-    """A stand-in with which equal values are found: arrays become tuples, and NaN, which is not equal to itself, its name."""
+    """A hashable form of a value, to find equal values. Arrays become tuples; NaN, which is not equal to itself, becomes a text."""
     if isinstance(value, list):
         return tuple(map(_hashable, value))
-    if value != value:  # noqa: PLR0124 -- that is what NaN is
+    if value != value:  # noqa: PLR0124 -- only NaN is not equal to itself
         return "NaN"
     assert isinstance(value, Hashable)
     return value

@@ -1,4 +1,4 @@
-"""One table's synchronization into memory."""
+"""The synchronization of one table into memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class MemoryTableSink:
     """A :class:`subscriber.abc.TableSink`.
 
     Args:
-        target: whose table.
-        subscription: whose table, too.
-        table: its name.
-        statistics: counted into.
-        published: what the publisher's catalog says of it, if that is known.
+        target: the target that has the table.
+        subscription: the subscription that has the table.
+        table: name of the table.
+        statistics: counters of the sink.
+        published: the publisher's description of the table, if it is known.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class MemoryTableSink:
         """See :meth:`subscriber.abc.TableSink.begin`.
 
         Raises:
-            RelationError: the table is gone, or not of the subscription.
-            SubscriptionInUse: somebody synchronizes it.
+            RelationError: the table was dropped, or does not belong to the subscription.
+            SubscriptionInUse: another synchronization of the table is open.
         """
         record = self._subscription.tables.get(self._name)
         table = self._target.table(self._name)
@@ -93,15 +93,15 @@ class MemoryTableSink:
         self._state.entry = TableEntry(TableState.DATASYNC)
 
     async def describe(self, table: PublishedTable) -> None:
-        """What is about to be copied."""
+        """Store the publisher's description of the table."""
         self._published = table
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream. See :meth:`subscriber.abc.TableSink.copy`.
 
         Raises:
-            ApplyError: a value that is none, or a key that is there.
-            RelationError: the table lacks a column.
+            ApplyError: an invalid value, or a row whose key exists.
+            RelationError: the table does not have a column.
         """
         table = self._target.table(self._name)
         self._target.follow(table, columns)
@@ -145,10 +145,10 @@ class MemoryTableSink:
                     undo()
 
     async def finish_copy(self, position: Position) -> None:
-        """Make the copied rows count.
+        """Store FINISHEDCOPY, which makes the copied rows final.
 
         Raises:
-            TargetError: no copy is under way.
+            TargetError: no copy was started.
         """
         self._require(TableState.DATASYNC)
         self._state.copied.clear()
@@ -160,7 +160,7 @@ class MemoryTableSink:
         """The table's own position.
 
         Raises:
-            TargetError: it has none.
+            TargetError: the table has none.
         """
         found = self._state.position
         if found is None:
@@ -189,7 +189,7 @@ class MemoryTableSink:
         self._state.position = Position(position.slot_name, position.system_identifier, position.timeline, transaction.end_lsn)
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and forget the table's own position.
+        """Store SYNCDONE at ``lsn`` and delete the table's own position.
 
         Raises:
             TargetError: the table is not in FINISHEDCOPY.
@@ -203,7 +203,7 @@ class MemoryTableSink:
             raise TargetError(f'table "{self._name}" is not in state {state.name}', hint="begin its synchronization again")
 
     async def close(self) -> None:
-        """Let others synchronize it. Idempotent."""
+        """Release the table, so that another synchronization can begin. Idempotent."""
         if self._record is not None and self._record.holder is self:
             self._record.holder = None
         self._record = None

@@ -1,4 +1,4 @@
-"""What outlives a sink: tables, and what the catalog of another target would hold of each subscription."""
+"""The state that stays after a sink is closed: tables, and the subscriptions that other targets store in a catalog."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class TableRecord:
     """One table of a subscription.
 
     Attributes:
-        entry: its state.
-        position: its own, while it is synchronized.
-        copied: numbers of the rows of a copy that is not finished.
-        overwritten: by their numbers, rows that such a copy has overwritten, as they were.
-        holder: whoever synchronizes it.
+        entry: state of the table.
+        position: the table's own position during its synchronization.
+        copied: numbers of the rows that an unfinished copy has inserted.
+        overwritten: previous values of the rows that an unfinished copy has overwritten, by row number.
+        holder: the object that synchronizes the table, or None.
     """
 
     entry: TableEntry
@@ -44,10 +44,10 @@ class SubscriptionRecord:
     """One subscription.
 
     Attributes:
-        writer: the sink that is open.
+        writer: the open sink, or None.
         prepared: changes of prepared transactions by xid and gid.
-        activity: the workers, as they reported last.
-        last_error: as reported last.
+        activity: the latest report of the workers.
+        last_error: the last error that was reported.
     """
 
     oid: int
@@ -64,12 +64,12 @@ class SubscriptionRecord:
 
 
 class MemoryTarget:
-    """A database in memory, for one event loop. Sinks come and go; this stays.
+    """A database in memory, for one event loop. It stays when sinks are closed and opened again.
 
     Args:
-        create_tables: make published tables that are missing.
-        schema_change: what comes of a published column that a table has not, as :attr:`subscriber.config.Settings.schema_change`.
-        insert_conflict: what an INSERT of a key that is there is.
+        create_tables: create published tables that are missing.
+        schema_change: what to do about a published column that a table does not have, as :attr:`subscriber.config.Settings.schema_change`.
+        insert_conflict: what to do about an INSERT whose key exists, as :attr:`subscriber.config.Settings.insert_conflict`.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class MemoryTarget:
         return tuple(self._tables)
 
     def create_table(self, name: TableName | str, columns: Iterable[MemoryColumn | str], key: Sequence[str] = ()) -> MemoryTable:
-        """Make a table, or replace it.
+        """Create a table, or replace it.
 
         Args:
-            name: ``schema.name`` as a text, or a name.
-            columns: in their order.
+            name: ``schema.name`` as a text, or a ``TableName``.
+            columns: columns in their order.
             key: names of the primary key's columns.
         """
         found = _name(name)
@@ -106,17 +106,17 @@ class MemoryTarget:
         return table
 
     def create_published(self, published: PublishedTable) -> None:
-        """Make a table as the publisher's catalog describes it, unless it is there."""
+        """Create a table as the publisher describes it, unless it exists."""
         if published.name not in self._tables:
             key = published.primary_key or (() if published.replica_identity == "f" else published.key_columns)
             columns = [MemoryColumn(name, not_null=name in published.not_null) for name in published.columns]
             self.create_table(published.name, columns, key)
 
     def follow(self, table: MemoryTable, columns: Sequence[str]) -> None:
-        """Do about published columns that a table has not what was decided: add them, or leave them out.
+        """Handle published columns that a table does not have, as ``schema_change`` says: add them, or leave them out.
 
         Raises:
-            RelationError: neither.
+            RelationError: ``schema_change`` says "error".
         """
         missing = tuple(name for name in columns if name not in table.columns)
         if not missing:
@@ -133,14 +133,14 @@ class MemoryTarget:
             raise RelationError(message, sqlstate="55000", hint="add the column to the target's table, or leave it out of the publication")
 
     def drop_table(self, name: TableName | str) -> None:
-        """Forget a table."""
+        """Drop a table."""
         del self._tables[_name(name)]
 
     def table(self, name: TableName | str) -> MemoryTable:
-        """A table.
+        """The table of this name.
 
         Raises:
-            RelationError: there is none of this name.
+            RelationError: there is no such table.
         """
         found = self.find(_name(name))
         if found is None:
@@ -150,7 +150,7 @@ class MemoryTarget:
         return found
 
     def find(self, name: TableName) -> MemoryTable | None:
-        """A table, or None."""
+        """The table of this name, or None."""
         return self._tables.get(name)
 
     def rows(self, name: TableName | str) -> list[Values]:
@@ -162,21 +162,21 @@ class MemoryTarget:
         return self.table(name).rows()
 
     def new_oid(self) -> int:
-        """One that nothing here has."""
+        """An oid that was not used in this target before."""
         return next(self._oids)
 
     def sever(self) -> None:
-        """All sinks lose their connection, as when their processes are killed: what they do next is TargetUnavailable."""
+        """Disconnect all sinks, as if their processes were killed. Their next call raises TargetUnavailable."""
         for subscription in self.subscriptions.values():
             subscription.writer = None
             for record in subscription.tables.values():
                 record.holder = None
 
     def require(self, holder: object | None, who: object, what: str) -> None:
-        """Whoever is about to write must be the one that may.
+        """Check that ``who`` is the ``holder``, the only object that may write.
 
         Raises:
-            TargetUnavailable: it was severed, or never opened.
+            TargetUnavailable: ``who`` was disconnected by :meth:`sever`, or was never opened.
         """
         if holder is not who:
             raise TargetUnavailable(f"{what} is not open, or was cut off", hint="open it again")
