@@ -1,1 +1,1 @@
-"""IO to targets, one sink a folder."""
+"""The sinks, one folder for each kind of target, and the modules that they share."""

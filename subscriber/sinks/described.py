@@ -1,7 +1,7 @@
-"""What the publisher described, to a sink that reads transactions: relations by their ids.
+"""The relations that the publisher described, by id, for a sink that reads transactions.
 
-It outlives a transaction: Relation messages count from where they come, and are not sent again. What a transaction that was rolled back
-described comes again with it.
+A relation stays known after its transaction, because the publisher does not send the Relation message again. After a rollback, the
+relations of the transaction are removed, because they are read again with it.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ _RELATION: Final = bytes([Tag.RELATION])
 
 
 class DescribedRelations(ABC):
-    """Remote relations by id. Whoever extends it keeps what it makes of each with the target."""
+    """Remote relations by id. Subclasses also store how each relation maps to the target."""
 
     def __init__(self) -> None:
         self._remote: dict[int, Relation] = {}
 
     @abstractmethod
     def forget_targets(self) -> None:
-        """Read the target's tables again when they are needed next."""
+        """Forget all target tables, so that they are read again when they are needed next."""
 
     @abstractmethod
     def _forget_target(self, relation_id: int) -> None:
-        """The same for one: it was described anew."""
+        """Forget the target table of a relation that was described again."""
 
     def remembered(self) -> dict[int, Relation]:
-        """The relations as known now, for :meth:`restore`."""
+        """A copy of the known relations, for :meth:`restore`."""
         return dict(self._remote)
 
     def restore(self, remembered: dict[int, Relation]) -> None:
-        """Go back to what was known before transactions that were rolled back. The target's tables are read again."""
+        """Restore the relations known before transactions that were rolled back. The target's tables are read again."""
         self._remote = dict(remembered)
         self.forget_targets()
 
     def define(self, relation: Relation) -> None:
-        """A Relation message came."""
+        """Store the relation of a Relation message."""
         self._remote[relation.relation_id] = relation
         self._forget_target(relation.relation_id)
 
     async def learn(self, transaction: Transaction) -> None:
-        """Read what a transaction describes, and nothing else of it: the publisher will not describe it again.
+        """Read only the Relation messages of a transaction. This is needed because the publisher does not send them again.
 
         Raises:
-            ProtocolError: a Relation message that is none.
-            SpoolError: its spilled part cannot be read.
+            ProtocolError: an invalid Relation message.
+            SpoolError: the transaction's spool file cannot be read.
         """
         async for chunk in transaction.chunks():
             for record in chunk:
@@ -60,10 +60,10 @@ class DescribedRelations(ABC):
                     self.define(message)
 
     def remote(self, relation_id: int) -> Relation:
-        """What the publisher said of a relation.
+        """The relation with this id, as the publisher described it.
 
         Raises:
-            ProtocolError: nothing.
+            ProtocolError: the publisher did not describe it.
         """
         try:
             return self._remote[relation_id]

@@ -1,11 +1,11 @@
 r"""JSON lines: one object a line, always valid JSON and valid UTF-8.
 
-Rows are objects of column name to value in the text form that PostgreSQL gives it: a JSON string, or null for NULL. Nothing is
-turned into JSON numbers, which could not hold a ``numeric`` exactly. Three things need more than that:
+Rows are objects of column names and values. A value has PostgreSQL's text form: a JSON string, or null for NULL. Values never become JSON
+numbers, which cannot hold every ``numeric`` exactly. There are three special cases:
 
 * A value in binary format (``-o binary=true``, or a logical message that is no text) is written as ``"\\x…"`` in hexadecimal, and its
   name is listed under ``"binary"``.
-* A column whose TOASTed value did not change, and was therefore not sent, is not in the row but listed under ``"unchanged"``.
+* A column whose TOASTed value did not change, and so was not sent, is not in the row but is listed under ``"unchanged"``.
 * A byte of text or of a name that is not UTF-8 (a database in SQL_ASCII) is written as the four characters ``\xNN``.
 """
 
@@ -44,7 +44,7 @@ class JsonLines:
         return json_line(closing_line(header))
 
     def message(self, lsn: Lsn, prefix: str, content: bytes) -> str:
-        """A message outside any transaction."""
+        """A logical message outside any transaction."""
         return json_line(message_line(lsn, prefix, content, transactional=False))
 
 

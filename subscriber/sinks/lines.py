@@ -1,10 +1,10 @@
-"""What one line of output says about a change or a transaction, before it is written as JSON or as text.
+"""The content of an output line about a change or a transaction, before it is written as JSON or as text.
 
 A :data:`Line` is an ordered mapping that begins with ``kind``. Entries that do not apply are left out. :mod:`subscriber.sinks.jsonl` and
-:mod:`subscriber.sinks.text` write lines; both take any line, whatever bytes its names and values were made of, and never raise.
+:mod:`subscriber.sinks.text` write lines. Both accept names and values from any bytes, and never raise an error.
 
-Committed transactions are a line ``begin``, one a change, and a line ``commit``; prepared ones ``begin prepare``, changes, ``prepare``;
-how a prepared one ended is a single line ``commit prepared`` or ``rollback prepared``.
+A committed transaction has a line ``begin``, one line per change, and a line ``commit``. A prepared one has ``begin prepare``, its changes,
+and ``prepare``. Its end is a single line ``commit prepared`` or ``rollback prepared``.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ _OPENING: Final[dict[TransactionKind, str]] = {"commit": "begin", "prepare": "be
 
 
 class ChangeFormat(Protocol):
-    """A way to write transactions, line by line. No line holds a line break, nor anything that UTF-8 cannot hold."""
+    """A format of output lines for transactions. A line contains no line break, and only characters that UTF-8 can encode."""
 
     def opening(self, header: TransactionHeader) -> str | None:
-        """What stands before a transaction's changes; None if it comes without any."""
+        """The line before a transaction's changes; None for COMMIT PREPARED and ROLLBACK PREPARED, which have no changes."""
         ...
 
     def change(self, header: TransactionHeader, change: Change) -> str:
-        """One change of it."""
+        """The line of one change."""
         ...
 
     def closing(self, header: TransactionHeader) -> str:
-        """How it ended."""
+        """The line at the end of the transaction."""
         ...
 
     def message(self, lsn: Lsn, prefix: str, content: bytes) -> str:
-        """A logical message outside any transaction."""
+        """The line of a logical message outside any transaction."""
         ...
 
 
 def opening_line(header: TransactionHeader) -> Line | None:
-    """``begin``, ``begin prepare`` or nothing."""
+    """A line ``begin`` or ``begin prepare``, or None."""
     kind = _OPENING.get(header.kind)
     return None if kind is None else _transaction(header, kind)
 
 
 def closing_line(header: TransactionHeader) -> Line:
-    """How the transaction ended."""
+    """The line at the end of the transaction."""
     return _transaction(header, header.kind)
 
 
@@ -83,11 +83,11 @@ def _transaction(header: TransactionHeader, kind: str) -> Line:
 
 
 def change_line(change: Change, xid: int | None = None) -> Line:
-    """One change.
+    """The line of one change.
 
     Args:
-        change: of a transaction.
-        xid: the transaction's, where the line shall tell.
+        change: a change of a transaction.
+        xid: xid of the transaction, if the line must contain it.
     """
     line: Line = {"kind": change.kind, "xid": xid}
     match change:
@@ -111,17 +111,17 @@ def change_line(change: Change, xid: int | None = None) -> Line:
 
 
 def message_line(lsn: Lsn, prefix: str, content: bytes, *, transactional: bool) -> Line:
-    """A logical message."""
+    """The line of a logical message."""
     return {"kind": "message", "transactional": transactional, "lsn": lsn, "prefix": prefix, "content": readable(content)}
 
 
 def without_none(line: Line) -> Line:
-    """Leave out what does not apply."""
+    """Remove entries that are None."""
     return {name: value for name, value in line.items() if value is not None}
 
 
 def readable(content: bytes) -> str | bytes:
-    """As text if it is UTF-8 and may be meant as such, else as it is."""
+    """The content as text if it is UTF-8 without a zero byte, else unchanged."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -130,7 +130,7 @@ def readable(content: bytes) -> str | bytes:
 
 
 def moment(microseconds: int) -> str | int:
-    """A time in ISO 8601; as it came, in microseconds since the PostgreSQL epoch, if Python's years cannot hold it."""
+    """A time in ISO 8601. If it is outside Python's range of years, it stays a number of microseconds since the PostgreSQL epoch."""
     try:
         return datetime_from_postgres(microseconds).isoformat(timespec="microseconds")
     except OverflowError:

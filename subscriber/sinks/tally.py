@@ -1,9 +1,9 @@
-"""What was counted while applying, and what an error there was about, in the words of native's context lines. Never a value.
+"""Counters of apply, and the context of its errors in the words of PostgreSQL's context lines. They never contain values.
 
-Conflicts that change nothing else are counted and logged once they are committed: a batch that is rolled back and applied again has
-them once, a prepared transaction that is rolled back has none. (One that was rolled back before the publisher decoded it may come without
-some of its changes, and what is left of it finds no rows.) Of one that is prepared, the log alone tells, should this process end before the
-COMMIT PREPARED. Those that are errors are counted each time they are met, as natively.
+A conflict that is no error is counted and logged after the commit. So a batch that is rolled back and applied again counts it once, and a
+prepared transaction that is rolled back does not count it. (If a prepared transaction was rolled back before the publisher decoded it, some
+of its changes may be missing, so the others find no rows.) If this process ends between PREPARE and COMMIT PREPARED, the conflicts of the
+prepared transaction are in the log only. A conflict that is an error is counted each time it occurs, as in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LOG_INTERVAL: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ChangeContext:
-    """The remote transaction that a statement carries out a change of.
+    """The remote transaction of a statement.
 
     Attributes:
-        origin: native's name of what is followed.
-        xid: of the transaction on the publisher.
-        final_lsn: where it finished there.
-        ending: native's name of the message that ends it, for what is not about one of its changes.
+        origin: PostgreSQL's name of the replication origin.
+        xid: xid of the transaction on the publisher.
+        final_lsn: LSN of its end on the publisher.
+        ending: PostgreSQL's name of the message that ends it, for a statement that makes none of its changes.
     """
 
     origin: str
@@ -44,7 +44,7 @@ class ChangeContext:
 
 
 def describe(context: ChangeContext, message_type: str = "", table: TableName | None = None, column: str | None = None) -> str:
-    """Native's apply_error_callback: without a relation it is about a message that has none."""
+    """The context line of PostgreSQL's apply_error_callback. ``table`` is None for a message without a relation."""
     text = f'processing remote data for replication origin "{context.origin}"'
     if message_type:
         text += f' during message type "{message_type}"'
@@ -57,20 +57,20 @@ def describe(context: ChangeContext, message_type: str = "", table: TableName | 
 
 @dataclass(frozen=True, slots=True)
 class _Conflict:
-    """Conflicts of one kind on one table are logged together."""
+    """A table and a kind of conflict. Conflicts that are equal in both are logged together."""
 
     table: TableName | None
     kind: str
 
 
 class Counted:
-    """What was done in one attempt. It counts only if that is committed.
+    """The counters of one attempt. They count only if the attempt is committed.
 
     Attributes:
-        statistics: all of it but conflicts.
-        conflicts: how many there were of each kind.
-        explanations: of the first one of each kind.
-        failed: the conflict that the attempt failed with, by its name; it counts at once.
+        statistics: all counters without those of conflicts.
+        conflicts: number of conflicts of each kind.
+        explanations: explanation and key of the first conflict of each kind.
+        failed: name of the conflict with which the attempt failed; it is counted at once.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Counted:
         self.explanations: dict[_Conflict, tuple[str, str]] = {}
 
     def copy(self) -> Self:
-        """As it is now, to go back to."""
+        """A copy, to restore the counters later."""
         found = type(self)()
         found.statistics = replace(self.statistics, skipped_tables=set(self.statistics.skipped_tables))
         found.conflicts = Counter(self.conflicts)
@@ -88,14 +88,14 @@ class Counted:
         return found
 
     def changes(self, kind: str, table: TableName | None, identity: Sequence[str], sent: int, found: int) -> None:
-        """Count changes of one kind that were made, or the conflicts where there was no row to make them to.
+        """Count changes of one kind, and the conflicts of those that found no row.
 
         Args:
-            kind: INSERT, UPDATE, DELETE or TRUNCATE; anything else is no change.
-            table: whose.
-            identity: the columns that find a row; empty: all of them.
-            sent: how many changes there were.
-            found: how many rows they found.
+            kind: INSERT, UPDATE, DELETE or TRUNCATE. Other kinds are not counted.
+            table: the table of the changes.
+            identity: the columns that find a row; empty: all columns.
+            sent: number of changes.
+            found: number of rows that they found.
         """
         statistics = self.statistics
         match kind:
@@ -113,7 +113,7 @@ class Counted:
             self.conflict(kind, table, identity, "missing", f"Could not find the row to be {_DONE[kind]}", times=sent - found)
 
     def conflict(self, kind: str, table: TableName | None, identity: Sequence[str], what: str, explanation: str, *, times: int = 1) -> None:
-        """Count conflicts of one kind, to be logged together with others like them."""
+        """Count conflicts of one kind. They are logged together with others of the same kind."""
         conflict = _Conflict(table, f"{kind.lower()}_{what}")
         self.conflicts[conflict] += times
         if conflict not in self.explanations:
@@ -125,13 +125,13 @@ def _identity(columns: Sequence[str]) -> str:
 
 
 def count(statistics: ApplyStatistics, kind: str, times: int = 1) -> None:
-    """Count conflicts, under their name in pg_stat_subscription_stats."""
+    """Add conflicts to the counter that has their name in pg_stat_subscription_stats."""
     name = f"confl_{kind}"
     setattr(statistics, name, getattr(statistics, name) + times)
 
 
 def _text(table: TableName | None, conflicts: Counter[_Conflict], explanations: Mapping[_Conflict, tuple[str, str]]) -> str:
-    """What there was on one relation."""
+    """The log text for the conflicts on one relation."""
     texts = []
     for conflict, times in conflicts.items():
         if conflict.table == table:
@@ -141,13 +141,13 @@ def _text(table: TableName | None, conflicts: Counter[_Conflict], explanations: 
 
 
 class Tally:
-    """Adds up what was committed, and logs the conflicts in it.
+    """Adds up the counters of committed transactions, and logs their conflicts.
 
-    The first conflict of a kind on a relation is logged at once, before the position behind it is confirmed: one that is not logged by then
-    is lost with this process. More of the same kind are logged once a second, together.
+    The first conflict of a kind on a relation is logged at once, before the position after it is confirmed. A conflict that is not logged
+    by then is lost if this process ends. Further conflicts of the same kind are logged together, once a second.
 
     Args:
-        statistics: added to.
+        statistics: the counters to which committed transactions are added.
     """
 
     def __init__(self, statistics: ApplyStatistics) -> None:
@@ -159,15 +159,15 @@ class Tally:
         self._prepared: dict[int, Counted] = {}
 
     def unwritten(self, name: str) -> int:
-        """By how much a counter grew since :meth:`wrote`."""
+        """The growth of a counter since :meth:`wrote`."""
         return int(getattr(self.statistics, name)) - self._written[name]
 
     def wrote(self, counted: Mapping[str, int]) -> None:
-        """So much is in the catalog now."""
+        """Note the counts that were added to the catalog."""
         self._written.update(counted)
 
     def add(self, counted: Counted, prepared: int | None = None) -> None:
-        """An attempt was committed; or prepared, as this transaction: then its conflicts wait for :meth:`ended`."""
+        """Add an attempt that was committed, or prepared as transaction ``prepared``: then its conflicts wait for :meth:`ended`."""
         mine, more = self.statistics, counted.statistics
         for field in fields(more):
             added = getattr(more, field.name)
@@ -179,14 +179,14 @@ class Tally:
         elif counted.conflicts:
             self._prepared[prepared] = counted
             for table in {conflict.table for conflict in counted.conflicts}:
-                # not lost with this process, as the counts are
+                # logged now, because the counts are lost if this process ends
                 text = _text(table, counted.conflicts, counted.explanations)
                 _log.info('conflict on relation "%s" in transaction %d, which is prepared: %s', table, prepared, text)
         else:
             self._prepared.pop(prepared, None)
 
     def ended(self, prepared: int, *, committed: bool) -> None:
-        """COMMIT PREPARED or ROLLBACK PREPARED."""
+        """Count the conflicts of a prepared transaction after COMMIT PREPARED; drop them after ROLLBACK PREPARED."""
         counted = self._prepared.pop(prepared, None)
         if counted is not None and committed:
             self._add_conflicts(counted)
@@ -216,7 +216,7 @@ class Tally:
             self._log_conflicts(conflict.table)
 
     def close(self) -> None:
-        """Log what has waited. Idempotent; it may be used again."""
+        """Log the waiting conflicts. Idempotent. The object may be used again."""
         for table in {conflict.table for conflict in self._conflicts}:
             self._log_conflicts(table)
         for timer in self._timers.values():

@@ -1,4 +1,4 @@
-r"""Lines for people: what happened, then ``name=value``.
+r"""Readable lines: the kind of event, then ``name=value``.
 
 ::
 
@@ -6,8 +6,8 @@ r"""Lines for people: what happened, then ``name=value``.
     update public.t key=(id='1') new=(id='2' note=NULL photo=UNCHANGED data=\x00ff)
     commit xid=742 lsn=0/15A3F48 end_lsn=0/15A3F78 time=2026-01-31T12:00:00.000000+00:00
 
-Text is in single quotes, with backslash escapes for the quote, the backslash and whatever is not printable: a line stays a line, and a
-value cannot send commands to the terminal. Bare words are NULL, UNCHANGED (not sent), and binary values as ``\x`` and hexadecimal.
+Text is in single quotes, with backslash escapes for the quote, the backslash and characters that are not printable. So a value cannot
+contain a line break or a terminal command. NULL, UNCHANGED (not sent) and binary values (``\x`` and hexadecimal) are not quoted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TextLines:
         return None if line is None else text_line(line)
 
     def change(self, header: TransactionHeader, change: Change) -> str:
-        """A change; its transaction is told by the lines around it."""
+        """A change, without the xid: the lines before and after the changes contain it."""
         return text_line(change_line(change))
 
     def closing(self, header: TransactionHeader) -> str:
@@ -44,7 +44,7 @@ class TextLines:
         return text_line(closing_line(header))
 
     def message(self, lsn: Lsn, prefix: str, content: bytes) -> str:
-        """A message outside any transaction."""
+        """A logical message outside any transaction."""
         return text_line(message_line(lsn, prefix, content, transactional=False))
 
 
@@ -69,7 +69,7 @@ def _written(name: str, value: LineValue) -> str:
         case dict():
             return _row(value)
         case str():
-            # a message's content is data like a column's value, the rest are words
+            # a message's content is always quoted, as the value of a column; other texts only if needed
             return value if name != "content" and _BARE.fullmatch(value) else _quoted(value, "'")
         case bytes():
             return f"\\x{value.hex()}"
