@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from sqlalchemy import ColumnElement, Dialect, Executable, Table, and_, delete, insert, literal_column, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Dialect, Executable, Select, Table, and_, delete, insert, literal_column, select, text, tuple_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.dml import UpdateBase
 
@@ -35,6 +35,10 @@ _CHAIN: Final = 100
 _ROWIDS: Final = ("rowid", "_rowid_", "oid")
 
 
+_WITH_LIMIT: Final = frozenset({"sqlite", "postgresql", "mysql", "mariadb"})
+"""Dialects of which the LIMIT clause is known. Without it a search by key still finds one row."""
+
+
 class RowSearch:
     """Whether the row of an UPDATE or DELETE exists. Compiled when it is used first: only a change that found no row needs it.
 
@@ -53,7 +57,9 @@ class RowSearch:
     @cached_property
     def query(self) -> tuple[str, Callable[[Sequence[object]], Any]]:
         """A query that returns one row if it exists, and from a vector to its parameters."""
-        found: Executable = select(literal_column("1")).select_from(self._target.table).where(self._predicate).suffix_with(text("LIMIT 1"))
+        found: Select[Any] = select(literal_column("1")).select_from(self._target.table).where(self._predicate)
+        if self._dialect.name in _WITH_LIMIT:
+            found = found.suffix_with(text("LIMIT 1"))
         sql, _, pick = _text(found, len(self._target.columns), self._dialect)
         return sql, pick
 
