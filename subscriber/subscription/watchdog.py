@@ -176,11 +176,17 @@ class Watchdog:
             for session in tuple(one.watch.asked):
                 if session is None:
                     return True
-                with contextlib.suppress(SubscriberError, TimeoutError):
+                try:
                     async with asyncio.timeout(_ASK_SECONDS):
-                        if await session.is_working():
-                            one.watch.moved()
-                            return True
+                        working = await session.is_working()
+                except TimeoutError:
+                    working = False
+                except SubscriberError as error:
+                    # a server that refuses another session is alive, and nothing is known of this one
+                    working = error.sqlstate is not None
+                if working:
+                    one.watch.moved()
+                    return True
         # one that came meanwhile is progress
         return self._now() - work.watch.moved_at < self._timeout
 

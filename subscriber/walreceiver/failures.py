@@ -96,8 +96,9 @@ def connect_error(error: psycopg.Error) -> SubscriberError:
     for pattern, sqlstate, hint in _CONNECT:
         if re.search(pattern, text):
             return PublisherError(f"could not connect to the publisher: {text}", hint=hint, sqlstate=sqlstate or None)
-    hint = _HINTS["53300"] if _TOO_MANY.search(text) else connection_hint(text, "check that the publisher runs, and host and port")
-    return PublisherUnavailable(f"could not connect to the publisher: {text}", hint=hint)
+    too_many = _TOO_MANY.search(text) is not None
+    hint = _HINTS["53300"] if too_many else connection_hint(text, "check that the publisher runs, and host and port")
+    return PublisherUnavailable(f"could not connect to the publisher: {text}", hint=hint, sqlstate="53300" if too_many else None)
 
 
 def connection_lost(error: psycopg.Error) -> PublisherUnavailable:

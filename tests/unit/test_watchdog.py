@@ -199,6 +199,19 @@ class _SlowlyAsked:
         return False
 
 
+def test_publisher_that_refuses_the_question_is_not_silent() -> None:
+    """It has no session left for the question; the one that copies may work."""
+    refusal = PublisherUnavailable("sorry, too many clients already", sqlstate="53300")
+
+    async def work() -> None:
+        world = World()
+        async with world.watchdog.watching(), world.watchdog.watched():
+            with awaiting(_Asked(LONG, refusal)):
+                await asyncio.sleep(LONG)
+
+    run(work())
+
+
 def test_work_that_ends_while_the_publisher_is_asked() -> None:
     """It is not given up any more, and what comes after it is watched."""
 
