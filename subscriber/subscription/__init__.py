@@ -1,1 +1,1 @@
-"""The façade and the only wiring place: it alone knows walreceiver, apply and sinks."""
+"""The public façade. It is the only package that wires walreceiver, apply and sinks together."""

@@ -1,6 +1,7 @@
-"""ALTER SUBSCRIPTION, in all its forms: one at a time, as natively.
+"""ALTER SUBSCRIPTION in all its forms. As in PostgreSQL, one call makes one change.
 
-Whoever runs the subscription stops first (:meth:`subscriber.catalog.Catalog.claim`), and starts again with what it is then.
+The process that runs the subscription stops first (:meth:`subscriber.catalog.Catalog.claim`), and then starts again with the new
+definition.
 
 Source: PostgreSQL manual, ALTER SUBSCRIPTION; subscriptioncmds.c (AlterSubscription).
 """
@@ -36,20 +37,20 @@ def alter_subscription(name: str, *, target: str, settings: Settings | None = No
         async with alter_subscription("replica", target="postgresql:///copy") as subscription:
             await subscription.set({"binary": True})
 
-    On entry its worker has stopped. On exit the launcher starts it again, if it is enabled.
+    The worker stops on entry. On exit the launcher starts it again if the subscription is enabled.
 
     Raises:
-        TargetError: it does not exist.
-        SubscriptionInUse: the process that runs it does not stop.
+        TargetError: the subscription does not exist.
+        SubscriptionInUse: the process that runs the subscription does not stop.
     """
     return SubscriptionAlteration(name, target, settings or Settings())
 
 
 class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration"]):
-    """What :func:`alter_subscription` gives. Each method is one form of ALTER SUBSCRIPTION. It succeeds, or it raises and changes nothing.
+    """The result of :func:`alter_subscription`. Each method is one form of ALTER SUBSCRIPTION. It succeeds, or raises and changes nothing.
 
     Raises:
-        ConfigurationError: a change that is not possible, for this subscription or at all.
+        ConfigurationError: the change is not possible, for this subscription or in general.
         PublisherError: the publisher rejected a request, or cannot be reached.
         TargetError: the target rejected a request, or cannot be reached.
     """
@@ -89,7 +90,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
 
     @property
     def definition(self) -> Definition:
-        """The subscription as it is now."""
+        """The current definition of the subscription."""
         assert self._definition is not None, "to be used in an async with block"
         return self._definition
 
@@ -117,7 +118,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         return conninfo
 
     async def disable(self) -> None:
-        """DISABLE. It is stopped already."""
+        """DISABLE. The worker has already stopped."""
         await self._update({"enabled": False})
 
     async def set_connection(self, conninfo: str) -> None:
@@ -142,7 +143,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         self._name = name
 
     async def skip(self, lsn: Lsn | None) -> None:
-        """SKIP (lsn = …); None: NONE."""
+        """SKIP (lsn = …). None means SKIP (lsn = NONE)."""
         if lsn is None:
             await self._update({"skip_lsn": INVALID_LSN})
             return
@@ -165,7 +166,7 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         if refresh:
             self._require_refreshable("ALTER SUBSCRIPTION with refresh", "with refresh", copy_data=copy_data)
         before = self.definition
-        # cut off behind this, it is done by whoever runs the subscription next
+        # if this is interrupted after the update, the next run of the subscription completes it
         await self._update({"publications": tuple(publications), "pending_refresh": copy_data if refresh else None})
         if refresh:
             try:
@@ -239,8 +240,8 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
             await sink.close()
 
     async def set(self, parameters: Mapping[str, Any]) -> None:
-        """SET (parameter = value, …); values as in :class:`SubscriptionOptions`, ``slot_name`` ``"none"`` for NONE."""
-        # as the command line reads them, so that a wrong value is refused here and not when the subscription runs
+        """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""
+        # parsed as on the command line, so that a wrong value is rejected here and not when the subscription runs
         changes = parse_changes([f"{name}={NO_SLOT if value is None else value}" for name, value in parameters.items()])
         found = self.definition
         if "slot_name" in changes:

@@ -1,7 +1,7 @@
-"""The beginning of a subscription: its slot and its first position.
+"""The start of a new subscription: its slot and its first position.
 
-A note comes first, then the slot, then the position. A crash between the note and the position leaves a slot of which nothing was used: it
-is made anew.
+The target first stores a note that the slot is about to be created. Then the slot is created, then the position is stored. A crash between
+the note and the position leaves a slot that was never used. The next start drops it and creates it again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _DUPLICATE_OBJECT = "42710"
 
 
 class Beginning:
-    """Gives a subscription that has none a slot and a position.
+    """Creates the slot and the first position of a subscription that has none.
 
     Args:
-        state: as the opened sink holds it.
-        conninfo: of the publisher.
-        slot_name: the slot's.
-        publications: stored with the note.
-        options: ``create_slot``, ``copy_data``, ``two_phase``, ``failover``.
-        sink: opened.
+        state: the subscription's state in the opened sink.
+        conninfo: connection string of the publisher.
+        slot_name: name of the slot.
+        publications: stored together with the note.
+        options: ``create_slot``, ``copy_data``, ``two_phase`` and ``failover`` are used.
+        sink: the target, opened.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Beginning:
         self._sink = sink
 
     async def begin(self, connection: WalReceiverConnection) -> SubscriptionState:
-        """Do it; return the state with its position.
+        """Create the slot and store the position. Return the state with its position.
 
         Raises:
-            PublisherError: there is no such slot, or it cannot be made.
-            TargetError
+            PublisherError: the slot does not exist, or cannot be created.
+            TargetError: the target rejected a write.
         """
         two_phase = self._first_two_phase(connection.capabilities)
         identity = await connection.identify_system()
@@ -96,8 +96,8 @@ class Beginning:
 
     async def _create_slot(self, connection: WalReceiverConnection, two_phase: TwoPhaseState) -> Lsn:
         if self._state.slot_name is not None:
-            # an earlier process ended between its note and its first position: nothing was read from that slot. Its walsender may
-            # still be creating it: that it lost its client it notices only at the end
+            # an earlier process ended between its note and its first position, so that slot was never read. Its walsender may still be
+            # creating it: a walsender notices only at the end that its client is gone
             await connection.drop_slot(self._state.slot_name, wait=True, missing_ok=True)
         await self._sink.begin_slot(self._slot_name, self._publications, two_phase)
         try:
@@ -107,14 +107,14 @@ class Beginning:
                 failover=self._options.failover and connection.capabilities.failover_slots,
             )
         except (PublisherError, asyncio.CancelledError) as error:
-            # a slot that somebody else makes under this name must not be taken for ours next time
+            # another client may create a slot of this name later; the next start must not treat it as ours
             if (isinstance(error, PublisherError) and error.sqlstate == _DUPLICATE_OBJECT) or not await self._slot_exists():
                 await self._sink.begin_slot(None, self._publications, two_phase)
             raise
         return slot.consistent_point
 
     async def _slot_exists(self) -> bool:
-        """Asked on a new connection: the other was left in the middle of a command. Unknown counts as yes."""
+        """Ask on a new connection, because the other one was left in the middle of a command. True if the answer is unknown."""
         try:
             connection = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._state.name, "setup"))
         except PublisherError:

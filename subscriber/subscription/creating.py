@@ -1,4 +1,4 @@
-"""CREATE SUBSCRIPTION: what a launcher will run, defined in the target's catalog; slot and tables are there when it returns."""
+"""CREATE SUBSCRIPTION: define a subscription in the target's catalog, create its slot and list its tables. A launcher runs it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ async def create_subscription(
 ) -> Collection[TableName]:
     """Define a subscription in the target's catalog, as CREATE SUBSCRIPTION does.
 
-    On return its slot exists (unless ``connect`` or ``create_slot`` is false) and its tables are listed. If it is ``enabled``, a launcher
-    (:class:`subscriber.Launcher`, ``subscriber run --target``) runs it from now on.
+    On return, its slot exists (unless ``connect`` or ``create_slot`` is false) and its tables are listed. If it is ``enabled``, a launcher
+    (:class:`subscriber.Launcher`, ``subscriber run --target``) runs it.
 
     Args:
-        name: unique in the target; also the slot's unless ``options.slot_name`` says otherwise.
-        connection: conninfo of the publisher; it is stored, with its password if it has one, readable by the catalog's owner alone.
-        publications: at least one. One that does not exist is a warning, as in PostgreSQL.
-        target: URL or conninfo.
-        options: parameters.
+        name: unique in the target. It is also the slot's name unless ``options.slot_name`` is given.
+        connection: connection string of the publisher. It is stored with its password, if any; only the catalog's owner can read it.
+        publications: at least one. A publication that does not exist is a warning, as in PostgreSQL.
+        target: URL or conninfo of the target.
+        options: the parameters of CREATE SUBSCRIPTION.
         settings: of the process.
 
     Returns:
-        The tables that it replicates; none if ``connect`` is false.
+        The tables that the subscription replicates; none if ``connect`` is false.
 
     Raises:
-        ConfigurationError: arguments that cannot be used, alone or together.
+        ConfigurationError: an argument is invalid, or arguments cannot be combined.
         PublisherError: the publisher rejected a request. Nothing was created, or it was removed again.
         TargetError: the target rejected a request. Nothing was created, or it was removed again.
     """
@@ -60,7 +60,7 @@ async def create_subscription(
         name=name,
         enabled=options.enabled,
         conninfo=connection,
-        # ours only from when it is about to be made; one that was there before is noted at the end: what is taken back takes its slot along
+        # not noted before we create the slot; one that existed before is noted at the end. Reason: a failed create drops the noted slot
         slot_name=None,
         publications=tuple(publications),
         options=options,
@@ -105,7 +105,7 @@ async def _make(definition: Definition, options: SubscriptionOptions, settings: 
 
 
 async def _take_back(catalog: Catalog, name: str, target: str, settings: Settings) -> None:
-    """Nothing half done. What cannot be taken back now goes with the next create or drop of this name."""
+    """Remove a subscription whose creation failed. If that fails too, the next create or drop of this name removes it."""
     try:
         for found in await catalog.subscriptions():
             if found.name == name and not found.made:
@@ -115,7 +115,7 @@ async def _take_back(catalog: Catalog, name: str, target: str, settings: Setting
 
 
 async def _remove_unmade(catalog: Catalog, name: str, target: str, settings: Settings) -> None:
-    """What an earlier create that was killed left."""
+    """Remove the remains of an earlier create that was killed."""
     if any(found.name == name and not found.made and not found.claimed for found in await catalog.subscriptions()):
         async with catalog.claim(name) as found:
             if not found.made:
@@ -123,10 +123,10 @@ async def _remove_unmade(catalog: Catalog, name: str, target: str, settings: Set
 
 
 def check_publication_list(publications: Sequence[str]) -> None:
-    """See that it is a list of different names.
+    """Check that this is a list of distinct names.
 
     Raises:
-        ConfigurationError: native's words.
+        ConfigurationError: with PostgreSQL's message.
     """
     if isinstance(publications, str):
         raise ConfigurationError("publications is a string", hint='give a list, as in publications=["app"]')

@@ -1,7 +1,7 @@
-"""DROP SUBSCRIPTION: the end of a subscription, with every slot it has on the publisher.
+"""DROP SUBSCRIPTION: remove a subscription and every slot that it has on the publisher.
 
-Everything that could come back comes last: rows of unfinished copies go first, then the slots, then the entry in the catalog. Cut off
-anywhere, it can be done again.
+The order makes an interrupted drop safe to repeat: first the rows of unfinished copies are deleted, then the slots are dropped, then the
+entry in the catalog is deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["drop_subscription", "remove"]
 _log = logging.getLogger(__name__)
 
 _SLOT_SECONDS: Final = 30.0
-"""How long the walsender of a process that was killed may hold a slot."""
+"""How long to wait for a slot that the walsender of a killed process may still hold."""
 
 
 async def drop_subscription(name: str, *, target: str, connection: str | None = None, settings: Settings | None = None) -> None:
@@ -34,15 +34,15 @@ async def drop_subscription(name: str, *, target: str, connection: str | None = 
     Prepared transactions that it has in the target stay too, with a warning: decide whether to commit them or to roll them back.
 
     Args:
-        name: the subscription's.
+        name: name of the subscription.
         target: URL or conninfo of the target.
-        connection: of the publisher, for a subscription that its command line defines (``subscriber run --connection``).
+        connection: connection string of the publisher, for a subscription that its command line defines.
         settings: of the process.
 
     Raises:
-        TargetError: it does not exist.
-        SubscriptionInUse: a process that runs it does not stop.
-        PublisherError: its slots cannot be dropped; it is still there, and can be dropped later, or after ``slot_name = NONE``.
+        TargetError: the subscription does not exist.
+        SubscriptionInUse: the process that runs the subscription does not stop.
+        PublisherError: its slots cannot be dropped. The subscription still exists and can be dropped later, or after ``slot_name = NONE``.
     """
     catalog = await open_catalog(target, "subscriber drop")
     try:
@@ -53,11 +53,11 @@ async def drop_subscription(name: str, *, target: str, connection: str | None = 
 
 
 async def remove(catalog: Catalog, definition: Definition, *, target: str, connection: str | None = None, settings: Settings) -> None:
-    """Remove a subscription that is claimed.
+    """Remove a subscription that the caller has claimed.
 
     Raises:
         PublisherError: its slots cannot be dropped.
-        TargetError
+        TargetError: the target rejected a request.
     """
     sink = open_target(target, definition.options, settings, defined=True)
     try:
@@ -66,7 +66,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
             if entry.state is TableState.DATASYNC:
                 await undo_copy(sink, table)
     finally:
-        # before the catalog is written: in a lake both take the writer's lock. The claim keeps launchers and verbs away
+        # close the sink before writing to the catalog: in a lake both take the writer's lock. The claim blocks launchers and other verbs
         await sink.close()
     conninfo = connection or definition.conninfo
     if definition.slot_name is not None:
@@ -76,7 +76,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
                 hint="give --connection; or disable the subscription, disassociate it from the slot with alter -o slot_name=NONE, and drop"
                 " it again: then the slot stays on the publisher",
             )
-        # one that was not made to its end may have no slot yet, or none any more
+        # a subscription that was not created completely may have no slot yet, or no longer
         made = definition.made and (definition.conninfo is not None or state.position is not None)
         await _drop_slots(catalog if made else None, conninfo, definition, definition.slot_name, state)
     left = await catalog.remove(definition.oid)
@@ -88,7 +88,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
 
 
 async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Definition, slot_name: str, state: SubscriptionState) -> None:
-    """Drop all of a subscription's slots. ``catalog``: its slot must exist, and that it was dropped is noted there first."""
+    """Drop all slots of a subscription. With ``catalog``, its main slot must exist, and the catalog notes the drop before it happens."""
     name = definition.name
     try:
         connection = await WalReceiverConnection.connect(conninfo, application_name=session_name(name, "drop"))
@@ -109,7 +109,7 @@ async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Defini
                         " with alter -o slot_name=NONE, and drop it again",
                         sqlstate="42704",
                     )
-                # a drop that is cut off behind the slot's end can be done again
+                # from here an interrupted drop can be repeated, even if the slot is already gone
                 await catalog.update(definition.oid, {"made": False})
             try:
                 await connection.drop_slot(slot_name, wait=True, missing_ok=True)
@@ -129,4 +129,4 @@ async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Defini
 
 
 def _nothing(_: Lsn) -> None:
-    """Nobody waits for it."""
+    """Ignore what is durable."""

@@ -1,7 +1,7 @@
-"""The façade: one subscription, from its parameters to running workers. Here walreceiver, apply and sink are wired together.
+"""The façade: runs one subscription. It wires walreceiver, apply and sink together.
 
-A run is a setup (``setup.py``), then two things side by side until the end: the table synchronizations, each on connections of its own,
-and one attempt after another to follow the slot (``following.py``).
+A run begins with a setup (``setup.py``). Then two things run in parallel until the end: the table synchronizations, each on its own
+connections, and the attempts to follow the slot, one after another (``following.py``).
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ __all__ = ["Subscription"]
 _log = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 5.0
-"""How long a target may take for the batch at hand when the run is to stop: a lock of somebody else's could hold it up for ever."""
+"""How long a target may take for the current batch when the run is to stop. A lock of another session could block it without limit."""
 _REPORT_SECONDS: Final = 2.0
-"""How long the end of a run tries to tell of itself."""
+"""Time limit of the status report at the end of a run."""
 _LEAVE_SECONDS: Final = 3.0
-"""How long the end of a run waits for slots of synchronized tables to be dropped."""
+"""How long the end of a run waits for the slots of synchronized tables to be dropped."""
 
 
 class Subscription:
     """A replica of the published tables, kept by :meth:`run`.
 
     Args:
-        name: of the subscription; also the slot's unless ``options.slot_name`` says otherwise.
-        connection: the publisher: any conninfo or URL that libpq takes.
+        name: name of the subscription. It is also the slot's name unless ``options.slot_name`` is given.
+        connection: connection string of the publisher: any conninfo or URL that libpq accepts.
         publications: at least one.
-        target: a URL or conninfo of the target, or a sink of your own.
+        target: URL or conninfo of the target, or your own sink.
         options: the parameters of CREATE SUBSCRIPTION.
-        settings: what a server keeps in postgresql.conf.
+        settings: the settings that a server has in postgresql.conf.
         progress: is told about table copies.
-        generation: for a subscription that the target's catalog defines (:func:`subscriber.create_subscription`): which of its
-            generations the other arguments are of. None: the arguments are the definition.
+        generation: for a subscription that the target's catalog defines (:func:`subscriber.create_subscription`): the generation of the
+            definition that the other arguments come from. None: the arguments are the definition.
 
     Raises:
-        ConfigurationError: arguments that cannot be used together, or a target that no sink serves.
+        ConfigurationError: arguments cannot be combined, or no sink supports the target.
 
     Example::
 
@@ -115,16 +115,16 @@ class Subscription:
     async def run(self, until: Until | None = None) -> None:
         """Copy the tables that are not copied yet, and follow the changes. Return after :meth:`stop`, or when ``until`` is reached.
 
-        The first attempt ends with any error, except that a server that is starting up is waited for. Later, a server that cannot be
-        reached is waited for. An error that needs someone to act is repeated every ``wal_retrieve_retry_interval``, unless ``until`` is
-        given. With ``disable_on_error`` any error ends the run, as in a native subscription: also a connection to the publisher that is
-        lost while changes arrive. A subscription that was just created also ends if none of its tables can be copied.
+        Any error ends the first attempt, except that it waits for a server that is starting up. Later, the run waits for a server that
+        cannot be reached, and retries every ``wal_retrieve_retry_interval`` after an error that the user must fix, unless ``until`` is
+        given. With ``disable_on_error`` any error ends the run, as in a native subscription, including a connection to the publisher that
+        is lost while changes arrive. A subscription that was just created also ends if none of its tables can be copied.
 
         Cancelling it is safe at any moment and loses nothing. After :meth:`stop`, the publisher has less to send again.
 
         Raises:
             SubscriberError: see :mod:`subscriber.errors` for what to do about each.
-            RuntimeError: it is running already.
+            RuntimeError: the subscription is already running.
         """
         if self._is_running:
             raise RuntimeError("the subscription is running already")
@@ -147,7 +147,7 @@ class Subscription:
         If the target does not accept that batch within five seconds, the run ends without it, and the publisher sends it again at the
         next start. If the target does not answer at all, the end takes some seconds more.
 
-        Called before ``run``, it ends the next run at once. Call it in the thread of the event loop, for example in a signal handler.
+        A call before ``run`` ends the next run at once. Call it in the thread of the event loop, for example in a signal handler.
         """
         self._running.stop.set()
         self._running.wake()
@@ -155,16 +155,16 @@ class Subscription:
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
         """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target.
 
-        No table is then ahead of the others, as a table is directly after its copy. Any number of tasks may wait, as soon as :meth:`run`
-        was scheduled.
+        A table may be ahead of the others directly after its copy; on return none is. Any number of tasks may wait, from the moment at
+        which :meth:`run` is scheduled.
 
         Args:
             lsn: for example from ``SELECT pg_current_wal_flush_lsn()`` on the publisher, read after the commit to wait for.
             timeout: seconds; None: no limit.
 
         Raises:
-            TimeoutError: not reached in time.
-            SubscriberError: the run ended before that; the cause is its error.
+            TimeoutError: ``lsn`` was not reached in time.
+            SubscriberError: the run ended before. Its error is the cause.
         """
         running = self._running
         running.awaited.append(lsn)
@@ -180,7 +180,7 @@ class Subscription:
 
     @property
     def status(self) -> Status:
-        """How things stand now."""
+        """The current status."""
         running = self._running
         return Status(
             received=running.tracker.received,
@@ -203,7 +203,7 @@ class Subscription:
 
     @property
     def disabled_by(self) -> SubscriberError | None:
-        """The error that ended :meth:`run` because ``disable_on_error`` is set. None: it ended otherwise, or has not."""
+        """The error that ended :meth:`run` because ``disable_on_error`` is set. None: another reason, or it is still running."""
         return self._running.disabled_by
 
     # --- the workers
@@ -226,11 +226,11 @@ class Subscription:
             running.watchers.notify()
             await self._sweep_spools(prepared)
             complete = until is not None and not until.allow_missing_tables
-            # until and disable_on_error want to know at once what somebody has to mend
+            # with until and disable_on_error, an error that the user must fix is reported at once
             patient = until is None and not self._options.disable_on_error
 
             def goes_on(failed: Collection[TableName]) -> bool:
-                # at the first start of a subscription the user has to know at once that no table can be copied
+                # at the first start of a subscription, the user must learn at once that no table can be copied
                 first = prepared.first and not running.states.any_synchronized
                 return patient and not (first and set(running.states.unsynchronized).issubset(failed))
 
@@ -253,7 +253,7 @@ class Subscription:
                     if complete:
                         await running.unless_stopped(left_out.look())
                 finally:
-                    # the last error, before the sink is closed; a target that does not answer is not waited for
+                    # report the last error before the sink is closed; the time limit is for a target that does not answer
                     running.end_retries()
                     await reporting.report(_REPORT_SECONDS)
                 await launcher.leave(_LEAVE_SECONDS)
@@ -263,7 +263,7 @@ class Subscription:
                 left_out.require_none()
 
     async def _prepare(self, until: Until | None) -> Prepared:
-        """The setup, once both servers are up."""
+        """Run the setup, once both servers have started up."""
         running, backoff = self._running, Backoff(self._settings)
         while True:
             try:
@@ -293,7 +293,7 @@ class Subscription:
         return SpoolDirectory(self._settings.spool_directory, f"{_spool_key(prepared)} table {table}")
 
     async def _sweep_spools(self, prepared: Prepared) -> None:
-        """A process that was killed right after it had synchronized a table left that table's rows in a spool that is not used again."""
+        """Delete spools that are not used any more: a process that was killed right after synchronizing a table left its rows there."""
         for table, entry in prepared.tables.items():
             spool = self._table_spool(prepared, table)
             if entry.state in {TableState.SYNCDONE, TableState.READY} and spool.is_left():

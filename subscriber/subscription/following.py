@@ -1,8 +1,8 @@
-"""Following the slot: one attempt after another, until the run is finished or an error is not to be tried again.
+"""Following the slot: one attempt after another, until the run is finished or an error must not be retried.
 
-An attempt that the publisher ended leaves the sink open: what was applied is made durable, and the next stream starts right behind it. One
-that the target ended closes the sink, and the next attempt opens it again and asks how far it is. So no stream ever brings
-what the target has already.
+If the publisher ends an attempt, the sink stays open: the applied changes are made durable, and the next stream starts right after them. If
+the target or the watchdog ends an attempt, the sink is closed. The next attempt opens it again and reads the target's position. So no
+stream sends what the target already has.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ __all__ = ["Following"]
 _log = logging.getLogger(__name__)
 
 _SLOT_SECONDS: Final = 10.0
-"""How long the first attempt waits for a slot in use: the walsender of a process that was killed takes a moment to notice."""
+"""How long the first attempt waits for a slot in use. The walsender of a killed process takes a moment to notice."""
 
 _CAUTIOUS_SECONDS: Final = 60.0
-"""How long a cautious stream goes on at least: what cannot be decoded may still be running, and would come again at once."""
+"""Minimum duration of a cautious stream. A transaction that cannot be decoded may still be running, and would fail again at once."""
 _OUTCOME_SECONDS: Final = 5.0
-"""How long the publisher is asked what became of a transaction that the target refuses."""
+"""Time limit for asking the publisher about the outcome of a transaction that the target refuses."""
 
 
 class Following:
     """The attempts of one run.
 
     Args:
-        slot: what is followed; its ``options.two_phase`` is decided here.
-        prepared: where the run starts; the sink is open.
+        slot: the slot to follow. This class decides about its ``options.two_phase``.
+        prepared: where the run starts. The sink is open.
         sink: the target.
         settings: batches and pauses.
         running: shared with the rest of the run.
-        reporting: tells the target of an error, as long as the sink is open.
-        watchdog: ends an attempt that stands still.
-        patient: False makes the first error that does not pass by itself end the run.
+        reporting: reports an error to the target while the sink is open.
+        watchdog: ends an attempt that makes no progress.
+        patient: if False, the first error that is not transient ends the run.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Following:
         """Follow until the run is finished.
 
         Raises:
-            SubscriberError: an error that is not to be tried again.
-            Stopped: the run is to stop, and nothing was under way.
+            SubscriberError: an error that must not be retried.
+            Stopped: the run is to stop, and no attempt was in progress.
         """
         while not self._running.finished():
             self._is_streaming = False
@@ -113,23 +113,23 @@ class Following:
                 self._running.last_error = error
                 pause = self._judge(error)
                 self._running.failed = self._failed(error, pause)
-                # up to where the target has come, it says when it is opened again
+                # after an error of the target, or without a settled position, the position is logged when the sink is opened again
                 start = "" if isinstance(error, TargetError) or not self._is_settled else f", from {self._position.lsn}"
                 _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
                 self._tell_of_wait(error)
                 await self._reporting.report()
-                # an attempt that the watchdog ended did not settle: only the target knows how far it came
+                # an attempt that the watchdog ended did not settle: only the target knows its position
                 if isinstance(error, TargetError) or not self._is_settled:
                     await self._close_sink()
                 await self._running.unless_stopped(asyncio.sleep(pause))
 
     def _undecodable(self, error: SubscriberError) -> SubscriberError:
-        """What the next attempt asks for cautiously; or one that did so has failed."""
+        """Let the next attempt ask cautiously. If the failed attempt was already cautious, return the final error."""
         self._undecodable_at = self._position.lsn
         return undecodable(error, self._position.lsn) if self._cautiously else error
 
     def _judge(self, error: SubscriberError) -> float:
-        """Seconds until the next attempt; raises the error if there shall be none."""
+        """Return the seconds until the next attempt. Raise the error if there is no next attempt."""
         answer = policy(error)
         if self._slot.options.disable_on_error and self._is_streaming and disables(error) and not is_undecodable(error):
             self._running.disabled_by = error
@@ -143,7 +143,7 @@ class Following:
         return self._backoff.pause(answer)
 
     def _failed(self, error: SubscriberError, pause: float) -> Retry:
-        """The attempt that failed. One that went on for a while, or that moved the position, is the first one again."""
+        """Describe the failed attempt. The count restarts at 1 if the attempt lasted for a while or moved the position."""
         flushed = self._running.tracker.flushed
         lasted = asyncio.get_running_loop().time() - self._attempt_began
         if flushed > self._failed_at or lasted > self._settings.wal_retrieve_retry_interval:
@@ -155,7 +155,7 @@ class Following:
     def _level(self, error: SubscriberError) -> int:
         if policy(error).policy is not Policy.SOON:
             return logging.ERROR
-        # before the first stream there is only the wait for the slot, and an error when that was in vain
+        # before the first stream we only wait for a slot or for a server that is starting up; if that fails, the error is raised
         return logging.WARNING if self._was_streaming else logging.INFO
 
     def _tell_of_wait(self, error: SubscriberError) -> None:
@@ -186,7 +186,7 @@ class Following:
     async def _attempt(self) -> None:
         states = self._running.states
         enabled = self._two_phase is TwoPhaseState.ENABLED
-        # not before every table is ready: a table's synchronization knows nothing of prepared transactions
+        # not before every table is ready: a table's synchronization cannot handle prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
         options = replace(self._slot.options, two_phase=enabled or enabling)
         self._cautiously = self._position.lsn == self._undecodable_at
@@ -216,7 +216,7 @@ class Following:
         began, cautious_until = session.position.lsn, clock() + _CAUTIOUS_SECONDS
 
         def is_behind() -> bool:
-            # what the publisher could not decode; once true it stays so
+            # whether the stream has passed the transaction that the publisher could not decode; once true, it stays true
             flushed = session.tracker.flushed
             return flushed > began and flushed >= session.publisher_lsn and clock() >= cautious_until
 
@@ -233,7 +233,7 @@ class Following:
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
             skipping=skipping,
             rolled_back=self._was_rolled_back,
-            # a promoted standby of 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
+            # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
             empty_prepares=session.capabilities.empty_prepares or self._slot.options.failover,
             finished=finished,
             awaited=running.is_awaited,
@@ -256,10 +256,10 @@ class Following:
             running.session = None
 
     async def _settle(self, session: StreamSession) -> None:
-        """Make everything applied durable: the next stream starts behind it."""
+        """Make all applied changes durable. The next stream starts after them."""
         lsn = session.tracker.applied
         if session.tracker.contradicted and lsn < session.tracker.flushed:
-            # idle progress stored a WAL end that was wrong: what comes below it is missing here
+            # idle progress stored a WAL end that was wrong: changes below it are missing here
             await self._sink.set_position(replace(self._position, lsn=lsn))
         else:
             await self._sink.advance(lsn)
@@ -279,7 +279,7 @@ class Following:
                     application_name=session_name(self._name, "outcome"),
                 )
         except (SubscriberError, TimeoutError) as error:
-            # what the target said stands, and it is asked again when that comes again
+            # the target's refusal stands; the publisher is asked again if the transaction fails again
             _log.info("could not find out whether the publisher has rolled back transaction %d: %s", xid, str(error) or "no answer")
             return False
 

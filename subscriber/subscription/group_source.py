@@ -1,4 +1,4 @@
-"""The publisher as a group of tables sees it: :class:`subscriber.apply.groups.GroupSource` over walreceiver."""
+"""The publisher as the source of a group of tables: :class:`subscriber.apply.groups.GroupSource` over walreceiver."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["PublisherGroupSource"]
 
 
 class PublishedGroup:
-    """A :class:`subscriber.apply.groups.GroupSnapshot`: one session reads all tables.
+    """A :class:`subscriber.apply.groups.GroupSnapshot`. One session reads all tables.
 
     Args:
-        snapshot: exported.
-        source: describes tables.
+        snapshot: the exported snapshot.
+        source: describes the tables.
     """
 
     def __init__(self, snapshot: ExportedSnapshot, source: PublisherSource) -> None:
@@ -30,25 +30,25 @@ class PublishedGroup:
 
     @property
     def consistent_point(self) -> Lsn:
-        """The snapshot holds exactly what was committed before."""
+        """The snapshot contains exactly the transactions that were committed before this LSN."""
         return self._snapshot.consistent_point
 
     async def describe(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
-        """The tables as published now."""
+        """Describe the tables as they are published now."""
         return await self._source.describe_all(tables)
 
     async def rows(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncGenerator[bytes]:
-        """The table's published rows, and the checks that they are. See :meth:`subscriber.apply.groups.GroupSnapshot.rows`.
+        """Read the table's published rows, with the checks that they are valid. See :meth:`subscriber.apply.groups.GroupSnapshot.rows`.
 
         Raises:
-            CopyOutdated: the table was renamed, replaced or rewritten meanwhile.
-            PublisherError: or its kin.
+            CopyOutdated: the table was renamed, replaced or rewritten in the meantime.
+            PublisherError: the publisher failed, or one of its subclasses.
         """
         part = copying.CopyPart(table.name, table.relation_id, only=table.kind == "r")
         query = copying.copy_query(table, part, copy_format)
         reader = await self._open_reader()
         try:
-            # without the locks of the tables before it: the check asks for those of its own COPY
+            # release the locks of the previous tables; the check takes the locks that its own COPY needs
             ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {copying.check_query(part)}")
             if same != "t":
                 raise outdated(table.name)
@@ -57,28 +57,28 @@ class PublishedGroup:
             if not await copying.is_whole(reader, table, part):
                 raise outdated(table.name)
         except BaseException:
-            # in the middle of a COPY, or of a transaction that failed
+            # the session is in the middle of a COPY, or in a failed transaction
             await self.close()
             raise
 
     async def _open_reader(self) -> SnapshotReader:
         if self._reader is None:
             self._reader = await self._stack.enter_async_context(self._snapshot.reader())
-            # a table that another session keeps locked does not hold up the others
+            # a table that another session keeps locked must not delay the others
             await self._reader.execute("SET LOCAL lock_timeout = '1s'; SAVEPOINT before_table")
         return self._reader
 
     async def close(self) -> None:
-        """End the session. Idempotent; the next table gets another."""
+        """End the session. Idempotent. The next table opens a new one."""
         self._reader = None
         await self._stack.aclose()
 
 
 class PublisherGroupSource:
-    """See the module.
+    """A :class:`subscriber.apply.groups.GroupSource`.
 
     Args:
-        source: of the subscription.
+        source: the publisher of the subscription.
     """
 
     def __init__(self, source: PublisherSource) -> None:
@@ -86,7 +86,7 @@ class PublisherGroupSource:
 
     @contextlib.asynccontextmanager
     async def group(self, slot_name: str) -> AsyncIterator[PublishedGroup]:
-        """Take a snapshot by a temporary slot, after dropping one of that name."""
+        """Take a snapshot with a temporary slot. A slot of the same name is dropped first."""
         async with self._source.exported(slot_name, temporary=True) as snapshot:
             group = PublishedGroup(snapshot, self._source)
             try:

@@ -1,11 +1,11 @@
-"""Whether target and publisher are the same database: then every change would come back to the table that it came from.
+"""Detect that target and publisher are the same database. Then every change would come back to the table that it came from.
 
-A database is recognised by an advisory lock of a random key: taken in the target, it is seen by the publisher's session only if that is
-connected to the same database, whatever address, socket or pooler leads there. A physical copy of the publisher (a standby that was
-promoted, a base backup) has its system identifier and database oids, but not its locks.
+The test uses an advisory lock with a random key. The target's session takes the lock. The publisher's session sees it only if it is
+connected to the same database, through any address, socket or pooler. A physical copy of the publisher (a promoted standby, a base backup)
+has the same system identifier and database oids, but not its locks.
 
-Locks do not reach standbys. A publisher that is in recovery is compared by system identifier, timeline and database oid instead: if they
-are equal, it replays the target's WAL, and what is applied in the target would be published again.
+Locks do not reach standbys. A publisher that is in recovery is compared by system identifier, timeline and database oid instead. If they
+are equal, it replays the target's WAL, and would publish the changes that are applied in the target.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SELECT oid::pg_catalog.text, pg_catalog.pg_is_in_recovery()::pg_catalog.text
 FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()
 """
 
-# the control file has the timeline of the last checkpoint: after a promotion that is the former one for a while
+# the control file has the timeline of the last checkpoint: for a while after a promotion, that is still the old one
 _SYSTEM: Final = """
 SELECT system_identifier::pg_catalog.text, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)
 FROM pg_catalog.pg_control_system()
@@ -41,10 +41,10 @@ _HINT: Final = "compare the two connection strings: one of them names the wrong 
 
 
 async def find_same_database(connection: WalReceiverConnection, sink: Sink) -> list[Finding]:
-    """One error if the target is the publisher; else nothing.
+    """Return one error if the target is the publisher, else nothing.
 
     Raises:
-        PublisherError, TargetError: one of the two cannot be asked.
+        PublisherError, TargetError: one of the two cannot be queried.
     """
     if not isinstance(sink, PostgresDatabase):
         return []
@@ -71,11 +71,11 @@ async def _replays(connection: WalReceiverConnection, target: Query) -> bool:
 
 
 async def refuse_same_database(connection: WalReceiverConnection, sink: Sink) -> None:
-    """See that the target is another database than the publisher.
+    """Check that the target is not the publisher's database.
 
     Raises:
-        ConfigurationError: it is the same.
-        PublisherError, TargetError: one of the two cannot be asked.
+        ConfigurationError: it is the same database.
+        PublisherError, TargetError: one of the two cannot be queried.
     """
     for finding in await find_same_database(connection, sink):
         raise ConfigurationError(finding.message, hint=finding.hint)

@@ -1,11 +1,11 @@
-"""The launcher: runs every enabled subscription of one target's catalog, and follows what the verbs change there.
+"""The launcher: runs every enabled subscription of a target's catalog, and follows changes of the catalog.
 
-It compares what runs with what the catalog says, at each notification and at least once a second. A subscription whose definition changed,
-or that a verb claims, is ended cleanly, and started anew once it is free. A worker that ends with an error is started again: at
-once or nearly if the error passes by itself, else after ``wal_retrieve_retry_interval``, as native's launcher does.
+It compares the running subscriptions with the catalog at each notification and at least once a second. If a definition changed, or if a
+verb claims the subscription, the launcher stops it cleanly and starts it again once it is free. A worker that ends with an error is
+restarted: almost at once if the error is transient, else after ``wal_retrieve_retry_interval``, as PostgreSQL's launcher does.
 
-A target that is away takes the catalog's session with it. The workers look after themselves meanwhile; the launcher comes back to the
-catalog as soon as it can, and has to be the only one again.
+If the target is lost, the session with the catalog is lost too. The workers handle that themselves. The launcher reconnects to the
+catalog as soon as it can, and must then again be the only launcher.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TICK: Final = 1.0
 
 
 class _Worker:
-    """One subscription that is run."""
+    """One running subscription."""
 
     def __init__(self, definition: Definition, subscription: Subscription) -> None:
         self.definition = definition
@@ -53,11 +53,11 @@ class _Worker:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the worker has ended."""
         return self.task is not None and self.task.done()
 
     def stop(self) -> None:
-        """End it cleanly."""
+        """Stop the worker cleanly."""
         self.stopping.set()
         self.subscription.stop()
 
@@ -66,9 +66,9 @@ class Launcher:
     """Runs the subscriptions of a target's catalog.
 
     Args:
-        target: URL or conninfo.
-        names: of the subscriptions to run; empty: all that are enabled, now or later.
-        settings: for all of them.
+        target: URL or conninfo of the target.
+        names: names of the subscriptions to run. Empty: all subscriptions that are enabled now or later.
+        settings: for all subscriptions.
         progress: is told about table copies.
     """
 
@@ -94,21 +94,21 @@ class Launcher:
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
-        """Those that run now, by name."""
-        # a copy in one step: metrics ask from a thread of their own
+        """The running subscriptions, by name."""
+        # copied in one step, because metrics read it from another thread
         return {worker.definition.name: worker.subscription for worker in list(self._workers.values())}
 
     def stop(self) -> None:
-        """End :meth:`run` soon and cleanly, as :meth:`Subscription.stop`."""
+        """End :meth:`run` soon and cleanly, like :meth:`Subscription.stop`."""
         self._stop.set()
 
     async def run(self) -> None:
         """Run until :meth:`stop`.
 
         Raises:
-            SubscriptionInUse: the target has a launcher.
-            TargetError, ConfigurationError: the target cannot be used, or a subscription named does not exist. Only at the start: later
-                the target is waited for; one that is starting up, from the start on.
+            SubscriptionInUse: the target already has a launcher.
+            TargetError, ConfigurationError: the target cannot be used, or a subscription in ``names`` does not exist. Only at the start:
+                later the launcher waits for the target. It waits for a target that is starting up from the beginning.
         """
         try:
             catalog = await self._open()
@@ -148,7 +148,7 @@ class Launcher:
         return catalog
 
     async def _reopen(self) -> Catalog | None:
-        """None: it is to stop."""
+        """Open the catalog, and retry until it succeeds. None if the launcher is to stop."""
         backoff = Backoff(self._settings)
         told = ""
         while True:
@@ -158,7 +158,7 @@ class Launcher:
                 if isinstance(error, SubscriptionInUse):
                     raise
                 if error.one_line() != told:
-                    # once for each reason: another one than the first may ask for another remedy
+                    # log each reason once: a different reason may need a different remedy
                     told = error.one_line()
                     _log.warning("could not open the target's catalog: %s", told)
                 await _wait(self._stop, backoff.pause(policy(error)))
@@ -178,10 +178,10 @@ class Launcher:
                 )
 
     async def _follow(self, catalog: Catalog, group: asyncio.TaskGroup) -> None:
-        """One look at the catalog, and the wait for the next."""
+        """Compare the workers with the catalog once, then wait for the next change."""
         self._noted.clear()
         for worker in self._workers.values():
-            # while the sink of a run is not open yet, it cannot report that it waits
+            # while the sink of a run is not open yet, the run cannot report that it waits
             status = worker.subscription.status
             if status.retry not in {None, worker.retry} and status.last_error is not None and not status.tables:
                 worker.retry = status.retry
@@ -214,7 +214,7 @@ class Launcher:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     def _tell_idle(self, defined: Sequence[Definition]) -> None:
-        """Say once that there is nothing to run, and why."""
+        """Log once that there is nothing to run, and why."""
         found = [each for each in defined if each.conninfo is not None and (not self._names or each.name in self._names)]
         if self._said_idle or any(each.enabled for each in found):
             return
@@ -238,7 +238,7 @@ class Launcher:
         try:
             subscription = self._make(definition)
         except ConfigurationError as error:
-            # somebody wrote into the catalog by hand: that is no reason to end the others
+            # the catalog was edited by hand: that must not end the other subscriptions
             self._refused[definition.oid] = definition
             self._note(definition, error)
             _log.error('subscription "%s" cannot run: %s', definition.name, error.one_line())
@@ -248,7 +248,7 @@ class Launcher:
         worker.task = group.create_task(self._keep(worker), name=f"subscription {definition.name}")
 
     def _note(self, definition: Definition, error: SubscriberError, worker: _Worker | None = None) -> None:
-        """An error of a run that may have no sink to report it: the next look at the catalog does. With a worker: it is tried again."""
+        """Record an error of a run whose sink may not be able to report it. :meth:`_follow` writes it. ``worker``: the run is retried."""
         details: str | None = None
         if worker is not None:
             left_out = worker.subscription.status.left_out
@@ -269,7 +269,7 @@ class Launcher:
         )
 
     async def _keep(self, worker: _Worker) -> None:
-        """Run one until it is stopped."""
+        """Run one subscription until it is stopped."""
         backoff, failures = Backoff(self._settings), 0
         definition = worker.definition
         clock = asyncio.get_running_loop()
@@ -278,7 +278,7 @@ class Launcher:
             try:
                 await worker.subscription.run()
             except SubscriptionChanged as error:
-                # with another generation, as soon as it is free
+                # the launcher starts the new generation as soon as the subscription is free
                 _log.info('subscription "%s": %s', definition.name, error)
                 return
             except SubscriberError as error:
@@ -327,12 +327,12 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def _essence(definition: Definition) -> tuple[object, ...]:
-    """What a change of restarts the worker. ``skip_lsn`` and ``two_phase`` it changes itself."""
+    """The parts of a definition whose change restarts the worker. The worker itself changes ``skip_lsn`` and ``two_phase``."""
     return definition.generation, definition.name, definition.conninfo, definition.slot_name, definition.publications, definition.options
 
 
 class _Named:
-    """Progress of one of several subscriptions."""
+    """Progress of one of several subscriptions. Adds its name to the table names."""
 
     def __init__(self, other: CopyProgress, name: str) -> None:
         self._other = other

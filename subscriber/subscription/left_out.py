@@ -1,7 +1,7 @@
 """Published tables that a subscription does not replicate.
 
-They are found by comparing the publisher's list with the subscription's: at the start of a run, once a minute, and at the end of a run that
-ends by itself (``until``). The stream alone is not enough: a table without changes never appears there.
+They are found by comparing the publisher's list with the subscription's: at the start of a run, once a minute, and at the end of a run with
+``until``. The stream is not enough: a table without changes never appears in it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class LeftOutTables:
     """Keeps :attr:`TableStates.left_out` up to date.
 
     Args:
-        name: the subscription's.
-        conninfo: of the publisher.
-        publications: subscribed to.
-        states: of the subscription's tables.
+        name: name of the subscription.
+        conninfo: connection string of the publisher.
+        publications: the subscribed publications.
+        states: states of the subscription's tables.
     """
 
     def __init__(self, name: str, conninfo: str, publications: Sequence[str], states: TableStates) -> None:
@@ -45,15 +45,15 @@ class LeftOutTables:
         self._replicated: set[int] = set()
 
     def compare(self, published: Mapping[TableName, int], reasons: Mapping[TableName, str] | None = None) -> None:
-        """Note which published tables are not of the subscription, and warn of those that were not known.
+        """Note which published tables the subscription does not have, and log a warning about those that are new.
 
         Args:
             published: name and oid of each published table.
-            reasons: why a table is left out, where that is known.
+            reasons: why a table is left out, as far as known.
         """
         entries, before = self._states.entries(), dict(self._states.left_out)
         self._replicated |= {oid for name, oid in published.items() if name in entries}
-        # a table that was renamed is still replicated, or the stream's next change of it is an error that names it
+        # a renamed table is still replicated; otherwise its next change in the stream raises an error that names it
         found = [name for name, oid in published.items() if name not in entries and oid not in self._replicated]
         known = {**before, **(reasons or {})}
         self._states.left_out = {name: known.get(name, NOT_IN_SUBSCRIPTION) for name in sorted(found)}
@@ -62,18 +62,18 @@ class LeftOutTables:
             _log.warning('subscription "%s": published tables are not replicated: %s', self._name, _listed(new))
 
     async def run(self) -> None:
-        """Look once a minute, until cancelled."""
+        """Compare once a minute, until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL)
-            # a publisher that is away is the stream's business
+            # the stream reports a publisher that is not available
             with contextlib.suppress(PublisherError):
                 await self.look()
 
     async def look(self) -> None:
-        """Ask the publisher now.
+        """Ask the publisher, and compare.
 
         Raises:
-            PublisherError: it cannot be asked.
+            PublisherError: the publisher cannot be queried.
         """
         session = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._name, "tables"))
         try:
@@ -82,7 +82,7 @@ class LeftOutTables:
             await session.close()
 
     def require_none(self) -> None:
-        """See that all published tables are replicated, as of the last look.
+        """Check that all published tables were replicated at the last comparison.
 
         Raises:
             RelationError: some are not.

@@ -1,9 +1,10 @@
-"""Subscriptions that form a loop: the publisher subscribes to the same tables, from the target.
+"""Detect subscriptions that form a loop: the publisher subscribes to the same tables, and the target publishes them.
 
-Where the publisher's subscription leads cannot be read: its connection string is for its owner alone. Its replication slot is seen,
-though: if a slot of that name is in the target, the changes most likely come from there. Loops through a third server are not seen.
+The target of the publisher's subscription cannot be read, because only its owner may see the connection string. Its slot name is
+visible, though. If the target has a slot of that name, the changes most likely come from there. Loops through a third server are not
+detected.
 
-With ``origin = none`` on both sides nothing goes round (PostgreSQL manual, CREATE SUBSCRIPTION, Notes).
+With ``origin = none`` on both sides, changes do not loop (PostgreSQL manual, CREATE SUBSCRIPTION, Notes).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["find_loops"]
 async def find_loops(
     connection: WalReceiverConnection, sink: Sink, publications: Sequence[str], options: SubscriptionOptions
 ) -> list[Finding]:
-    """Warn of each subscription of the publisher that leads back to the target.
+    """Return a warning for each subscription of the publisher that leads back to the target.
 
     Raises:
-        PublisherUnavailable, TargetError: one of the two cannot be asked.
+        PublisherUnavailable, TargetError: one of the two cannot be queried.
     """
     if not isinstance(sink, PostgresDatabase):
         return []

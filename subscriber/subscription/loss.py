@@ -1,10 +1,9 @@
-"""The start-up check: can the publisher still give everything that comes after our durable position?
+"""The check at the start: can the publisher still send everything after the target's durable position?
 
-START_REPLICATION at an LSN below the slot's confirmed_flush_lsn is silently moved forward by the server, and a slot of the same name may be
-another one by now. So the position that the target holds is compared with the slot, the system identifier and the timeline before
-every start; a gap is an error that says what happened, never a silent jump. The comparison is exact because nothing is ever
-acknowledged before the target holds a position at least as high.
-
+If START_REPLICATION names an LSN below the slot's confirmed_flush_lsn, the server silently starts at the latter. A slot of the same name
+may also have been recreated. So before every start, the target's position is compared with the slot, the system identifier and the
+timeline. A gap is an error that says what happened, never a silent jump. The comparison is exact because nothing is acknowledged before the
+target holds a position at least as high.
 Source: PostgreSQL manual, Streaming Replication Protocol (IDENTIFY_SYSTEM, TIMELINE_HISTORY), pg_replication_slots.
 """
 
@@ -22,14 +21,14 @@ _START_OVER = "to start over, empty the target's tables and use another --name (
 
 
 async def check_position(connection: WalReceiverConnection, position: Position) -> Position:
-    """Compare what the target holds with what the publisher can give.
+    """Compare the target's position with what the publisher can send.
 
     Returns:
-        The position, on the publisher's present timeline: the caller stores it if it differs.
+        The position on the publisher's current timeline. The caller stores it if it differs.
 
     Raises:
-        DataLossError: changes after the position are gone, or are not this publisher's.
-        PublisherError: the slot is not one for us.
+        DataLossError: changes after the position are lost, or the position is of another publisher.
+        PublisherError: the slot cannot be used, because its plugin or database is wrong.
     """
     identity = await connection.identify_system()
     if identity.system_identifier != position.system_identifier:

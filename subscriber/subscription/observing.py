@@ -1,4 +1,4 @@
-"""How the subscriptions of a target stand: what the target knows of them, and what their publishers say of their slots."""
+"""Status of a target's subscriptions: from the target's catalog, and from the publishers' slots."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _PUBLISHER_SECONDS: Final = 5.0
 
 
 class State(StrEnum):
-    """In one word."""
+    """The state of a subscription, in one word."""
 
     CREATING = "creating"
-    """Its create is at work, or was cut off."""
+    """It is being created, or its creation was interrupted."""
     DISABLED = "disabled"
     """The launcher does not run it."""
     NOT_RUNNING = "not_running"
-    """Enabled, and no process runs it."""
+    """It is enabled, but no process runs it."""
     DEFINED_BY_COMMAND_LINE = "defined_by_command_line"
-    """No process runs it, and no launcher will: it needs its command line."""
+    """No process runs it. A launcher cannot run it, because its command line defines it."""
     CONNECTING = WorkerState.CONNECTING.value
     COPYING = WorkerState.COPYING.value
     CATCHING_UP = WorkerState.CATCHING_UP.value
@@ -40,7 +40,7 @@ class State(StrEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The state as text for people."""
         return self.value.replace("_", " ")
 
 
@@ -51,10 +51,11 @@ class SubscriptionStatus:
     Attributes:
         state: in one word.
         observation: what the target knows.
-        slot: what the publisher knows of its slot; None if the publisher was not asked, or could not be asked.
-        publisher_error: why it could not be asked, one line.
-        lag_bytes: from what is durable in the target to the end of the publisher's WAL, as the publisher or else the worker knows it.
-        lag_seconds: the larger of what pg_stat_replication and the worker measure; 0 when there is nothing to wait for; None if unknown.
+        slot: what the publisher knows of the slot. None if the publisher was not queried, or the query failed.
+        publisher_error: why the publisher could not be queried, in one line.
+        lag_bytes: from the position that is durable in the target to the end of the publisher's WAL. The publisher reports that end; if it
+            was not queried, the worker does.
+        lag_seconds: the larger of the values of pg_stat_replication and of the worker. 0 if nothing is pending, None if unknown.
     """
 
     state: State
@@ -83,19 +84,19 @@ class SubscriptionStatus:
 
     @property
     def retry(self) -> Retry | None:
-        """With state RETRYING: the attempt that failed."""
+        """With state RETRYING, the failed attempt."""
         return self.observation.details.retry if self.state is State.RETRYING else None
 
 
 async def subscription_status(target: str, names: Sequence[str] = ()) -> list[SubscriptionStatus]:
-    """Look at the subscriptions of a target.
+    """Read the status of a target's subscriptions.
 
     Args:
-        target: URL or conninfo.
-        names: only these; empty: all.
+        target: URL or conninfo of the target.
+        names: only these subscriptions. Empty: all.
 
     Raises:
-        TargetError: the target cannot be read, or one of ``names`` does not exist. If a publisher cannot be asked, the result says so.
+        TargetError: the target cannot be read, or one of ``names`` does not exist. A publisher that fails is reported in the result.
     """
     found = {observation.definition.name: observation for observation in await observe_target(target)}
     for name in names:
@@ -129,21 +130,21 @@ def _state(observation: Observation) -> State:
         return State(details.state or WorkerState.CONNECTING)
     if not definition.enabled:
         return State.DISABLED
-    # between two attempts there may be no session with the target
+    # between two attempts, there may be no session with the target
     if details.retry is not None and details.retry.waits(time.time()):
         return State.RETRYING
     return State.DEFINED_BY_COMMAND_LINE if observation.by_command_line else State.NOT_RUNNING
 
 
 async def reset_subscription_stats(name: str, *, target: str) -> None:
-    """Set the counters of a subscription to zero. Its worker is not stopped, and counts from zero.
+    """Set the counters of a subscription to zero. Its worker continues, and counts from zero.
 
     Args:
-        name: the subscription's.
+        name: name of the subscription.
         target: URL or conninfo of the target.
 
     Raises:
-        TargetError: it does not exist.
+        TargetError: the subscription does not exist.
         TargetUnavailable: the target cannot be reached.
     """
     catalog = await open_catalog(target, "subscriber alter")

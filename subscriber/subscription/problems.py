@@ -1,4 +1,4 @@
-"""Everything that would go wrong with a subscription, said before it does. Changes nothing."""
+"""Checks that find the problems of a subscription before it runs. They change nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_options(publications: Sequence[str], slot_name: str, options: SubscriptionOptions, sink: Sink) -> None:
-    """See whether they make sense together, before anything is looked at.
+    """Check that the arguments can be combined, without querying publisher or target.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: they cannot.
     """
     if not publications:
         raise ConfigurationError("no publication to subscribe to", hint="give at least one publication")
@@ -51,25 +51,25 @@ async def find_problems(
     settings: Settings,
     later: bool = False,
 ) -> tuple[list[Finding], list[Finding]]:
-    """Look at the publisher, and at the target.
+    """Check publisher and target.
 
     Args:
         connection: to the publisher.
         sink: the target.
-        known: whether the target knows the subscription already, so that the slot is its own.
-        publications: to be subscribed to.
-        slot_name: the subscription's.
+        known: whether the target already has the subscription, so that the slot is its own.
+        publications: the publications to subscribe to.
+        slot_name: name of the slot.
         options: of the subscription.
-        settings: how many tables are synchronized at once.
-        later: what is to be made by others, publications and a slot, may also be made later.
+        settings: give the number of tables that are synchronized at once.
+        later: publications, and a slot that the subscription does not create, may also be created later.
 
     Returns:
-        The publisher's findings, and the target's. If none of the tables fits, a run would do nothing, and no error is ``alone``; with
-        ``later`` the tables may be changed later, too.
+        The publisher's findings, and the target's. If none of the tables can be replicated, a run would do nothing, so no error counts as
+        ``alone``. With ``later`` this does not apply, because the tables may also be changed later.
 
     Raises:
-        PublisherError, TargetError: one of the two cannot be looked at.
-        SpoolError: there is no place for large transactions.
+        PublisherError, TargetError: one of the two cannot be queried.
+        SpoolError: there is no space for large transactions.
     """
     await SpoolDirectory.probe(settings.spool_directory)
     tables = await published_tables(connection, publications)
@@ -99,15 +99,15 @@ def _together(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def tell(findings: Sequence[Finding], *, copy_data: bool, misfits: int = logging.WARNING) -> set[TableName]:
-    """Log what refuses nothing.
+    """Log the findings that do not refuse the subscription.
 
     Args:
-        findings: all.
+        findings: all findings.
         copy_data: whether the tables are copied.
-        misfits: level of the tables that cannot be replicated yet.
+        misfits: log level for tables that cannot be replicated yet.
 
     Returns:
-        These tables.
+        The tables that cannot be replicated yet.
     """
     tables = set[TableName]()
     for finding in findings:
@@ -115,7 +115,7 @@ def tell(findings: Sequence[Finding], *, copy_data: bool, misfits: int = logging
             continue
         level, consequence = logging.WARNING, ""
         if finding.severity == "error" and (finding.stops == "always" or (finding.stops == "without_copy" and not copy_data)):
-            # as natively
+            # as in PostgreSQL
             consequence = "replication will stop at the first change that this affects: "
         elif finding.severity == "error":
             level, consequence = misfits, "one table cannot be replicated yet: "
@@ -136,7 +136,7 @@ async def _first_slot(connection: WalReceiverConnection, name: str, options: Sub
         hint = "use another name, drop the slot if it is not needed, or use create_slot = false to start at its position"
         return [Finding("error", message, hint)]
     if slot.two_phase and options.copy_data:
-        # a transaction prepared before a table's copy and committed behind its handover would be seen by neither
+        # a transaction that is prepared before a table's copy and committed after its handover would be in neither
         message = f'replication slot "{name}" sends prepared transactions: tables cannot be copied under it'
         return [Finding("error", message, "use copy_data = false, or omit create_slot = false")]
     return []
@@ -148,7 +148,7 @@ async def _is_known(sink: Sink, name: str) -> bool:
     except TargetUnavailable:
         raise
     except TargetError:
-        # a catalog that cannot be used is among the target's findings, with all the others
+        # an unusable catalog is one of the target's findings, and is reported with the others
         return True
 
 
@@ -161,15 +161,15 @@ async def check(
     options: SubscriptionOptions | None = None,
     settings: Settings | None = None,
 ) -> list[Finding]:
-    """What :meth:`Subscription.run` would meet, for the same arguments as :class:`Subscription`'s.
+    """Find the problems that :meth:`Subscription.run` would have. The arguments are those of :class:`Subscription`.
 
     Returns:
-        Errors and warnings, those of the publisher first; empty if nothing was found.
+        Errors and warnings, those of the publisher first. Empty if nothing was found.
 
     Raises:
-        ConfigurationError: arguments that cannot be used together.
-        PublisherError, TargetError: one of the two cannot be looked at.
-        SpoolError: there is no place for large transactions.
+        ConfigurationError: arguments cannot be combined.
+        PublisherError, TargetError: one of the two cannot be queried.
+        SpoolError: there is no space for large transactions.
     """
     options, settings = options or SubscriptionOptions(), settings or Settings()
     sink = open_target(target, options, settings) if isinstance(target, str) else target

@@ -1,7 +1,7 @@
-"""What :func:`subscriber.subscription.transactions.transactions` gives to its caller.
+"""The objects that :func:`subscriber.subscription.transactions.transactions` gives to its caller.
 
-An object is *current* until the iteration goes on: only then its changes can be read, because they are freed behind it. It can be
-acknowledged as long as the stream is open.
+An object is *current* until the iteration asks for the next one. Its changes can be read only until then, because they are freed
+afterwards. It can be acknowledged while the stream is open.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ Acknowledge = Callable[[Lsn], None]
 
 
 class ReceivedTransaction:
-    """One transaction of the publisher. Iterate over it for its changes, in order and in bounded memory, as often as you like.
+    """One transaction of the publisher. Iterate over it to read its changes, in order and in bounded memory, any number of times.
 
-    ``kind`` says what it is:
+    ``kind`` is one of:
 
-    * ``commit``: it is committed. Without two_phase there is no other kind.
-    * ``prepare``: it was prepared for two-phase commit and may still be committed or rolled back. Once acknowledged it never arrives again,
-      so store it durably first, under its ``xid`` and ``gid``. If it was rolled back before the publisher had sent it, only a part of its
-      changes may arrive (reorderbuffer.c, concurrent abort); its rollback follows.
-    * ``commit prepared``, ``rollback prepared``: how it ended; without changes. A rollback may arrive for a prepare that never did.
+    * ``commit``: the transaction is committed. Without two_phase there is no other kind.
+    * ``prepare``: the transaction was prepared for two-phase commit. It may still be committed or rolled back. Once acknowledged it is
+      never sent again, so store it durably first, under its ``xid`` and ``gid``. If it was rolled back before the publisher sent it, only a
+      part of its changes may arrive (reorderbuffer.c, concurrent abort); its rollback follows.
+    * ``commit prepared``, ``rollback prepared``: the end of a prepared transaction, without changes. A rollback may arrive for a prepare
+      that was never sent.
     """
 
     def __init__(
@@ -53,49 +54,49 @@ class ReceivedTransaction:
 
     @property
     def kind(self) -> TransactionKind:
-        """What happened to it."""
+        """The kind of this event."""
         return self.header.kind
 
     @property
     def xid(self) -> int:
-        """Its id on the publisher."""
+        """Transaction ID on the publisher."""
         return self.header.xid
 
     @property
     def gid(self) -> str | None:
-        """Its name in PREPARE TRANSACTION, if it was prepared."""
+        """The identifier given in PREPARE TRANSACTION, if the transaction was prepared."""
         return self.header.gid
 
     @property
     def commit_lsn(self) -> Lsn:
-        """LSN of its commit record (prepare record, when ``kind`` is ``prepare``)."""
+        """LSN of the commit record; with ``kind`` ``prepare``, of the prepare record."""
         return self.header.commit_lsn
 
     @property
     def end_lsn(self) -> Lsn:
-        """End of that record: the position to go on from after it."""
+        """End of that record. A stream that resumes here starts after this transaction."""
         return self.header.end_lsn
 
     @property
     def commit_time(self) -> datetime:
-        """When it was committed (prepared, rolled back), by the publisher's clock; aware, in UTC.
+        """When it was committed, prepared or rolled back, by the publisher's clock. Timezone-aware, in UTC.
 
         Raises:
-            OverflowError: that clock is outside the years 1 to 9999.
+            OverflowError: the publisher's clock is outside the years 1 to 9999.
         """
         return datetime_from_postgres(self.header.commit_time)
 
     @property
     def origin(self) -> str | None:
-        """The replication origin it came to the publisher from, or None if it was made there."""
+        """The replication origin of the transaction. None if it was made on the publisher."""
         return self.header.origin
 
     async def __aiter__(self) -> AsyncIterator[Change]:
-        """Its changes, aborted subtransactions left out.
+        """Iterate over the changes. Aborted subtransactions are left out.
 
         Raises:
-            RuntimeError: the iteration over transactions has gone on: the changes are freed.
-            ProtocolError, SpoolError: they cannot be read.
+            RuntimeError: the next transaction was requested, so the changes are freed.
+            ProtocolError, SpoolError: the changes cannot be read.
         """
         self._check_current()
         if self._transaction is None:
@@ -114,9 +115,9 @@ class ReceivedTransaction:
             raise RuntimeError(f"the changes of transaction {self.xid} are freed: read them before the next transaction is asked for")
 
     async def acknowledge(self) -> None:
-        """Tell the publisher that this transaction, and all that came before it, are durable: they are never sent again.
+        """Tell the publisher that this transaction and everything before it are durable, so that they are never sent again.
 
-        Returns before the publisher knows. If the connection is lost meanwhile, it is told with the next one.
+        Returns before the publisher knows. If the connection is lost in the meantime, the next connection tells it.
 
         Raises:
             RuntimeError: the stream is closed.
@@ -124,7 +125,7 @@ class ReceivedTransaction:
         self._acknowledge(self.header.end_lsn)
 
     async def described(self) -> Mapping[int, Relation]:
-        """For the stream: the relations that its changes describe; they hold for what follows even if the caller did not read so far."""
+        """For the stream: the relations in this transaction. Later changes need them, even if the caller did not read to the end."""
         transaction = self._transaction
         if transaction is None or self._described is not None:
             return self._described or {}
@@ -149,9 +150,9 @@ class ReceivedMessage:
     """A logical message that was written outside any transaction (``pg_logical_emit_message(false, …)``).
 
     Attributes:
-        lsn: where its record ends: the position behind it (decode.c, logicalmsg_decode).
-        prefix: who it is for.
-        content: what it says.
+        lsn: the end of its record (decode.c, logicalmsg_decode).
+        prefix: the prefix, which tells applications whether the message is for them.
+        content: the content.
     """
 
     kind: ClassVar[Literal["message"]] = "message"
@@ -164,11 +165,11 @@ class ReceivedMessage:
 
     @property
     def end_lsn(self) -> Lsn:
-        """What is acknowledged."""
+        """The LSN that is acknowledged."""
         return self.lsn
 
     async def acknowledge(self) -> None:
-        """As :meth:`ReceivedTransaction.acknowledge`."""
+        """Acknowledge the message, see :meth:`ReceivedTransaction.acknowledge`."""
         self._acknowledge(self.end_lsn)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which tables a subscription has: those newly published are added, those no longer published are forgotten, as by REFRESH PUBLICATION."""
+"""REFRESH PUBLICATION: add tables that are newly published, and remove tables that are no longer published."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _log = logging.getLogger(__name__)
 
 
 class TableRefresh:
-    """Brings the target's list of a subscription's tables up to the publisher's.
+    """Updates the target's list of the subscription's tables to match the publisher's.
 
     Args:
-        publications: subscribed to.
+        publications: the subscribed publications.
         copy_data: whether new tables are copied.
-        sink: opened.
-        log_level: of what is left out.
-        told: tables of which the log tells already that they cannot be replicated.
+        sink: the target, opened.
+        log_level: for tables that are left out.
+        told: tables for which the log already says that they cannot be replicated.
 
     Attributes:
-        published: name and oid of each published table, as :meth:`refresh` found it.
-        left_out: those that :meth:`refresh` did not add, each with the reason.
+        published: name and oid of each published table, set by :meth:`refresh`.
+        left_out: the tables that :meth:`refresh` did not add, each with the reason.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class TableRefresh:
         demanded: bool = False,
         changing: Callable[[], None] = lambda: None,
     ) -> Mapping[TableName, TableEntry]:
-        """Add and forget tables; return all there are.
+        """Add and remove tables. Return all tables of the subscription.
 
         Args:
             connection: to the publisher.
-            state: the subscription's.
-            first: it was made just now.
-            demanded: somebody asked for it: what cannot be added is an error, and then nothing is.
-            changing: told before anything is changed.
+            state: the subscription's state.
+            first: whether the subscription was just created.
+            demanded: the user requested the refresh. If the target refuses a table, that is an error, and no table is added.
+            changing: called before anything is changed.
 
         Raises:
-            RelationError: none of the new tables can be added, and it was ``demanded`` or is the ``first`` time.
-            PublisherError, TargetError
+            RelationError: none of the new tables can be added, and ``demanded`` or ``first`` is set.
+            PublisherError, TargetError: the publisher or the target rejected a request.
         """
         published = {table.name: table for table in await published_tables(connection, self._publications)}
         self.published = {name: table.relation_id for name, table in published.items()}
@@ -97,7 +97,8 @@ class TableRefresh:
 
     async def _add(self, tables: Sequence[TableName], state: SubscriptionState, *, first: bool, demanded: bool) -> None:
         if state.two_phase is TwoPhaseState.ENABLED and self._copy_data:
-            # as native refuses REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, unseen by both
+            # PostgreSQL rejects this in REFRESH PUBLICATION: a transaction prepared before the copy could commit after it, and would be in
+            # neither
             for table in tables:
                 self.left_out[table] = (
                     "cannot be copied while two_phase is enabled"
@@ -130,7 +131,7 @@ async def _add_tables(sink: Sink, tables: Sequence[TableName], entry: TableEntry
 
 
 async def undo_copy(sink: Sink, table: TableName) -> None:
-    """Remove the rows of a copy that was cut off: published again, the table is copied from zero."""
+    """Remove the rows of an interrupted copy. If the table is published again, it is copied from the start."""
     work = sink.open_table(table)
     try:
         await work.begin()
@@ -141,16 +142,16 @@ async def undo_copy(sink: Sink, table: TableName) -> None:
 async def drop_leftover_slots(
     connection: WalReceiverConnection, sink: Sink | None, state: SubscriptionState, tables: Mapping[TableName, TableEntry] | None = None
 ) -> None:
-    """Drop the slots of table synchronizations that ended without dropping theirs.
+    """Drop the slots of table synchronizations that ended without dropping them.
 
     Args:
         connection: to the publisher.
-        sink: opened; it knows which slots are still needed. None: none is.
-        state: the subscription's.
-        tables: whose slots may be in the making.
+        sink: the target, opened. It knows which slots are still needed. None: no slot is needed.
+        state: the subscription's state.
+        tables: tables whose slots may still be in creation.
     """
-    # the slot of a copy that was cut off may still be in the making, behind a long transaction of the publisher: that table's own
-    # synchronization waits for it, and nothing else does
+    # the slot of an interrupted copy may still be in creation, waiting for a long transaction of the publisher. Only that table's
+    # synchronization waits for it
     copying = any(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in (tables or {}).values())
     needed = frozenset[str]() if sink is None else await sink.slot_names()
     for slot in await connection.slots(sync_slot_prefix(state.oid)):

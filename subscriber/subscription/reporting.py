@@ -1,7 +1,8 @@
-"""What a run tells of itself in the target, about once a second: see pg_stat_subscription.
+"""Reports of a run to the target, about once a second. They are what pg_stat_subscription shows.
 
-A report has a time limit and raises no error of the target: what went wrong is logged once for each reason, and the next report tells all
-again. It never overlaps with the end of the sink's sessions: the sink is closed inside :meth:`Reporting.silence` only.
+A report has a time limit and never raises an error of the target. Each reason of a failure is logged once, and the next report has
+everything again. A report never overlaps with the end of the sink's sessions, because the sink is closed only inside
+:meth:`Reporting.silence`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _LAG_SECONDS: Final = 86_400
 
 
 class KnownProgress:
-    """A :class:`CopyProgress` that remembers, and passes on.
+    """A :class:`CopyProgress` that stores the progress and forwards it.
 
     Attributes:
-        copying: for each table copied or being copied, the rows read so far and how many there may be.
-        copied: those whose rows are all in the target.
+        copying: for each table that was or is being copied: the rows read so far, and the estimated total.
+        copied: the tables whose rows are all in the target.
     """
 
     def __init__(self, other: CopyProgress) -> None:
@@ -43,29 +44,29 @@ class KnownProgress:
         self.copied: set[TableName] = set()
 
     def started(self, table: TableName, estimated_rows: int | None) -> None:
-        """A copy starts."""
+        """A copy has started."""
         self.copying[table] = 0, estimated_rows
         self.copied.discard(table)
         self._other.started(table, estimated_rows)
 
     def advanced(self, table: TableName, rows: int) -> None:
-        """So many rows more."""
+        """More rows were read."""
         read, estimated = self.copying.get(table, (0, None))
         self.copying[table] = read + rows, estimated
         self._other.advanced(table, rows)
 
     def finished(self, table: TableName) -> None:
-        """All rows are there."""
+        """All rows are in the target."""
         self.copied.add(table)
         self._other.finished(table)
 
 
 class Reporting:
-    """Reports as long as :meth:`run` runs.
+    """Reports while :meth:`run` runs.
 
     Args:
-        running: what is reported.
-        sink: where to; it is skipped while it is closed.
+        running: the run to report.
+        sink: the target. The sink skips a report while it is closed.
         progress: of the copies.
     """
 
@@ -76,25 +77,25 @@ class Reporting:
         self._turn = asyncio.Lock()
         self._told: SubscriberError | None = None
         self._failures: set[str] = set()
-        # beyond that many seconds the lag is not measured
+        # a lag of more seconds than this is not measured
         self._ends: deque[tuple[float, Lsn]] = deque(maxlen=_LAG_SECONDS)
         self._samples: deque[tuple[float, int, int]] = deque()
 
     async def run(self) -> None:
-        """Report at once, and then every second, until cancelled."""
+        """Report at once and then every second, until cancelled."""
         while True:
             await self.report()
             await asyncio.sleep(_INTERVAL)
 
     async def report(self, seconds: float = _REPORT_SECONDS) -> bool:
-        """Report now, unless that takes longer than this. False: the target did not take it."""
+        """Report now, with a time limit. False if the target did not accept the report."""
         try:
             async with asyncio.timeout(seconds), self._turn:
                 await self._report()
         except TimeoutError:
             self._failed("time", f"no answer within {seconds:.0f} s", logging.INFO)
         except SubscriberError as error:
-            # of a session that is lost the worker says more
+            # the worker says more about a lost session
             level = logging.INFO if isinstance(error, TargetUnavailable) else logging.WARNING
             self._failed(f"{type(error).__name__} {error.sqlstate}", error.one_line(), level)
         else:
@@ -103,7 +104,7 @@ class Reporting:
 
     @contextlib.asynccontextmanager
     async def silence(self) -> AsyncIterator[None]:
-        """No report while the block lasts. One that is under way ends before it, within its time limit."""
+        """Send no reports inside the block. A report in progress ends first, within its time limit."""
         async with self._turn:
             yield
 
@@ -145,7 +146,7 @@ class Reporting:
         )
 
     def _lag(self) -> float:
-        """Seconds since the publisher's WAL ended where the target is now."""
+        """Seconds since the publisher's WAL ended at the target's current position."""
         now, running, ends = asyncio.get_running_loop().time(), self._running, self._ends
         ends.append((now, running.publisher_lsn))
         while ends and ends[0][1] <= running.tracker.flushed:
@@ -167,7 +168,7 @@ class Reporting:
         entries, copying = self._running.states.entries(), self._progress.copying
         found = []
         for table in self._running.states.unsynchronized:
-            # thousands may wait for their turn
+            # skip tables that wait for their turn: there may be thousands
             retry = self._running.retry_of(table)
             if table in copying or retry is not None or entries[table].state is not TableState.INIT:
                 rows, estimated = copying.get(table, (0, None))

@@ -1,4 +1,4 @@
-"""What the parts of one run share: how far it is, who waits for what, and whether it is to stop."""
+"""State that the parts of one run share: positions, the LSNs that callers wait for, and whether the run is to stop."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Stopped(Exception):
 
 
 class Running:
-    """See the module.
+    """The shared state of one run.
 
     Attributes:
         states: of the tables.
-        tracker: of the present stream, or of the last one.
-        session: the present stream; None while there is none.
+        tracker: of the current stream, or of the last one.
+        session: the current stream, or None.
         stop: set to end the run.
-        prepared: whether the setup is done, so that ``states`` and ``tracker`` mean something.
-        until: the LSN at which the run ends by itself.
-        awaited: LSNs that somebody waits for.
-        last_error: the latest.
-        failed: the attempt to follow the stream that failed, until the next one makes progress.
+        prepared: whether the setup is done, so that ``states`` and ``tracker`` are valid.
+        until: the LSN at which the run ends.
+        awaited: LSNs that callers wait for.
+        last_error: the latest error.
+        failed: the failed attempt to follow the stream, until the next attempt makes progress.
         disabled_by: the error that ended the run because of ``disable_on_error``, or None.
-        watchers: of everything here.
+        watchers: are notified of changes to everything here.
     """
 
     def __init__(self) -> None:
@@ -55,19 +55,19 @@ class Running:
         self._caught_up: StreamSession | None = None
 
     def begin(self) -> None:
-        """Forget the run before this one."""
+        """Reset the state of the previous run."""
         self.states = TableStates()
         self.prepared = False
         self.last_error = self.failed = self.disabled_by = None
 
     def end(self) -> None:
-        """No run is under way."""
+        """Mark the run as ended."""
         self.until = None
         self.stop.clear()
         self.watchers.notify()
 
     def reached(self, lsn: Lsn) -> bool:
-        """Whether all tables are synchronized, and all of them, as of one moment, have everything up to there durably."""
+        """Whether all tables are synchronized, and everything up to this LSN is durable in all of them, as of one moment."""
         return self.prepared and self.states.all_synchronized and self.tracker.flushed >= max(lsn, self.states.synchronized_to)
 
     def finished(self) -> bool:
@@ -76,30 +76,30 @@ class Running:
 
     @property
     def publisher_lsn(self) -> Lsn:
-        """Where the publisher's WAL ends, as far as it is known; INVALID_LSN: not yet."""
+        """The end of the publisher's WAL, as far as known. INVALID_LSN if unknown."""
         return max(self.tracker.received, self.session.publisher_lsn if self.session is not None else INVALID_LSN)
 
     @property
     def retry(self) -> Retry | None:
-        """The failed attempt because of which nothing goes on but the rest of what was replicated before; None: there is none."""
+        """The failed attempt that holds up the run: of the stream, or of a table if every table that is left fails. Others continue."""
         if self.failed is not None:
             return self.failed
         waiting = [self.retry_of(table) for table in self.states.unsynchronized]
         return waiting[0] if waiting and all(waiting) else None
 
     def end_retries(self) -> None:
-        """No attempt follows in this run."""
+        """No retry follows in this run."""
         self.failed = None
         self.states.retries.clear()
 
     def retry_of(self, table: TableName) -> Retry | None:
-        """The failed synchronization of a table, if the next attempt lies ahead or has just begun."""
+        """The failed synchronization of a table, if the next attempt is still to come or has just begun."""
         found = self.states.retries.get(table)
         return found if found is not None and found.waits(time.time()) else None
 
     @property
     def state(self) -> WorkerState:
-        """What it does now. RUNNING lasts as long as the stream, however far that falls behind later."""
+        """What the run does now. Once RUNNING, it stays RUNNING while the stream lasts, even if the stream falls behind."""
         session = self.session
         if self.retry is not None:
             return WorkerState.RETRYING
@@ -112,13 +112,13 @@ class Running:
         return WorkerState.RUNNING if self._caught_up is session else WorkerState.CATCHING_UP
 
     def is_awaited(self, lsn: Lsn) -> bool:
-        """Whether somebody waits for something up to there that is not durable yet."""
+        """Whether a caller waits for something up to this LSN that is not durable yet."""
         goals = [*self.awaited, *([self.until] if self.until is not None else [])]
         ahead = self.states.synchronized_to
         return any(self.tracker.flushed < max(goal, ahead) <= lsn for goal in goals)
 
     def durable(self, lsn: Lsn) -> None:
-        """The sink reports: everything up to there is. It may have more than came of this stream, which it passes over when it comes."""
+        """Called by the sink: everything up to this LSN is durable. The LSN may be beyond this stream; then the sink skips what it has."""
         before = self.tracker.flushed
         self.tracker.flush(min(lsn, self.tracker.received))
         if self.tracker.flushed == before:
@@ -128,21 +128,21 @@ class Running:
         self.watchers.notify()
 
     def wake(self) -> None:
-        """Something changed: whoever waits looks again."""
+        """Something changed: all waiting tasks check their conditions again."""
         if self.session is not None:
             self.session.receiver.wake()
         self.states.changed.notify()
         self.watchers.notify()
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T], *, grace: float = 0.0) -> T:
-        """Await what may be given up at any moment.
+        """Await work that can be cancelled at any moment.
 
         Args:
             work: is cancelled when the run is to stop.
-            grace: seconds that it has from then on to end by itself.
+            grace: seconds that the work may take to finish after that.
 
         Raises:
-            Stopped: it was given up, because the run is to stop.
+            Stopped: the work was cancelled because the run is to stop.
         """
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
         try:
@@ -154,7 +154,7 @@ class Running:
                 await asyncio.wait({task})
                 if task.cancelled() or task.exception() is not None:
                     raise Stopped
-                # the cancellation came too late, or was swallowed (wait_for of Python 3.11 does): what was opened must not be lost
+                # the cancellation came too late, or was swallowed (as by wait_for of Python 3.11): the result must not be lost
             return task.result()
         finally:
             task.cancel()

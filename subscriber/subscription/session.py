@@ -1,4 +1,4 @@
-"""One connection that follows one slot: from the connection string to whole transactions."""
+"""One connection that follows one slot. It turns a connection string into a stream of whole transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _LAST_REPORT_SECONDS: Final = 1.0
 _MUCH_MEMORY: Final = 1024**2
-"""kB of what it decodes that a publisher may keep in memory, where it failed with less; more if it may keep more anyway."""
+"""logical_decoding_work_mem in kB for a publisher that failed to decode with less. A larger value of the publisher is kept."""
 _SET_MEMORY: Final = f"""
 SELECT pg_catalog.set_config(name, greatest(setting::int8, {_MUCH_MEMORY})::text, false)
 FROM pg_catalog.pg_settings WHERE name = 'logical_decoding_work_mem'
@@ -37,20 +37,21 @@ FROM pg_catalog.pg_settings WHERE name = 'logical_decoding_work_mem'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedSlot:
-    """What is followed, and how.
+    """The slot to follow, and the options for it.
 
     Attributes:
-        conninfo: of the publisher.
-        name: of the slot.
-        temporary: the slot is made by the session and gone with it.
-        publications: names.
-        options: ``create_slot``, ``failover`` and what START_REPLICATION takes.
+        conninfo: connection string of the publisher.
+        name: name of the slot.
+        temporary: the session creates the slot, and the slot ends with the session.
+        publications: names of the publications.
+        options: ``create_slot``, ``failover`` and the options of START_REPLICATION.
         settings: of the receiver.
         messages: whether logical messages are wanted.
-        application_name: of the connection; None: the slot's name.
-        spool_key: names the spool; None: made from the slot and the publisher.
-        cautiously: the publisher failed to decode what comes next. Mostly it is a transaction that was rolled back: sent only at its end,
-            it is not decoded; kept in memory as a whole, it is not looked at before.
+        application_name: of the connection. None: the slot's name.
+        spool_key: names the spool. None: derived from the slot and the publisher.
+        cautiously: the publisher failed to decode the next part of the WAL. The cause is usually a transaction that was rolled back.
+            Without streaming, a transaction is decoded only at its end, so this one is not decoded at all. With more memory, the publisher
+            keeps it in memory and does not look at it before its end.
     """
 
     conninfo: str
@@ -66,15 +67,15 @@ class FollowedSlot:
 
 
 class StreamSession:
-    """Made by :meth:`open`; to be closed.
+    """A stream, created by :meth:`open`. The caller closes it.
 
     Attributes:
         receiver: gives the events.
         tracker: positions of this stream.
-        position: where it started.
-        publisher_lsn: where the publisher's WAL ended when it started.
-        capabilities: the publisher's.
-        relations: described so far in this stream, by their ids.
+        position: where the stream started.
+        publisher_lsn: the end of the publisher's WAL when the stream started.
+        capabilities: of the publisher.
+        relations: the relations described so far in this stream, by oid.
     """
 
     def __init__(
@@ -97,17 +98,17 @@ class StreamSession:
 
     @classmethod
     async def open(cls, slot: FollowedSlot, position: Position | None, start_lsn: Lsn | None = None) -> Self:
-        """Connect, see that nothing is missing, and start.
+        """Connect, check that no change is missing, and start the stream.
 
         Args:
-            slot: what to follow.
-            position: where an earlier session came to; None for the first one.
-            start_lsn: where the first one shall start; None: where the slot stands.
+            slot: the slot to follow.
+            position: the position of an earlier session. None for the first session.
+            start_lsn: where the first session starts. None: at the slot's position.
 
         Raises:
-            PublisherUnavailable, SlotInUse: it may pass.
-            DataLossError: the slot can no longer give everything behind the position.
-            PublisherError: no such publication, no such slot, no privilege.
+            PublisherUnavailable, SlotInUse: transient, so a retry may succeed.
+            DataLossError: the slot can no longer send everything after the position.
+            PublisherError: the publication or slot does not exist, or a privilege is missing.
         """
         connection = await WalReceiverConnection.connect(slot.conninfo, application_name=slot.application_name or slot.name)
         async with contextlib.AsyncExitStack() as starting:
@@ -126,7 +127,7 @@ class StreamSession:
             )
             stream = await connection.start_replication(slot.name, position.lsn, options)
             starting.push_async_callback(stream.close)
-            # not before the slot is ours: the spool of another process that has it would be swept away
+            # only now, when we hold the slot: opening the spool deletes the files of another process that still uses the slot
             key = slot.spool_key or f"slot {slot.name} of {position.system_identifier}"
             spool = await starting.enter_async_context(SpoolDirectory(slot.settings.spool_directory, key))
             tracker = FlushTracker(position.lsn)
@@ -144,7 +145,7 @@ class StreamSession:
         raise AssertionError("an exit stack swallows nothing")
 
     async def close(self) -> None:
-        """Report the last status if the connection still lives, and free everything."""
+        """Send the last status update if the connection is still alive, and free everything."""
         async with self._resources:
             with contextlib.suppress(SubscriberError, TimeoutError):
                 async with asyncio.timeout(_LAST_REPORT_SECONDS):
@@ -152,7 +153,7 @@ class StreamSession:
 
 
 def undecodable(error: SubscriberError, lsn: Lsn) -> PublisherError:
-    """The publisher failed to decode what comes behind ``lsn``, also where it was followed cautiously."""
+    """The error for a publisher that failed to decode the WAL after ``lsn`` even cautiously."""
     return PublisherError(
         f"the publisher cannot decode the WAL after {lsn}, not even without streaming and with 1 GB of memory: {error}",
         hint="if more logical_decoding_work_mem on the publisher does not help, its slot cannot go on: drop the subscription, and make it"

@@ -1,14 +1,13 @@
-"""What happens once before a run: look, make what is missing, and find out where to go on.
+"""The setup before a run: check, create what is missing, and find the position to resume from.
 
-The order makes every crash in between harmless, and every refusal one that changed nothing:
+The order makes a crash at any point harmless, and a refusal changes nothing:
 
-1. Only looking: options, publisher, target. A subscription that the target does not know yet is refused here, with everything that is
-   wrong at once.
+1. Checks only: options, publisher, target. A subscription that the target does not have yet is refused here, with all problems at once.
 2. The subscription's entry in the target, and its writer's lock.
-3. First time: its slot and its first position (``beginning.py``). Later: the loss check (``loss.py``).
-4. The tables (``refreshing.py``): at each start of a subscription whose definition is its command line; of one that is defined in the
-   target's catalog only when somebody asks for it, as natively.
-5. Slots of table synchronizations that ended without dropping theirs are dropped.
+3. At the first start: its slot and its first position (``beginning.py``). Later: the loss check (``loss.py``).
+4. The tables (``refreshing.py``). If the command line defines the subscription, at each start. If the target's catalog defines it, only
+   when the user requests it, as in PostgreSQL.
+5. Slots that table synchronizations left behind are dropped.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run starts from.
+    """The result of the setup, from which a run starts.
 
     Attributes:
-        state: as the target holds it; with a position.
-        position: the same, never None.
+        state: the subscription's state in the target, with a position.
+        position: the same position, never None.
         tables: states of the subscription's tables.
-        publisher_lsn: where the publisher's WAL ended when the setup was done.
-        capabilities: the publisher's.
-        first: whether the subscription was made just now.
+        publisher_lsn: the end of the publisher's WAL when the setup was done.
+        capabilities: of the publisher.
+        first: whether the subscription was just created.
         published: name and oid of each published table.
-        left_out: those of them that could not be added to the subscription, each with the reason.
+        left_out: published tables that could not be added to the subscription, each with the reason.
     """
 
     state: SubscriptionState
@@ -64,22 +63,23 @@ class Prepared:
 
 
 class Setup:
-    """See the module's text.
+    """The setup of a run. See the module's text.
 
     Args:
-        name: the subscription's.
-        conninfo: of the publisher.
-        publications: to subscribe to.
-        options: parameters.
+        name: name of the subscription.
+        conninfo: connection string of the publisher.
+        publications: the publications to subscribe to.
+        options: the parameters of CREATE SUBSCRIPTION.
         settings: of the process.
         sink: the target.
-        generation: of the definition in the target's catalog that the other arguments are of; None: they are the definition.
+        generation: the generation of the definition in the target's catalog that the other arguments come from. None: the arguments are
+            the definition.
 
     Attributes:
-        refreshing: :meth:`refresh` began to change the tables.
+        refreshing: whether :meth:`refresh` began to change the tables.
 
     Raises:
-        ConfigurationError: options that make no sense for a run.
+        ConfigurationError: the options are not valid for a run.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Setup:
         check_options(publications, self._slot_name, options, sink)
 
     async def prepare(self, on_durable: Callable[[Lsn], None], until: Until | None = None) -> Prepared:
-        """Do all of it; the sink is open afterwards. May be cancelled anywhere, and done again.
+        """Run the setup. The sink is open afterwards. It may be cancelled at any point and repeated.
 
         Args:
-            on_durable: told what is durable in the target.
-            until: where the run ends. The error that ends it names the tables that do not fit: they are not warned of.
+            on_durable: is told what is durable in the target.
+            until: where the run ends. The error at its end names tables that cannot be replicated, so there is no warning about them here.
 
         Raises:
-            SubscriberError: what is wrong and what to do about it.
+            SubscriberError: what is wrong, and what to do about it.
         """
         if until is not None:
             self._misfit_level = logging.INFO
@@ -138,7 +138,7 @@ class Setup:
             if state.position is None:
                 await self._require_nothing_begun()
                 if known and not self._managed:
-                    # an earlier start did not come far
+                    # an earlier start was interrupted before it stored a position
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
                 state = await self._begin(connection, state)
             else:
@@ -146,7 +146,7 @@ class Setup:
             assert state.position is not None
             refresh = self._tables
             if self._managed and state.pending_refresh is not None:
-                # the verb that changed the publications was cut off before
+                # the verb that changed the publications was interrupted before the refresh
                 refresh = TableRefresh(self._publications, self._sink, copy_data=state.pending_refresh)
                 tables = await refresh.refresh(connection, state)
                 await self._sink.refreshed()
@@ -172,13 +172,13 @@ class Setup:
             await connection.close()
 
     async def create(self) -> Collection[TableName]:
-        """The first part alone, for an entry made just now: everything is looked at; slot, position and tables are made.
+        """Run the first part only, for an entry that was just made: check everything, then create the slot, the position and the tables.
 
         Returns:
             The tables.
 
         Raises:
-            SubscriberError: what is wrong and what to do about it. What was made until then is there.
+            SubscriberError: what is wrong, and what to do about it. Objects created before the error remain.
         """
         connection = await self._connect()
         try:
@@ -195,13 +195,13 @@ class Setup:
             await connection.close()
 
     async def refresh(self, named: Sequence[str] = ()) -> None:
-        """REFRESH PUBLICATION alone: nothing is added if not everything can be.
+        """Run REFRESH PUBLICATION only. If the target refuses a table, no table is added.
 
         Args:
-            named: the publications that the verb is about: those that do not exist are warned of.
+            named: the publications that the verb names. If one does not exist, a warning is logged.
 
         Raises:
-            SubscriberError: what is wrong and what to do about it. Nothing was changed unless ``refreshing``.
+            SubscriberError: what is wrong, and what to do about it. Nothing was changed unless ``refreshing`` is set.
         """
         connection = await self._connect()
         try:
@@ -214,7 +214,7 @@ class Setup:
             try:
                 await drop_leftover_slots(connection, self._sink, state, tables)
             except PublisherError as error:
-                # what was asked for is done
+                # the refresh itself is done
                 _log.warning("could not drop the slots of removed tables; the next start drops them: %s", error.one_line())
         finally:
             await connection.close()
@@ -248,7 +248,7 @@ class Setup:
         )
         return await beginning.begin(connection)
 
-    # --- looking
+    # --- checks
 
     def _check_password(self, connection: WalReceiverConnection) -> None:
         if self._options.password_required and not connection.pgconn.used_password:
@@ -258,12 +258,13 @@ class Setup:
             )
 
     async def _require_nothing_begun(self) -> None:
-        """The position comes before a table is copied: without one, a table that was has missed what nobody can tell.
+        """Check that no table was replicated if there is no position.
 
-        Tables that are not copied at all may come before it, with a slot that is not ours to make (``create_slot = false``).
+        The position is stored before any table is copied. So if it is missing, a table that was replicated may have missed changes. Tables
+        that are not copied may be listed before the position is stored, if the slot is not ours to create (``create_slot = false``).
 
         Raises:
-            DataLossError: there is such a table.
+            DataLossError: a table was replicated before.
         """
         waiting = {TableEntry(TableState.INIT), TableEntry(TableState.READY)} if self._managed else {TableEntry(TableState.INIT)}
         begun = sorted(name for name, entry in (await self._sink.tables()).items() if entry not in waiting)
@@ -288,7 +289,7 @@ class Setup:
             return
         if not self._managed:
             raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
-        # natively a warning too: they may be made later
+        # a warning in PostgreSQL too: they may be created later
         _log.warning("%s", publications_missing(missing))
 
     async def _check_everything(self, connection: WalReceiverConnection, *, own_slot: bool) -> None:
@@ -308,7 +309,7 @@ class Setup:
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:
         if self._managed and self._slot_name != position.slot_name:
-            # ALTER SUBSCRIPTION … SET (slot_name = …): from now on that one, which must be able to give what comes next
+            # ALTER SUBSCRIPTION … SET (slot_name = …): the new slot must be able to send everything after the position
             position = replace(position, slot_name=self._slot_name)
             await check_position(connection, position)
             await self._sink.set_position(position)
@@ -321,7 +322,7 @@ class Setup:
         await check_position(connection, position)
         synchronized = [entry.lsn for entry in (await self._sink.tables()).values() if entry.state is TableState.SYNCDONE and entry.lsn]
         if max(synchronized, default=position.lsn) > position.lsn:
-            # synchronized beyond the main position: after a failover that may be beyond where the timelines part
+            # a table is synchronized beyond the main position: after a failover, that may be after the switch of timelines
             await check_position(connection, replace(position, lsn=max(synchronized)))
         if state.publications != self._publications:
             await self._sink.set_publications(self._publications)
@@ -330,7 +331,7 @@ class Setup:
             two_phase = TwoPhaseState.PENDING
         slot = await connection.slot(position.slot_name)
         if slot is not None and slot.two_phase and two_phase is not TwoPhaseState.ENABLED:
-            # enabled at the slot just before an earlier process ended, or by somebody: prepares are sent from now on in any case
+            # an earlier process ended just after enabling it at the slot, or another client enabled it: prepares are sent from now on
             if any(entry.state is not TableState.READY for entry in (await self._sink.tables()).values()):
                 raise PublisherError(
                     f'two_phase of replication slot "{position.slot_name}" was enabled while tables are being synchronized',
@@ -353,4 +354,4 @@ def _raise_first(found: Sequence[tuple[type[SubscriberError], Finding]]) -> None
 
 
 def _nothing(_: Lsn) -> None:
-    """Nobody waits for it."""
+    """Ignore what is durable."""

@@ -1,4 +1,4 @@
-"""The publisher as table synchronization sees it: :class:`subscriber.apply.tablesync.CopySource` over walreceiver."""
+"""The publisher as the source of table synchronization: :class:`subscriber.apply.tablesync.CopySource` over walreceiver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["PublishedSnapshot", "PublisherSource", "copy_format", "outdated"]
 
 
 def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> CopyFormat:
-    """The format of the initial copy, as native chooses it: binary if asked for and the publisher is new enough."""
+    """The format of the initial copy, as in PostgreSQL: binary if requested and if the publisher's version supports it."""
     return CopyFormat.BINARY if options.binary and capabilities.binary_copy else CopyFormat.TEXT
 
 
@@ -39,21 +39,21 @@ class PublishedSnapshot:
 
     @property
     def consistent_point(self) -> Lsn:
-        """The snapshot holds exactly what was committed before."""
+        """The snapshot contains exactly the transactions that were committed before this LSN."""
         return self._snapshot.consistent_point
 
     async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
-        """The parts that together are the table's published rows, each to be read by a session of its own."""
+        """Divide the table's published rows into parts. Each part is read by its own session."""
         found = await self._find_parts(table)
         return [partial(self._read, table, part, copy_format, rows) for part in found]
 
     async def order(self, table: PublishedTable) -> SnapshotOrder:
-        """The same, for somebody else to read by sessions of his own."""
+        """Describe the same parts for a sink that reads them in its own sessions."""
         found = await self._find_parts(table)
         return SnapshotOrder(
             snapshot_name=self._snapshot.snapshot_name,
             connection=self._snapshot.address,
-            # rows that a policy hides would be missing for good: then rather an error
+            # an error is better than rows that a policy hides, which would be missing for good
             setup=(*SETUP, "SET row_security = off"),
             sources=tuple(copying.copy_source(table, part) for part in found),
             checks=tuple(copying.check_query(part) for part in found),
@@ -61,10 +61,10 @@ class PublishedSnapshot:
         )
 
     async def verify(self, table: PublishedTable) -> None:
-        """See that the table is still stored where the snapshot knows it, and has had its name since.
+        """Check that the table's storage is the one in the snapshot, and that it was not renamed.
 
         Raises:
-            CopyOutdated: it was rewritten or renamed meanwhile.
+            CopyOutdated: the table was rewritten or renamed in the meantime.
         """
         async with self._snapshot.reader() as reader:
             if await copying.is_rewritten(reader, table) or await copying.is_renamed(reader, table):
@@ -82,7 +82,8 @@ class PublishedSnapshot:
             try:
                 yield _checked(reader, part, reader.copy_out(copying.copy_query(table, part, copy_format), copy_format, rows))
             except SubscriberError as error:
-                # the statement may have waited for whoever renamed: then there is no such column, or the target refuses the other's rows
+                # the statement may have waited for a rename: then a column does not exist, or the target refuses the rows of the other
+                # table
                 if not isinstance(error, CopyOutdated) and await self._is_outdated(part):
                     raise outdated(part.relation) from error
                 raise
@@ -92,15 +93,15 @@ class PublishedSnapshot:
             async with self._snapshot.reader() as reader:
                 return not await copying.is_intact(reader, part, read=False)
         except PublisherError:
-            # what was the matter first is told
+            # report the first error instead
             return False
 
 
 async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A part's data, which ends with an error if it is of no use: so a sink does not keep it.
+    """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
 
     Raises:
-        CopyOutdated: it is another relation's, or the relation was rewritten.
+        CopyOutdated: the data is of another relation, or the relation was rewritten.
     """
     if not await copying.is_intact(reader, part, read=False):
         raise outdated(part.relation)
@@ -112,21 +113,21 @@ async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIt
 
 
 def outdated(name: TableName) -> CopyOutdated:
-    """The error of a copy that is of no use."""
+    """The error for a copy that is no longer valid."""
     return CopyOutdated(
         f'table "{name}" was renamed, replaced or rewritten on the publisher while it was copied', hint="it is copied again"
     )
 
 
 class PublisherSource:
-    """See the module. Every call uses connections of its own, and makes sure they lead to the same publisher.
+    """The publisher of a subscription. Every call uses its own connections, and checks that they lead to the same publisher.
 
     Args:
-        conninfo: of the publisher.
-        publications: subscribed to.
+        conninfo: connection string of the publisher.
+        publications: the subscribed publications.
         options: of the subscription.
-        settings: range size of copies.
-        main: the subscription's position: whose system it is of.
+        settings: give the range size of copies.
+        main: the subscription's position, which has the system identifier to check.
     """
 
     def __init__(
@@ -148,23 +149,23 @@ class PublisherSource:
             await connection.close()
 
     async def describe(self, table: TableName) -> PublishedTable | None:
-        """The table as published now; None if it no longer is."""
+        """The table as it is published now. None if it is no longer published."""
         return (await self.describe_all([table])).get(table)
 
     async def describe_all(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
-        """The tables as published now; those that no longer are, are left out."""
+        """The tables as they are published now, without those that are no longer published."""
         async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
             return {table.name: table for table in await published_tables(connection, self._publications, *tables)}
 
     @contextlib.asynccontextmanager
     async def snapshot(self, slot_name: str) -> AsyncIterator[PublishedSnapshot]:
-        """Create the slot, after dropping one of that name, and keep its snapshot open."""
+        """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=False) as snapshot:
             yield PublishedSnapshot(snapshot, self._settings.copy_range_size)
 
     @contextlib.asynccontextmanager
     async def exported(self, slot_name: str, *, temporary: bool) -> AsyncIterator[ExportedSnapshot]:
-        """Create the slot, after dropping one of that name, and keep its snapshot open."""
+        """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         await self.drop_slot(slot_name)
         async with ExportedSnapshot.create(
             self._conninfo,
@@ -178,10 +179,10 @@ class PublisherSource:
 
     @contextlib.asynccontextmanager
     async def stream(self, position: Position) -> AsyncIterator[WalSenderStream]:
-        """Follow the position's slot, without two-phase, after the check that it still gives everything behind it."""
+        """Follow the position's slot without two-phase, after checking that it can send everything after the position."""
         async with self._connect(position.slot_name) as connection:
             await check_position(connection, position)
-            # whole transactions only: it is soon over, and what is streamed and rolled back cannot always be decoded
+            # without streaming: this stream is short, and a transaction that is streamed and rolled back cannot always be decoded
             options = replace(self._options, streaming="off")
             stream_options = negotiate(connection.capabilities, options, publications=self._publications, two_phase=False)
             stream = await connection.start_replication(position.slot_name, position.lsn, stream_options)
@@ -191,6 +192,6 @@ class PublisherSource:
                 await stream.close()
 
     async def drop_slot(self, slot_name: str) -> None:
-        """Drop it, once whoever uses it has gone; fine if it does not exist."""
+        """Drop the slot once it is no longer in use. No error if it does not exist."""
         async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
             await connection.drop_slot(slot_name, wait=True, missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a subscription tells of itself, and how far it is asked to go."""
+"""The status of a subscription, and the condition that ends a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Status", "TableCopy", "Until"]
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """When :meth:`Subscription.run` ends by itself.
+    """The condition that ends :meth:`Subscription.run`.
 
-    With an ``lsn``, it ends when everything up to there is in the target. Without one, it ends when it has caught up with the publisher
-    as of the start of the run. In both cases all tables are synchronized, and none is ahead of the others, as a table is directly after
-    its copy.
+    With an ``lsn``, the run ends when everything up to it is in the target. Without one, it ends when it has caught up with the publisher
+    as of the start of the run. In both cases all tables are synchronized, and no table is ahead of the others, as one may be directly
+    after its copy.
 
-    If a published table is not replicated then, the run ends with a RelationError that names it; ``allow_missing_tables`` accepts that.
+    If a published table is not replicated at the end, the run raises a RelationError that names it. ``allow_missing_tables`` accepts that.
     """
 
     lsn: Lsn | None = None
@@ -28,12 +28,12 @@ class Until:
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """How far the copy of one table is.
+    """Progress of the copy of one table.
 
     Attributes:
-        rows: read so far.
-        estimated_rows: how many there may be, or None.
-        done: all of them are in the target.
+        rows: rows read so far.
+        estimated_rows: the estimated total, or None.
+        done: whether all rows are in the target.
     """
 
     rows: int
@@ -43,22 +43,22 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The status of a run. LSNs are those of the standby status update: received >= applied >= flushed.
+    """The status of a run. The LSNs are those of the standby status update: received >= applied >= flushed.
 
     Attributes:
-        received: the last LSN from the publisher.
-        applied: up to here, changes are visible in the target.
-        flushed: up to here, changes are durable in the target.
+        received: the last LSN received from the publisher.
+        applied: changes up to here are visible in the target.
+        flushed: changes up to here are durable in the target.
         state: what the run does.
-        retry: with state RETRYING, the attempt that failed.
-        publisher_lsn: where the publisher's WAL ends, as far as it is known.
+        retry: with state RETRYING, the failed attempt.
+        publisher_lsn: the end of the publisher's WAL, as far as known.
         streaming: whether there is a connection that follows the slot.
         tables: the subscription's tables with their states.
         copies: the tables that were copied since the subscription object was created.
         left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest error of this run, even if its cause was fixed since.
         statistics: counted since the subscription object was created.
-        last_message: when the publisher last sent something, in seconds since 1970; None without a stream.
+        last_message: when the publisher last sent something, in seconds since 1970. None without a stream.
     """
 
     received: Lsn = INVALID_LSN

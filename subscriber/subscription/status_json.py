@@ -1,4 +1,4 @@
-"""A subscription's status as JSON: names are PostgreSQL's where it has them, LSNs its texts, times ISO 8601, unknown is null."""
+"""A subscription's status as JSON. Names are PostgreSQL's where it has them. LSNs are strings, times are ISO 8601, unknown is null."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["status_as_json"]
 
 
 def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
-    """Nothing in it but what JSON has. No password: the connection string is not in it."""
+    """Convert the status to types that JSON has. The connection string is left out, so the result has no password."""
     found, definition, slot = status.observation, status.observation.definition, status.slot
     worker = found.worker
     return {
@@ -112,7 +112,7 @@ def _lsn(lsn: Lsn | WorkerActivity | None) -> str | None:
 
 
 def _text(text: str | None) -> str | None:
-    """Without what is no Unicode: JSON has no bytes."""
+    """Escape what is not valid Unicode, because JSON has no bytes."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
-"""Which sink and which catalog a target's text means.
+"""Choose the sink and the catalog for a target's URL or conninfo.
 
-``postgresql://…``, ``postgres://…`` and libpq's keywords and values mean the PostgreSQL sink. ``spark:///path`` and
-``spark+…://…`` mean a lake. Every other URL is one of SQLAlchemy's:
-``sqlite:///file.db``, ``mariadb://…``, ``postgresql+asyncpg://…`` (PostgreSQL as one SQL database among others).
+``postgresql://…``, ``postgres://…`` and libpq's keywords and values select the PostgreSQL sink. ``spark:///path`` and ``spark+…://…``
+select a lake. Every other URL is one of SQLAlchemy's: ``sqlite:///file.db``, ``mariadb://…``, ``postgresql+asyncpg://…`` (which treats
+PostgreSQL as any SQL database).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://")
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
 _EXTRAS: Final = {"sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
-"""Which extra brings what a kind of database needs."""
+"""The extra that installs the driver of each kind of database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """How a lake is applied.
+    """Options of the applier of a lake.
 
     Attributes:
-        engine: ``rewrite`` or ``merge`` on Spark; ``auto``: ``merge`` if the session has Delta's extension, else ``rewrite``; ``local`` in
-            threads.
-        master, conf, packages: of Spark; see :func:`subscriber.sinks.spark.session.spark_session.spark_session`.
-        target_rows: of a file.
-        once: end when nothing waits.
+        engine: ``rewrite`` or ``merge`` run on Spark; ``auto`` is ``merge`` if the session has Delta's extension, else ``rewrite``;
+            ``local`` runs in threads.
+        master, conf, packages: for Spark, see :func:`subscriber.sinks.spark.session.spark_session.spark_session`.
+        target_rows: rows that a file should have.
+        once: end when nothing is waiting.
     """
 
     engine: str = "auto"
@@ -49,17 +49,17 @@ class ApplyOptions:
 
 
 def open_target(target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool = False) -> Sink:
-    """Make the sink for a URL or conninfo. Nothing is connected yet.
+    """Make the sink for a URL or conninfo. It does not connect yet.
 
     Args:
-        target: URL or conninfo.
+        target: URL or conninfo of the target.
         options: of the subscription.
         settings: of the process.
-        defined: the target's catalog defines the subscription. One that was dropped or renamed since is not made by the sink.
+        defined: whether the target's catalog defines the subscription. Then the sink does not create one that was dropped or renamed.
 
     Raises:
-        ConfigurationError: no sink serves this kind of URL, its driver is not installed, the text is neither URL nor conninfo, or a
-            setting means nothing for this kind of target.
+        ConfigurationError: no sink supports this kind of URL, its driver is not installed, the text is neither a URL nor a conninfo, or a
+            setting does not apply to this kind of target.
     """
     if is_lake(target):
         with _lake():
@@ -77,11 +77,11 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
 
 
 async def open_catalog(target: str, application_name: str) -> Catalog:
-    """Connect with the target's catalog of subscriptions; make it if it is not there.
+    """Connect to the target's catalog of subscriptions. Create the catalog if it does not exist.
 
     Raises:
         ConfigurationError: as :func:`open_target`.
-        TargetUnavailable, TargetError
+        TargetUnavailable, TargetError: the target cannot be reached, or rejected a request.
     """
     if is_lake(target):
         with _lake():
@@ -98,11 +98,11 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
 
 
 async def observe_target(target: str) -> Sequence[Observation]:
-    """What the target knows of its subscriptions; nothing is made.
+    """Read what the target knows of its subscriptions. Nothing is created.
 
     Raises:
         ConfigurationError: as :func:`open_target`.
-        TargetUnavailable, TargetError
+        TargetUnavailable, TargetError: the target cannot be reached, or rejected a request.
     """
     if is_lake(target):
         with _lake():
@@ -119,12 +119,12 @@ async def observe_target(target: str) -> Sequence[Observation]:
 
 
 def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None:
-    """Apply a lake until ``stop`` is set. Blocks.
+    """Apply landed batches to the tables of a lake until ``stop`` is set. Blocks.
 
     Raises:
-        ConfigurationError: a URL that is none, or what it needs is not installed.
-        SubscriptionInUse: the lake has an applier.
-        TargetError, DataLossError
+        ConfigurationError: the URL is invalid, or a required package is not installed.
+        SubscriptionInUse: the lake already has an applier.
+        TargetError, DataLossError: the lake cannot be read or written, or landed changes are lost.
     """
     with _lake():
         from subscriber.sinks.spark.pipeline.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
@@ -141,13 +141,13 @@ def spark_apply(lake: str, options: ApplyOptions, stop: threading.Event) -> None
 
 
 def is_lake(target: str) -> bool:
-    """Whether a target's text is a URL of a lake."""
+    """Whether the target is the URL of a lake."""
     scheme = _SCHEME.match(target)
     return scheme is not None and scheme[1].lower().partition("+")[0] == "spark"
 
 
 def uses_sqlalchemy(target: str) -> bool:
-    """Whether a target's text is a URL for SQLAlchemy; else it means PostgreSQL's own sink."""
+    """Whether the target is a URL for SQLAlchemy, and not PostgreSQL or a lake."""
     scheme = _SCHEME.match(target)
     return scheme is not None and scheme[1].lower() not in _POSTGRES and not is_lake(target)
 

@@ -1,25 +1,25 @@
-"""The publisher's transactions one by one, for who wants to do something else with them than to keep a replica.
+"""The publisher's transactions one by one, for programs that use them for something other than a replica.
 
 Position
-    There is no target and no catalog: the position is the slot's own ``confirmed_flush_lsn``, and it moves when the caller acknowledges.
-    Nothing is acknowledged by itself, except that with nothing pending (everything handed out was acknowledged) the position follows
-    what is received, so that an idle slot does not hold back WAL.
+    There is no target and no catalog. The position is the slot's ``confirmed_flush_lsn``, which moves when the caller acknowledges. There
+    is no automatic acknowledgement, with one exception: when nothing is pending (everything handed out was acknowledged), the position
+    follows what is received, so that an idle slot does not retain WAL.
 
 At least once
-    After a lost connection the stream goes on, with growing pauses between attempts, from the last acknowledged position: what was
-    handed out and not acknowledged comes again, as new objects. The same after a crash of the caller. What is acknowledged
-    never comes again; exactly-once is therefore the caller's: keep ``end_lsn`` where the work is kept, in one transaction with it, and
-    pass over what is not beyond it.
+    After a lost connection the stream resumes from the last acknowledged position, with growing pauses between attempts. Transactions
+    that were handed out but not acknowledged are sent again, as new objects. The same happens after a crash of the caller. Acknowledged
+    transactions are never sent again. For exactly-once, the caller stores ``end_lsn`` in the same transaction as its results, and
+    skips transactions that are not beyond it.
 
 Memory
-    Bounded by ``logical_decoding_work_mem``, also for a caller who is slow or never acknowledges: transactions are freed when the
-    iteration goes on, larger ones lie in a spool, and beyond that the socket is not read. What is not acknowledged is kept by the
-    publisher, as WAL.
+    Memory is bounded by ``logical_decoding_work_mem``, even if the caller is slow or never acknowledges. Transactions are freed when the
+    next one is requested. Larger ones are spooled to disk, and beyond that the socket is not read. The publisher keeps what is not
+    acknowledged, as WAL.
 
 Ways to iterate
-    ``async with`` closes the connection at its end, whatever happens, and lets the loop inside be left and entered again. A plain
-    ``async for`` opens with the first transaction and closes when the loop ends by itself or by an error from the stream; left with
-    ``break`` or by an error of its own body, it closes a moment later, when Python finalizes the generator.
+    ``async with`` closes the connection at its end in all cases. The loop inside may be left and entered again. A plain ``async for``
+    connects with the first transaction, and closes when the loop ends normally or with an error of the stream. If the loop ends by
+    ``break`` or by an error in its body, the stream closes a moment later, when Python finalizes the generator.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ __all__ = ["TransactionStream", "transactions"]
 _log = logging.getLogger(__name__)
 
 _TICK = 1.0
-"""Seconds between looks at the idle position when nothing happens."""
+"""Seconds between two checks of the idle position while nothing arrives."""
 
 Received_co = TypeVar("Received_co", bound=ReceivedTransaction | ReceivedMessage, covariant=True)
 
 
 class TransactionStream(Generic[Received_co]):
-    """What :func:`transactions` returns: an async iterable and an async context manager. One loop at a time.
+    """The result of :func:`transactions`: an async iterable and an async context manager. Only one loop at a time may use it.
 
     Args:
-        slot: what is followed.
-        start_lsn: where to start, None for the slot's position.
-        until_lsn: the iteration ends once everything up to there was given.
-        until_caught_up: it ends at where the publisher's WAL ended when the stream was opened.
+        slot: the slot to follow.
+        start_lsn: where to start. None: at the slot's position.
+        until_lsn: the iteration ends after everything up to this LSN.
+        until_caught_up: the iteration ends at the end of the publisher's WAL as of when the stream was opened.
     """
 
     def __init__(self, slot: FollowedSlot, *, start_lsn: Lsn | None, until_lsn: Lsn | None, until_caught_up: bool) -> None:
@@ -86,7 +86,7 @@ class TransactionStream(Generic[Received_co]):
         """Connect and start.
 
         Raises:
-            SubscriberError: the first attempt failed, for whatever reason; later ones are repeated where that may help.
+            SubscriberError: the first attempt failed, for any reason. Later attempts are retried if that can help.
         """
         self._open = True
         self._session = await self._connect(None)
@@ -97,7 +97,7 @@ class TransactionStream(Generic[Received_co]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Tell the publisher what was acknowledged, and disconnect."""
+        """Send the acknowledged position to the publisher, and disconnect."""
         self._open = False
         if self._current is not None:
             await self._current.discard()
@@ -105,31 +105,31 @@ class TransactionStream(Generic[Received_co]):
         await self._disconnect()
 
     async def __aiter__(self) -> AsyncIterator[Received_co]:
-        """The transactions in commit order, without end unless told where. See the module's text.
+        """The transactions in commit order, without end unless ``until_…`` was given. See the module's text.
 
         Raises:
-            PublisherUnavailable: the connection with a temporary slot was lost: there is nothing to go on from.
+            PublisherUnavailable: the connection with a temporary slot was lost, so the stream cannot resume.
             DataLossError, PublisherError, ProtocolError, SpoolError: see :mod:`subscriber.errors`.
         """
         async with contextlib.AsyncExitStack() as stack:
             if not self._open:
                 await stack.enter_async_context(self)
             while (received := await self._next()) is not None:
-                # the overloads of transactions() know: no messages unless asked for
+                # the overloads of transactions() guarantee that there are no messages unless requested
                 yield cast("Received_co", received)
 
     @property
     def slot_name(self) -> str:
-        """The slot's name, that of a temporary one too."""
+        """The slot's name, also of a temporary slot."""
         return self._slot.name
 
     @property
     def acknowledged(self) -> Lsn:
-        """The position: up to here nothing comes again."""
+        """The position. Nothing up to here is sent again."""
         return self._acknowledged
 
     def stop(self) -> None:
-        """End the iteration when it next goes on, or at once if it waits. To be called in the loop's thread, as in a signal handler."""
+        """End the iteration at its next step, or at once if it waits. Call it in the loop's thread, for example in a signal handler."""
         self._stopped.set()
         if self._connecting is not None:
             self._connecting.cancel()
@@ -175,14 +175,14 @@ class TransactionStream(Generic[Received_co]):
         return ReceivedTransaction(event, session.relations, self._acknowledge)
 
     def _known_already(self, event: Event) -> bool:
-        """Whether it was acknowledged after a new connection had been asked to start before it.
+        """Whether it was acknowledged after a new connection had requested a start before it.
 
-        A prepared transaction may be sent late, with an LSN long acknowledged: that one is never passed over.
+        A prepared transaction may be sent late, with an LSN that was acknowledged long ago, so it is never skipped.
         """
         return isinstance(event, Transaction) and event.end_lsn <= self._acknowledged
 
     async def _release(self) -> None:
-        """The caller is done with the current transaction. Cancelled, it can be done again."""
+        """Free the current transaction. Can be repeated after a cancellation."""
         current = self._current
         if current is None:
             return
@@ -203,7 +203,7 @@ class TransactionStream(Generic[Received_co]):
             self._confirm(self._session)
 
     def _confirm(self, session: StreamSession) -> None:
-        # after a reconnect, what an old object acknowledges may not have been received again yet
+        # after a reconnect, the LSN that an old object acknowledges may not have been received again yet
         session.tracker.flush(min(self._acknowledged, session.tracker.received))
         session.receiver.report()
 
@@ -216,7 +216,7 @@ class TransactionStream(Generic[Received_co]):
     # --- the connection
 
     async def _wait(self, session: StreamSession) -> None:
-        """Until something is received, or the connection is lost."""
+        """Wait until something is received, or the connection is lost."""
         try:
             await session.receiver.wait(_TICK)
             self._backoff.reset()
@@ -234,8 +234,8 @@ class TransactionStream(Generic[Received_co]):
             await self._disconnect()
 
     async def _reconnect(self) -> None:
-        """One attempt, after a pause that :meth:`stop` ends."""
-        assert self._lost is not None  # without a session only after one that was lost
+        """Make one attempt after a pause. :meth:`stop` ends the pause."""
+        assert self._lost is not None  # there is no session only after a session was lost
         position, error = self._lost
         pause = self._backoff.pause(policy(error))
         _log.warning("%s; next attempt in %.1f s, from %s", error.one_line(), pause, self._acknowledged)
@@ -250,7 +250,7 @@ class TransactionStream(Generic[Received_co]):
             self._lost = position, failed
 
     async def _connect(self, position: Position | None) -> StreamSession | None:
-        """None if :meth:`stop` was called meanwhile."""
+        """Open a session. None if :meth:`stop` was called in the meantime."""
         if self._stopped.is_set():
             return None
         slot = replace(self._slot, cautiously=self._cautiously)
@@ -274,7 +274,7 @@ class TransactionStream(Generic[Received_co]):
 
 
 def _happened_at(event: Event) -> Lsn:
-    """LSN of the event's own record; all that is known of a message or a rollback is where its record ends: a byte before is in it."""
+    """An LSN inside the event's own record. Of a message or a rollback only the end of the record is known; the byte before is in it."""
     if isinstance(event, LogicalMessage):
         return Lsn(event.lsn - 1)
     found = header(event)
@@ -319,23 +319,23 @@ def transactions(
     until_caught_up: bool = False,
     messages: bool = False,
 ) -> TransactionStream[ReceivedTransaction | ReceivedMessage]:
-    """Iterate over the transactions of a publisher. It connects when the iteration (or ``async with``) begins.
+    """Iterate over the transactions of a publisher. The connection is opened when the iteration (or ``async with``) begins.
 
     Args:
-        connection: the publisher: any conninfo or URL that libpq takes.
+        connection: connection string of the publisher: any conninfo or URL that libpq accepts.
         publications: at least one.
-        slot_name: a permanent slot. It is created if it does not exist and ``options.create_slot`` is set, and kept at the end. None:
-            ``options.slot_name``, and if that is None too, a temporary slot: transactions from now on, and nothing is kept.
-        options: of CREATE SUBSCRIPTION, as far as they concern the stream: ``binary``, ``streaming``, ``two_phase``, ``origin``,
+        slot_name: name of a permanent slot. It is created if it does not exist and ``options.create_slot`` is set. It remains at the end.
+            None: ``options.slot_name``. If that is None too, a temporary slot: transactions from now on, and nothing remains.
+        options: the parameters of CREATE SUBSCRIPTION that affect the stream: ``binary``, ``streaming``, ``two_phase``, ``origin``,
             ``create_slot``, ``failover``.
         settings: of the receiver.
-        start_lsn: start here instead of at the slot's position; an error if the slot has already moved past it.
-        until_lsn: end the iteration after everything that was committed up to here.
-        until_caught_up: end it where the publisher's WAL ended when the stream was opened.
-        messages: give logical messages too: those of a transaction as its changes, others as :class:`ReceivedMessage`.
+        start_lsn: start here instead of at the slot's position. It is an error if the slot is already beyond it.
+        until_lsn: end the iteration after everything that was committed up to this LSN.
+        until_caught_up: end the iteration at the end of the publisher's WAL as of when the stream was opened.
+        messages: include logical messages. Those of a transaction are among its changes, others are a :class:`ReceivedMessage`.
 
     Raises:
-        ConfigurationError: no publication, or both ends given.
+        ConfigurationError: no publication is given, or both ends are given.
 
     Example::
 

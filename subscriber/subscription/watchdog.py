@@ -1,24 +1,26 @@
-"""The watchdog: no run waits silently, and nothing of it stands still for ever.
+"""The watchdog: logs what a run waits for, and restarts work that makes no progress.
 
-It watches each attempt to follow the slot, and each synchronization of a table or of a group of tables. While something may be waiting, the
-target is asked every few seconds what it does for the sink's sessions. Locks that they wait for are logged, with who holds them.
+It watches each attempt to follow the slot, and each synchronization of a table or of a group of tables. While something may be waiting, it
+asks the target every few seconds what the sink's sessions do. It logs the locks that they wait for, and the holders of these locks.
 
-Work is given up, and made again, if all of this is so:
+The watchdog cancels and restarts work if all of the following are true:
 
-* for ``watchdog_timeout`` it has made no progress: no step of the apply worker ended, nothing of a spilled transaction was read, no answer
-  or row came from the publisher, nothing was sent to a PostgreSQL target. With nothing to apply, a step ends each second. A pause between
-  attempts is no part of an attempt.
-* it does not connect to a server: that has a limit of its own, and then comes the next host of the connection string.
-* the target shows no session that waits for a lock.
-* the target has done nothing for the sessions in question for half of that time, or has no such session. So a large transaction, which is a
-  single step, may take as long as it needs. A target that does not answer the question at all, twice, counts as one that does nothing.
-  Behind a pooler, which has PIDs of its own, all sessions count as busy.
-* if it waits for an answer of the publisher, another session with the publisher tells that it does nothing for that, or does not answer.
+* The work has made no progress for ``watchdog_timeout``: no step of the apply worker ended, no part of a spilled transaction was read, no
+  answer or row came from the publisher, nothing was sent to a PostgreSQL target. With nothing to apply, a step ends each second. A pause
+  between attempts is not part of an attempt.
+* The work is not connecting to a server. That has its own time limit, after which the next host of the connection string is tried.
+* The target shows no session that waits for a lock.
+* The target has done nothing for the work's sessions for half of that time, or has no such session. So a large transaction, which is a
+  single step, may take as long as it needs. A target that does not answer this question twice counts as one that does nothing. Behind a
+  pooler, which has its own PIDs, all sessions count as busy.
+* If the work waits for an answer of the publisher: another session with the publisher shows that it is not working on the answer, or gets
+  no answer.
 
-While a table is handed over, the apply worker waits for the table's synchronization: then the progress of either counts.
+While a table is handed over, the apply worker waits for the table's synchronization. Then the progress of either counts.
 
-This should never be needed: it is there for unknown faults, ours or a driver's. A false alarm does no harm: the work is cancelled, as
-for a stop, and begins again; what was not acknowledged comes again, and what is in the target is skipped.
+The watchdog should never be needed. It is there for unknown bugs, in this project or in a driver. A false alarm does no harm: the work is
+cancelled, as for a stop, and starts again. The publisher sends again what was not acknowledged, and what is already in the target is
+skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _HINT: Final = "it is made again; if this comes often, report it"
 
 
 class _Work:
-    """What is watched."""
+    """One attempt or synchronization that is watched."""
 
     def __init__(self, tables: bool, timeout: asyncio.Timeout) -> None:
         self.tables = tables
@@ -58,9 +60,9 @@ class Watchdog:
     """Watches one run.
 
     Args:
-        name: of the subscription.
+        name: name of the subscription.
         running: the run.
-        sink: its target; one that cannot be watched is not.
+        sink: the target of the run. If it is not a :class:`WatchedSink`, it is not watched.
         timeout: ``watchdog_timeout``.
     """
 
@@ -74,7 +76,7 @@ class Watchdog:
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Watch while the block lasts."""
+        """Watch the run inside the block."""
         task = asyncio.create_task(self._watch(self._sink), name="watchdog") if self._sink is not None else None
         try:
             yield
@@ -85,11 +87,11 @@ class Watchdog:
 
     @contextlib.asynccontextmanager
     async def watched(self, *, tables: bool = False) -> AsyncIterator[None]:
-        """Around one attempt to follow the slot, the opening of the sink included; or around a synchronization of tables.
+        """Wrap one attempt to follow the slot, including the opening of the sink, or one synchronization of tables.
 
         Raises:
-            TargetUnavailable: it stood still.
-            PublisherUnavailable: it stood still, and waited for an answer of the publisher.
+            TargetUnavailable: the work made no progress.
+            PublisherUnavailable: the work made no progress while it waited for an answer of the publisher.
         """
         work = _Work(tables, asyncio.timeout(None))
         self._work.append(work)
@@ -104,7 +106,7 @@ class Watchdog:
         finally:
             self._work.remove(work)
             if tables:
-                # the apply worker may have waited for these tables, and goes on now
+                # the apply worker may have waited for these tables, and can continue now
                 for other in self._work:
                     if not other.tables:
                         other.watch.moved()
@@ -118,10 +120,10 @@ class Watchdog:
             found = await self._look(sink)
             self._waits.note([*(found.waits if found is not None else ()), *self._handing_over()], self._now())
             for work in tuple(self._work):
-                # one that is being cancelled may take its time
+                # work that is being cancelled may take some time
                 if work.error is not None or not self._timeout or not self._stands_still(work, found) or await self._is_answered(work):
                     continue
-                # it may have ended while the publisher was asked
+                # the work may have ended while the publisher was asked
                 if work in self._work:
                     self._give_up(work)
 
@@ -136,13 +138,13 @@ class Watchdog:
         return any(self._now() - work.watch.moved_at >= FIRST_SECONDS for work in self._work)
 
     def _handing_over(self) -> Sequence[str]:
-        """What the apply worker waits for, if it waits for tables."""
+        """A sentence for each table that the apply worker waits for."""
         if not any(not work.tables and self._now() - work.watch.moved_at >= FIRST_SECONDS for work in self._work):
             return ()
         return [f'the apply worker waits until table "{table}" is handed over to it' for table in self._running.states.handing_over]
 
     async def _look(self, sink: WatchedSink) -> TargetActivity | None:
-        """None: it cannot be found out."""
+        """Ask the target. None if it cannot be asked."""
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 found = await sink.activity()
@@ -156,7 +158,7 @@ class Watchdog:
         return found
 
     def _concerned(self, work: _Work) -> Sequence[_Work]:
-        """It, and what it waits for."""
+        """The work, and the work that it waits for."""
         return self._work if self._running.states.handing_over and not work.tables else [work]
 
     def _stands_still(self, work: _Work, found: TargetActivity | None) -> bool:
@@ -171,7 +173,7 @@ class Watchdog:
         return not found.waits and idle >= self._timeout / 2
 
     async def _is_answered(self, work: _Work) -> bool:
-        """Whether the publisher is at work on an answer that is waited for."""
+        """Whether the publisher is still working on an answer that the work waits for."""
         for one in tuple(self._concerned(work)):
             for session in tuple(one.watch.asked):
                 if session is None:
@@ -187,7 +189,7 @@ class Watchdog:
                 if working:
                     one.watch.moved()
                     return True
-        # one that came meanwhile is progress
+        # an answer that came in the meantime is progress
         return self._now() - work.watch.moved_at < self._timeout
 
     def _give_up(self, work: _Work) -> None:
