@@ -1,14 +1,14 @@
-r"""Files of captured messages: which bytes are one record.
+r"""Files of captured messages: find the bytes of each record.
 
 ``hex``
-    Text, a record a line in hexadecimal, with or without ``\x`` before it; empty lines and lines that begin with ``#`` do not count. Also
-    what psql prints of ``pg_logical_slot_peek_binary_changes``, aligned or not: the last column is taken, headings and row count are
-    passed over.
+    Text with one record a line, in hexadecimal, with or without a leading ``\x``. Empty lines and lines that begin with ``#`` are skipped.
+    psql's output of ``pg_logical_slot_peek_binary_changes``, aligned or not, works too: the last column is used, headings and the row
+    count are skipped.
 ``length``
-    Binary, each record behind its length (Int32, the most significant byte first).
+    Binary. Each record follows its length (Int32, the most significant byte first).
 ``pg_recvlogical``
-    What that program writes when the plugin is pgoutput: each record as it is, and a line feed behind it. A line feed may also be part of a
-    record; but a message tells where it ends, so the first line feed up to which the bytes are a whole message is the right one.
+    The output of that program with the plugin pgoutput: each record is followed by a line feed. A record may also contain line feeds. But
+    a message determines its own end, so the record ends at the first line feed before which the bytes are a whole message.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _INCOMPLETE: Final = ("message ends before its last field", "string without its 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One captured message, and where it stands: ``line 7``, or ``record 7 at byte 1234``."""
+    """One captured message and its place: ``line 7``, or ``record 7 at byte 1234``."""
 
     place: str
     data: bytes
 
 
 class _Source:
-    """A binary file of which the first bytes were looked at."""
+    """A binary file whose first bytes were already read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._head = file.read(_HEAD)
 
     def guess(self) -> CaptureForm:
-        """Text has no null characters; a length below 16 MB begins with one; and a message that comes first has one behind its tag."""
+        """Guess the form. Text has no null bytes. A length below 16 MB begins with one. A first message has one after its tag."""
         if b"\0" not in self._head:
             return "hex"
         return "length" if self._head[0] == 0 else "pg_recvlogical"
 
     def read(self, size: int) -> bytes:
-        """As many bytes, fewer at the end of the file only."""
+        """Read this many bytes. The result is shorter only at the end of the file."""
         taken, self._head = self._head[:size], self._head[size:]
         return taken if len(taken) == size else taken + self._file.read(size - len(taken))
 
     def readline(self) -> bytes:
-        """Up to the next line feed."""
+        """Read up to the next line feed, inclusive."""
         end = self._head.find(b"\n") + 1
         if end:
             return self.read(end)
@@ -67,12 +67,12 @@ class _Source:
 
 
 def records(file: BinaryIO, form: CaptureForm | None, whole: Callable[[bytes], object]) -> Iterator[Record]:
-    """Read a file's records one after the other.
+    """Read the records of a file one by one.
 
     Args:
         file: opened in binary mode.
-        form: None: found out from the first bytes.
-        whole: raises ProtocolError if the bytes are not one whole record; only asked for ``pg_recvlogical``.
+        form: None: guess it from the first bytes.
+        whole: raises ProtocolError if the bytes are not one whole record. Called only for ``pg_recvlogical``.
 
     Raises:
         ConfigurationError: a line is not hexadecimal.

@@ -1,4 +1,4 @@
-"""``subscriber check``: everything that would go wrong, said before it does. Changes nothing."""
+"""``subscriber check``: report problems before they happen. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cyclic garbage collector in a process of our own. A library leaves it alone: the process is somebody else's."""
+"""Settings of the cyclic garbage collector for our own process. A library must not change them, because the process is not its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _THRESHOLD: Final = 50_000
 
 
 def settle_collector() -> None:
-    """Let it look less often, and never at what is imported by now.
+    """Let the collector run less often, and never look at what is imported by now.
 
-    Changes on their way are many objects, alive for as long as a batch, in no cycles: by default it looks at them every 700, and finds
-    nothing. Cycles are left by errors alone, and wait a little longer.
+    Changes in progress are many objects that live as long as a batch, without cycles. By default the collector looks at them every 700
+    objects, and finds nothing. Only errors leave cycles, and those are freed a little later.
     """
     gc.freeze()
     gc.set_threshold(_THRESHOLD, 20, 20)

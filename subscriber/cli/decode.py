@@ -1,7 +1,7 @@
-"""``subscriber decode FILE``: captured bytes of pgoutput to text, a line a message.
+"""``subscriber decode FILE``: convert captured bytes of pgoutput to text, one line for each message.
 
-Rows are shown: they are what was asked for. Errors tell the place in the file, the message's tag and the offset, and no values; everything
-before the bad record is printed.
+The output has the values of rows. An error has the place in the file, the message's tag and the offset, but no values. Everything before
+the bad record is printed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def execute(args: argparse.Namespace) -> int:
     """Print until the file ends."""
     if args.frames and args.input == "pg_recvlogical":
         raise ConfigurationError("pg_recvlogical writes messages without their frames", hint="leave out --frames")
-    # reading a file is all that happens here: Ctrl-C need not wait for the event loop
+    # this verb only reads a file, so Ctrl-C need not wait for the event loop
     signal.signal(signal.SIGINT, signal.default_int_handler)
     output = Output()
     try:
@@ -80,25 +80,25 @@ def _lines(args: argparse.Namespace) -> Iterator[str]:
 
 
 class _Capture:
-    """What one capture has told so far."""
+    """The state of one capture: the decoder, and the relations described so far."""
 
     def __init__(self) -> None:
         self._decoder = Decoder()
         self._relations: dict[int, Relation] = {}
 
     def check(self, data: bytes) -> object:
-        """Raise a ProtocolError if this is not a whole message; the state stays."""
+        """Raise a ProtocolError if this is not a whole message. Does not change the state."""
         return decode(data, in_stream=self._decoder.in_stream)
 
     def message(self, payload: bytes) -> Line:
-        """The next message."""
+        """Decode the next message."""
         message = self._decoder.decode(payload)
         if isinstance(message, Relation):
             self._relations[message.relation_id] = message
         return wire_line(message, self._relations)
 
     def frame(self, record: Record) -> Line:
-        """The next content of a CopyData."""
+        """Decode the next content of a CopyData message."""
         if record.data[:1] == bytes([_STATUS_UPDATE]):
             return control_line(decode_status_update(record.data))
         frame = decode_frame(record.data)

@@ -1,6 +1,6 @@
-"""``subscriber demo``: a publisher is copied and followed while a load runs, and in the end both hold the same rows.
+"""``subscriber demo``: copy and follow a publisher while a load runs, then check that both databases hold the same rows.
 
-Exit status 0 if they do, 1 if they do not. Everything that was started or made is stopped and removed, also after Ctrl-C and after errors.
+The exit status is 0 if they do, else 1. Everything that was started or made is stopped and removed, also after Ctrl-C and after errors.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 async def _execute(args: argparse.Namespace) -> int:
     try:
-        # not at the top: it needs what only the extra brings, and the other verbs do without
+        # not imported at the top: it needs an extra that the other verbs do not need
         from subscriber.testing.demonstration import Demonstration  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigurationError(
@@ -186,7 +186,7 @@ def _bytes(number: float) -> str:
 
 
 def _print_report(report: LoadReport, streamed: int) -> None:
-    # a number and its kind stay on one line
+    # keep a number and its kind on one line
     kinds = ", ".join(f"{number:,} {kind}".replace(" ", "\xa0") for kind, number in report.kinds.most_common())
     say(f"   In all {report.transactions:,} transactions changed {report.rows:,} rows; {streamed:,} of them were streamed.")
     said = textwrap.fill(f"By kind: {kinds}.", width=_WIDTH, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False)

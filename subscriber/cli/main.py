@@ -1,4 +1,4 @@
-"""Arguments to verbs, errors to one line and an exit status."""
+"""Run a verb for the command line. An error becomes one line and an exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VERBS = (run, create, alter, drop, status, check, tail, decode, spark_apply, de
 async def _execute(args: argparse.Namespace) -> int:
     task = asyncio.current_task()
     assert task is not None
-    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not in a thread
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not possible in a thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     status: int = await args.execute(args)
     return status
@@ -57,13 +57,13 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Help, **known})
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and message. Arguments may hold what is a command to a terminal."""
+        """Print usage and message. The message is escaped, because arguments may contain characters that control a terminal."""
         self.print_usage(sys.stderr)
         self._print_message(f"{self.prog}: error: {printable(message)}\n", sys.stderr)
         raise _WrongUsage(message)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        # argparse ignores that its help cannot be written
+        # argparse would ignore an error of writing its help
         if file is sys.stdout:
             emit(message)
         else:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the entry point of ``subscriber``.
 
     Args:
-        arguments: those of the process if None, which then is ours.
+        arguments: None: those of the process. Then the process is ours, and its streams may be changed.
 
     Returns:
         The exit status.
@@ -102,14 +102,14 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         return conclude(Severity.UNKNOWN, line(Severity.UNKNOWN, error.message))
     except asyncio.CancelledError:
-        # SIGTERM of a verb that has nothing to end cleanly: what it was about is taken back
+        # SIGTERM of a verb that has no clean end: its cancellation has undone its work
         return 143
     except SubscriberError as error:
         for each in error.lines():
             complain(each)
         return 1
     except BrokenPipeError:
-        # the reader of our output has gone (`subscriber tail … | head`)
+        # the reader of our output has closed the pipe (`subscriber tail … | head`)
         return 0
     except KeyboardInterrupt:
         return 130
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in _VERBS:
         verb.add_parser(verbs)
     for each in verbs.choices.values():
-        # before the verb or behind it
+        # the option is accepted before and after the verb
         each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
         each.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")
     return parser
@@ -136,5 +136,5 @@ def _log_to_stderr(verbosity: int) -> None:
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)]
-    # ours alone: what drivers say of their calls shows the parameters (rows, a connection string with its password)
+    # only our loggers: drivers log the parameters of their calls (rows, a connection string with its password)
     logging.getLogger(subscriber.__name__).setLevel(level)

@@ -1,4 +1,4 @@
-"""One line about one message of the protocol, as ``subscriber decode`` prints it."""
+"""One line for one message of the protocol, as ``subscriber decode`` prints it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _WORDS: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 def wire_line(message: Message, relations: Mapping[int, Relation]) -> Line:
-    """Say everything that the message says.
+    """Convert a message to a line with all its fields.
 
     Args:
         message: decoded.
-        relations: described so far, by their ids. Columns of another relation are named by their numbers, from 1.
+        relations: relations described so far, by oid. Columns of an unknown relation are named by their numbers, from 1.
     """
     match message:
         case Insert():
@@ -77,9 +77,9 @@ def wire_line(message: Message, relations: Mapping[int, Relation]) -> Line:
 
 
 def control_line(message: DataclassInstance) -> Line:
-    """Say everything that a message without rows says, field by field."""
+    """Convert a message without rows to a line, field by field."""
     line: Line = {"kind": _kind(message)}
-    # a dataclass of numbers, LSNs, times and names: Begin, Commit, Origin, Type, … or a frame without a message
+    # a dataclass of numbers, LSNs, times and names: Begin, Commit, Origin, Type, …, or a frame without a message
     for field in fields(message):
         value = getattr(message, field.name)
         line[field.name] = moment(value) if field.name.endswith("_time") and value is not None else value
@@ -111,7 +111,7 @@ def _row_line(
 
 
 def _named(data: TupleData, relation: Relation | None, *, key_only: bool) -> Row:
-    """Name the columns. Bytes that do not fit what was described are shown all the same, by numbers."""
+    """Name the columns. Data that does not fit the description is shown with column numbers."""
     names = [column.name for column in relation.columns] if relation else []
     wanted = [column.key or not key_only for column in relation.columns] if relation else []
     if len(names) != len(data.kinds) or len(set(names)) != len(names):

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus of the subscriptions that this process runs. Needs prometheus-client (``pg-subscriber[metrics]``)."""
+"""Prometheus metrics of the subscriptions that this process runs. Needs prometheus-client (``pg-subscriber[metrics]``)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CHANGES: Final = ("inserts", "updates", "deletes", "truncates")
 
 @contextlib.contextmanager
 def served(address: str | None, subscriptions: Subscriptions) -> Iterator[None]:
-    """Answer ``GET /metrics`` at ``HOST:PORT`` while the block lasts; None: nowhere.
+    """Serve ``GET /metrics`` at ``HOST:PORT`` inside the block. None: do not serve.
 
     Raises:
-        ConfigurationError: no such address, it is taken, or prometheus-client is not installed.
+        ConfigurationError: the address is invalid or in use, or prometheus-client is not installed.
     """
     if address is None:
         yield
@@ -62,17 +62,17 @@ def _parse(address: str) -> tuple[str, int]:
 
 
 class _Collector:
-    """Called in the server's thread, for every scrape: it reads what the event loop's thread writes, number by number."""
+    """Collects the metrics for each scrape. Runs in the server's thread, and reads the event loop thread's values one by one."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         self._subscriptions = subscriptions
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing before there is something."""
+        """Return no families: nothing is known in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Return all families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
         def gauge(name: str, text: str, *labels: str) -> Any:
@@ -94,7 +94,7 @@ class _Collector:
         conflicts = counter("conflicts", "Conflicts met, as in pg_stat_subscription_stats.", "conflict")
         errors = counter("errors", "Errors met.", "worker")
         for given, subscription in self._subscriptions().items():
-            # the format escapes quotes and line feeds only
+            # the format of Prometheus escapes only quotes and line feeds
             name = printable(given)
             status, counted = subscription.status, subscription.status.statistics
             streaming.add_metric([name], status.streaming)

@@ -1,7 +1,7 @@
-"""``subscriber status --check``: one line and an exit status, as monitoring plugins give them (Nagios Plugin Development Guidelines).
+"""``subscriber status --check``: one line and an exit status in the form of monitoring plugins (Nagios Plugin Development Guidelines).
 
-CRITICAL: nothing is replicated, or the lag is too large. WARNING: replication goes on with a restriction. UNKNOWN: the check failed.
-A target that cannot be reached is UNKNOWN too, as in check_postgres, which leaves that to its check of the connection.
+CRITICAL: nothing is replicated, or the lag is too large. WARNING: replication works with a restriction. UNKNOWN: the check failed.
+A target that cannot be reached is UNKNOWN too, as in check_postgres, which has a separate check of the connection.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MaxLag:
 
 
 def judge(statuses: Sequence[SubscriptionStatus], limit: MaxLag) -> tuple[Severity, str]:
-    """The worst of all, and the line with performance data."""
+    """Return the worst severity of all subscriptions, and the line with performance data."""
     if not statuses:
         return Severity.UNKNOWN, line(Severity.UNKNOWN, "the target has no subscription")
     verdicts = [list(_verdicts(status, limit)) for status in statuses]
@@ -80,13 +80,13 @@ def judge(statuses: Sequence[SubscriptionStatus], limit: MaxLag) -> tuple[Severi
 
 
 def line(severity: Severity, text: str, performance: str = "") -> str:
-    """``SUBSCRIBER OK - text | performance``. A bar separates the two, so that the text has none."""
+    """``SUBSCRIBER OK - text | performance``. The text has no bar, because a bar separates the two."""
     told = printable(f"SUBSCRIBER {severity.name} - {text}").replace("|", "/")
     return f"{told} | {printable(performance)}" if performance else told
 
 
 def conclude(severity: Severity, text: str) -> int:
-    """Print the line; the exit status. A result that cannot be printed is not known."""
+    """Print the line and return the exit status: UNKNOWN if the line cannot be printed."""
     try:
         say(text)
     except BrokenPipeError:
@@ -98,7 +98,7 @@ def conclude(severity: Severity, text: str) -> int:
 
 
 def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Severity, str]]:
-    """What speaks for which severity; the state's own has no text, for it is said in any case."""
+    """Yield the severities with their reasons. A reason is empty if the state, which is shown in any case, says everything."""
     observation, retry = status.observation, status.retry
     if retry is not None:
         yield Severity.CRITICAL, f"attempt {retry.attempt} failed: {retry.error}"
@@ -124,7 +124,7 @@ def _verdicts(status: SubscriptionStatus, limit: MaxLag) -> Iterator[tuple[Sever
 
 
 def _seconds(status: SubscriptionStatus) -> float | None:
-    """The lag; in a target where applying is a program of its own, that of what waits to be applied, too."""
+    """The lag. In a target with a separate applier, it includes changes that wait to be applied."""
     applier = status.observation.applier
     waits = None if applier is None or applier.waiting_since is None else max(time.time() - applier.waiting_since, 0.0)
     return max((each for each in (status.lag_seconds, waits) if each is not None), default=None)

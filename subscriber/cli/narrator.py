@@ -1,4 +1,4 @@
-"""What ``run`` says while it works: that a subscription is ready, how far a long copy or catch-up is, and how it ended."""
+"""The messages of ``run``: when a subscription is ready, the progress of a long copy or catch-up, and the end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _INTERVAL: Final = 60.0
 
 
 class Narrator:
-    """Looks at subscriptions of this process, and says what changed.
+    """Watches the subscriptions of this process, and prints what changed.
 
     Args:
-        subscriptions: those that run now, by name.
+        subscriptions: the running subscriptions, by name.
         say: prints a line.
-        named: each line begins with the subscription's name.
-        ends: they end by themselves when they have caught up, so that being ready means nothing.
-        copies: whether copies are told about once in ``interval``; not if bars show them.
+        named: whether each line begins with the subscription's name.
+        ends: the subscriptions end when they have caught up, so that no line says that they are ready.
+        copies: whether to print the progress of copies once in ``interval``. False if progress bars show it.
         interval: seconds between two lines about the same copy or catch-up.
     """
 
@@ -49,13 +49,13 @@ class Narrator:
         self._known: dict[Subscription, _Known] = {}
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look repeatedly, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_POLL)
 
     def look(self) -> None:
-        """Say what changed since the last look."""
+        """Print what changed since the last call."""
         now = asyncio.get_running_loop().time()
         found = self._subscriptions()
         self._known = {each: self._known.get(each) or _Known(now) for each in found.values()}
@@ -79,7 +79,7 @@ class Narrator:
 
 
 class _Known:
-    """What was said of one subscription, and when."""
+    """What was printed about one subscription, and when."""
 
     def __init__(self, now: float) -> None:
         self.began = self.told = now
@@ -87,17 +87,17 @@ class _Known:
 
 
 def _ready(status: Status, seconds: float) -> str:
-    """It follows the publisher now."""
+    """The line when the subscription begins to follow the publisher."""
     return f"{_copied(status, seconds)}; streaming from {status.flushed}"
 
 
 def caught_up(status: Status, seconds: float) -> str:
-    """It ended by itself."""
+    """The line at the end of a run with ``--until-…``."""
     return f"{_copied(status, seconds)}; caught up to {status.flushed}"
 
 
 def stopped(status: Status) -> str:
-    """It was asked to end."""
+    """The line at the end of a run that was stopped."""
     return f"stopped; the target has everything up to {status.flushed}"
 
 
@@ -109,7 +109,7 @@ def _copied(status: Status, seconds: float) -> str:
 
 
 def _copying(status: Status) -> str:
-    """How far the copies are."""
+    """The progress of the copies."""
     done = sum(copy.done for copy in status.copies.values())
     rows = sum(copy.rows for copy in status.copies.values())
     estimated = [copy.estimated_rows for copy in status.copies.values() if not copy.done]
@@ -119,6 +119,6 @@ def _copying(status: Status) -> str:
 
 
 def _catching_up(status: Status) -> str:
-    """How far behind it is."""
+    """How far the target is behind."""
     behind = max(int(status.publisher_lsn) - int(status.flushed), 0)
     return f"catching up: the target has everything up to {status.flushed}, {size(behind)} of WAL are left"

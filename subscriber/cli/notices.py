@@ -1,4 +1,4 @@
-"""Confirmations and progress: one line each on standard error, so that standard output holds data alone. ``--quiet`` suppresses them."""
+"""Confirmations and progress. They go to standard error, so that standard output has data only. ``--quiet`` suppresses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["confirm", "counted"]
 
 
 def confirm(args: argparse.Namespace, text: str) -> None:
-    """Say that something was done, or how far it is."""
+    """Print that something was done, or how far it is."""
     if not args.quiet:
         complain(text)
 

@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 Verbs = Any
-"""What ``add_subparsers`` returns: argparse names its class only privately."""
+"""The type that ``add_subparsers`` returns: argparse has only a private name for it."""
 
 
 def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """``--connection``, ``--publication`` and ``-o``."""
+    """Add ``--connection``, ``--publication`` and ``-o``."""
     parser.add_argument(
         "--connection", required=required, metavar="CONNINFO", help="the publisher: keywords and values, or a URL, as libpq takes them"
     )
@@ -36,17 +36,17 @@ def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool =
 
 
 def add_parameters_argument(parser: argparse.ArgumentParser, parameters: Mapping[str, Option], help: str) -> None:
-    """``-o``."""
+    """Add ``-o``."""
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="parameter=value", help=help)
     _add_list(parser, "parameters (-o)", parameters)
 
 
 def add_settings_argument(parser: argparse.ArgumentParser, *, flags: bool = False) -> None:
-    """``-c``, as the postgres program has it.
+    """Add ``-c``, as in the postgres program.
 
     Args:
         parser: of the verb.
-        flags: add a flag for each setting that has one.
+        flags: add a flag for each setting that declares one.
     """
     parser.add_argument(
         "-c", dest="settings", action="append", default=[], metavar="name=value", help="a setting, such as wal_receiver_timeout=30s"
@@ -65,7 +65,7 @@ def _add_list(parser: argparse.ArgumentParser, title: str, options: Mapping[str,
 
 
 def add_target_argument(parser: argparse.ArgumentParser) -> None:
-    """``--target``."""
+    """Add ``--target``."""
     parser.add_argument(
         "--target",
         required=True,
@@ -75,17 +75,17 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_name_argument(parser: argparse.ArgumentParser) -> None:
-    """``NAME``, of a subscription in the target's catalog."""
+    """Add ``NAME``, the name of a subscription in the target's catalog."""
     parser.add_argument("name", metavar="NAME", help="of the subscription")
 
 
 def add_name_option(parser: argparse.ArgumentParser) -> None:
-    """``--name``."""
+    """Add ``--name``."""
     parser.add_argument("--name", default="subscriber", metavar="N", help="of the subscription, and of its slot; default: %(default)s")
 
 
 def lsn(text: str) -> Lsn:
-    """An argument's type."""
+    """Parse an LSN argument."""
     try:
         return Lsn.parse(text)
     except ValueError as error:

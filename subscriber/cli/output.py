@@ -1,10 +1,10 @@
-"""The standard streams: what the verbs print, and what happens when it cannot be written.
+"""The standard streams: what the verbs print, and how errors of writing are handled.
 
-A name or a server's message may hold characters that command a terminal. Text for people is therefore escaped
-(:func:`subscriber.printable.printable`). Data (``tail``, ``decode``) is escaped only where it goes to a terminal.
+A name or a server's message may contain characters that control a terminal. Text for people is therefore escaped
+(:func:`subscriber.printable.printable`). Data (``tail``, ``decode``) is escaped only on a terminal.
 
 If standard output cannot be written (a full disk, a closed descriptor), the verb fails with one line on standard error. If the reader of
-a pipe has gone, it ends silently. If standard error cannot be written, messages are lost, and the verb goes on.
+a pipe has closed it, the verb ends silently. If standard error cannot be written, messages are lost, and the verb continues.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _BLOCK: Final = 64 * 1024
 
 
 def settle_streams() -> None:
-    """Make the standard streams of a process of our own safe to use. To be called before anything else is opened."""
-    # a descriptor that is closed would be given to the next file or socket, and what is printed would go there; /dev/null in the other
-    # direction keeps its number, and fails as a closed one does
+    """Make the standard streams of our own process safe to use. Call it before anything else is opened."""
+    # the next file or socket would get the number of a closed descriptor, and what is printed would be written to it. /dev/null opened
+    # in the opposite direction occupies the number, and fails as a closed descriptor does
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, mode), True)
-    # typeshed does not know that they are None where the descriptor was closed
+    # typeshed does not know that they are None if the descriptor was closed
     streams: list[TextIO | None] = [sys.stdin, sys.stdout, sys.stderr]
     if streams[0] is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- for the life of the process
@@ -45,17 +45,17 @@ def settle_streams() -> None:
     if streams[2] is None:
         sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # what the locale's encoding lacks is escaped
+        # characters that the locale's encoding lacks are escaped
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(errors="backslashreplace")
-    # a log line that cannot be written is lost, and that cannot be told anywhere
+    # a log line that cannot be written is lost, and that cannot be reported anywhere
     logging.raiseExceptions = False
-    # the parent's terminal is closed: that means nothing to us
+    # SIGHUP: the parent's terminal was closed, which does not affect us
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def finish(status: int) -> int:
-    """Write what is buffered before the process ends; the exit status, 1 instead of 0 if that fails."""
+    """Flush the streams before the process ends. Return the exit status: 1 instead of 0 if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -72,21 +72,21 @@ def finish(status: int) -> int:
 
 
 def say(text: str) -> None:
-    """Print lines for people on standard output, at once.
+    """Print lines for people on standard output, and flush.
 
     Raises:
-        BrokenPipeError: the reader is gone.
-        TargetError: it cannot be written.
+        BrokenPipeError: the reader has closed the pipe.
+        TargetError: standard output cannot be written.
     """
     emit(printable(text, keep="\n") + "\n")
 
 
 def emit(text: str) -> None:
-    """Write text to standard output, at once, as it is.
+    """Write text to standard output unchanged, and flush.
 
     Raises:
-        BrokenPipeError: the reader is gone.
-        TargetError: it cannot be written.
+        BrokenPipeError: the reader has closed the pipe.
+        TargetError: standard output cannot be written.
     """
     with _told():
         sys.stdout.write(text)
@@ -94,13 +94,13 @@ def emit(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line on standard error; if that cannot be written, it is lost."""
+    """Print a line on standard error. If that cannot be written, the line is lost."""
     with contextlib.suppress(OSError):
         print(f"subscriber: {printable(text)}", file=sys.stderr, flush=True)
 
 
 class LogFormatter(logging.Formatter):
-    """A message is one line, whatever characters it holds; a traceback is as many as it has."""
+    """Formats a message as one line, even if it contains control characters. A traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Escape the line."""
@@ -112,9 +112,9 @@ class LogFormatter(logging.Formatter):
 
 
 class Output:
-    """Lines of data, without ever blocking the event loop: a pipe that is not read must not stop the feedback.
+    """Writes lines of data without blocking the event loop: a pipe that is not read must not stop the feedback to the publisher.
 
-    Always UTF-8, whatever the locale. On a terminal, characters that command it are escaped; elsewhere the bytes are exact.
+    The output is always UTF-8, in every locale. On a terminal, control characters are escaped; elsewhere the bytes are exact.
     """
 
     def __init__(self) -> None:
@@ -122,11 +122,11 @@ class Output:
         self._size = 0
 
     async def write(self, line: str) -> None:
-        """Add a line; write what there is once it is some ten kilobytes.
+        """Add a line. Write the buffer once it has reached 64 kB.
 
         Raises:
-            BrokenPipeError: the reader is gone.
-            TargetError: it cannot be written.
+            BrokenPipeError: the reader has closed the pipe.
+            TargetError: standard output cannot be written.
         """
         self._lines.append(line)
         self._size += len(line) + 1
@@ -134,14 +134,14 @@ class Output:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write everything.
+        """Write the buffer.
 
         Raises:
-            BrokenPipeError: the reader is gone.
-            TargetError: it cannot be written.
+            BrokenPipeError: the reader has closed the pipe.
+            TargetError: standard output cannot be written.
         """
         if self._lines:
-            # escapes are in JSON's notation: a line of JSON keeps its meaning
+            # escapes use JSON's notation, so that a line of JSON keeps its meaning
             lines = map(printable, self._lines) if sys.stdout.isatty() else self._lines
             data = "\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
             self._lines.clear()
@@ -172,7 +172,7 @@ def _unwritable(error: OSError) -> TargetError:
 
 
 def _abandon(stream: TextIO) -> None:
-    """What is left in the buffer would fail again when the interpreter ends: let it vanish."""
+    """Discard what is left in the buffer. It would fail again when the interpreter exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

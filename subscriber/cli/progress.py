@@ -1,4 +1,4 @@
-"""Table copies as a person sees them."""
+"""Progress of table copies, for people."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Bars", "Lines", "copy_progress"]
 
 
 def copy_progress() -> CopyProgress:
-    """A bar a table on stderr if that is a terminal and tqdm is installed (``pg-subscriber[progress]``); else nothing is shown."""
+    """Progress bars if stderr is a terminal and tqdm is installed (``pg-subscriber[progress]``). Else nothing is shown."""
     if sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None:
         return Bars()
     return Quiet()
 
 
 class Bars:
-    """A progress bar a table, on stderr. Needs tqdm."""
+    """One progress bar for each table, on stderr. Needs tqdm."""
 
     def __init__(self) -> None:
         from tqdm import tqdm  # noqa: PLC0415 -- an optional dependency
@@ -34,19 +34,19 @@ class Bars:
         self._bars: dict[TableName, tqdm[Any]] = {}
 
     def started(self, table: TableName, estimated_rows: int | None) -> None:
-        """A new bar, or the table's own from zero."""
+        """Add a bar, or reset the table's bar to zero."""
         if table in self._bars:
             self._bars[table].reset(estimated_rows)
         else:
             self._bars[table] = self._make(desc=printable(str(table)), total=estimated_rows, unit=" rows", unit_scale=True, file=sys.stderr)
 
     def advanced(self, table: TableName, rows: int) -> None:
-        """Move it."""
+        """Advance the bar."""
         if table in self._bars:
             self._bars[table].update(rows)
 
     def finished(self, table: TableName) -> None:
-        """Full, whatever was estimated; the line stays."""
+        """Complete the bar, even if the estimate was wrong. Its line remains."""
         bar = self._bars.pop(table, None)
         if bar is not None:
             bar.total = bar.n
@@ -54,13 +54,13 @@ class Bars:
             bar.close()
 
     def close(self) -> None:
-        """Leave those that are not full as they are; what is said next begins on a line of its own. Idempotent."""
+        """Close the unfinished bars, so that the next output begins on its own line. Idempotent."""
         while self._bars:
             self._bars.popitem()[1].close()
 
 
 class Lines:
-    """A line on stdout for each table that is copied, for where there is no terminal."""
+    """One line on stdout for each copied table, for use without a terminal."""
 
     def __init__(self) -> None:
         self._rows: dict[TableName, int] = {}
@@ -70,9 +70,9 @@ class Lines:
         self._rows[table] = 0
 
     def advanced(self, table: TableName, rows: int) -> None:
-        """Count."""
+        """Add to the count."""
         self._rows[table] = self._rows.get(table, 0) + rows
 
     def finished(self, table: TableName) -> None:
-        """Say it."""
+        """Print the line."""
         say(f"   {printable(str(table)):<40} {self._rows.pop(table, 0):>10,} rows")

@@ -1,4 +1,4 @@
-"""``subscriber run``: one command is a replica; or all that a target's catalog defines."""
+"""``subscriber run``: run one subscription from its arguments, or all subscriptions in a target's catalog."""
 
 from __future__ import annotations
 

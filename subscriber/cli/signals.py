@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a verb cleanly; a second one ends it at once."""
+"""SIGTERM and SIGINT end a verb cleanly. A second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Ending:
-    """What came.
+    """The signal that was received, if any.
 
     Attributes:
         received: whether there was a signal.
-        status: the exit status that follows from it: 0, or 130 after SIGINT.
+        status: the resulting exit status: 0, or 130 after SIGINT.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Ending:
 
 @contextlib.contextmanager
 def clean_end(stop: Callable[[], None]) -> Iterator[Ending]:
-    """Call ``stop`` at the first SIGTERM or SIGINT. Only in the main thread, with a running loop."""
+    """Call ``stop`` at the first SIGTERM or SIGINT. Works only in the main thread, with a running loop."""
     loop = asyncio.get_running_loop()
     ending = Ending()
 

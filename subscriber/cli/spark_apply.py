@@ -1,4 +1,4 @@
-"""``subscriber spark-apply``: apply what a subscription landed in a lake, on Spark or without it."""
+"""``subscriber spark-apply``: apply the landed batches of a lake, with or without Spark."""
 
 from __future__ import annotations
 

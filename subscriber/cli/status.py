@@ -1,4 +1,4 @@
-"""``subscriber status``: how the subscriptions of a target stand, once or live, for people or as JSON."""
+"""``subscriber status``: show the status of a target's subscriptions, once or live, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _check(args: argparse.Namespace) -> int:
     except SubscriberError as error:
         severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, error.one_line())
     except Exception:  # noqa: BLE001 -- it ends the process all the same
-        # Python would exit with 1, which is WARNING
+        # Python would exit with 1, which means WARNING
         _log.exception("the check failed")
         severity, text = Severity.UNKNOWN, line(Severity.UNKNOWN, "the check failed; standard error has the traceback")
     return conclude(severity, text)
@@ -86,7 +86,7 @@ async def _json(args: argparse.Namespace) -> int:
     try:
         found = await subscription_status(args.target, args.names)
     except SubscriberError as error:
-        # whoever parses it learns why, in JSON too
+        # a program that parses the output gets the reason in JSON too
         say(_dump({"error": {"message": str(error), "hint": error.hint, "sqlstate": error.sqlstate}, "subscriptions": []}))
         complain(error.one_line())
         return 1
@@ -116,5 +116,5 @@ async def _look(target: str, names: Sequence[str]) -> str:
     try:
         return describe(await subscription_status(target, names))
     except SubscriberError as error:
-        # a target that is away comes back
+        # the target may become available again
         return f"subscriber: {error.one_line()}"

@@ -1,4 +1,4 @@
-"""A subscription's status for people."""
+"""A subscription's status as text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _STATES = {
 
 
 def describe(statuses: Sequence[SubscriptionStatus]) -> str:
-    """Some lines for each."""
+    """Describe each subscription in some lines."""
     if not statuses:
         return "no subscriptions"
-    # a line stays one, whatever names it holds
+    # each line stays one line, even if a name contains control characters
     return "\n\n".join("\n".join(map(printable, _lines(status))) for status in statuses)
 
 
@@ -92,13 +92,13 @@ def _tables(status: SubscriptionStatus) -> list[str]:
 
 
 def retrying(retry: Retry) -> str:
-    """An attempt that failed, and the next one."""
+    """Describe a failed attempt and the time of the next one."""
     following = datetime.fromtimestamp(retry.next_attempt, UTC).astimezone()
     return f"attempt {retry.attempt} failed, next at {following:%H:%M:%S%z}: {retry.error}"
 
 
 def size(count: int) -> str:
-    """Bytes, as pg_size_pretty writes them."""
+    """Format a number of bytes as pg_size_pretty does."""
     value, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
     while abs(value) >= 10240 and len(units) > 1:
         value /= 1024

@@ -1,7 +1,8 @@
-"""``subscriber tail``: committed changes on standard output, as text or as JSON lines.
+"""``subscriber tail``: print committed changes on standard output, as text or as JSON lines.
 
-A transaction is acknowledged once it is written and flushed: with ``--slot`` what was printed is not printed again, unless the program or
-the connection ended between the two. Without it a temporary slot is used: what is committed from now on, and nothing stays behind.
+A transaction is acknowledged after it is written and flushed. So with ``--slot``, printed transactions are not printed again, unless the
+program or the connection ended between the two. Without ``--slot`` a temporary slot is used: it prints what is committed from now on, and
+nothing remains on the publisher.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 async def execute(args: argparse.Namespace) -> int:
-    """Print until told to end, or as far as asked for."""
+    """Print until stopped, or until the requested end."""
     stream = transactions(
         args.connection,
         publications=args.publication,
