@@ -1,4 +1,4 @@
-"""A lake as the target: a landing zone, and Delta tables that Spark keeps. Landing needs pyarrow and nothing else."""
+"""A lake as the target: a landing zone, and Delta tables that the applier maintains. Landing needs only pyarrow."""
 
 from subscriber.sinks.spark.sink import SparkSink
 

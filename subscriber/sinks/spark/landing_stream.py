@@ -1,10 +1,10 @@
-"""The stream of an open lake: transactions are gathered, landed, and reported as durable.
+"""The stream into an open lake: collect transactions, land them, and report them as durable.
 
-Transactions are gathered for ``batch_delay`` or ``batch_size``, whatever comes first, and landed together (``writer.py``). The position
-is the end of the last manifest, or that of ``position.json`` where it is further.
+Transactions are collected until ``batch_delay`` or ``batch_size`` is reached, and landed together (``writer.py``). The position is the end
+of the last manifest, or the one in ``position.json`` if that is further.
 
-After an error of one transaction those before it are still there. After any other, what was gathered is lost: the position in memory is
-then wrong, and every call refuses until the lake is opened again.
+After an error of one transaction, the transactions before it are still there. After any other error, the collected transactions are lost.
+Then the position in memory is wrong, and every call is refused until the lake is opened again.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from subscriber.transaction.model import PreparedTransaction
 __all__ = ["LandingStream"]
 
 _REFUSALS: Final = (ApplyError, RelationError, ProtocolError, ConfigurationError)
-"""Errors that are one transaction's."""
+"""Errors that belong to one transaction."""
 _LOOK_SECONDS: Final = 0.2
-"""How often the applier's position is looked at, with ``confirm=applied``."""
+"""Interval of reading the applier's position, with ``confirm=applied``."""
 
 
 class LandingStream:
-    """See the module; from one opening of the lake to its close. One call at a time, but for what the lake's timers do.
+    """The stream, from one opening of the lake to its close. Only the stream's own timers may run during a call.
 
     Args:
-        lake: locked.
-        lander: of its landing zone.
-        location: how it is written.
-        table_ids: of the lake.
-        statistics: counted into.
-        on_durable: told of what is durable.
+        lake: the lake, locked.
+        lander: writer of its landing zone.
+        location: the URL's options.
+        table_ids: gives the lake's number of a table.
+        statistics: updated with what is landed.
+        on_durable: is told what is durable.
 
     Attributes:
         lander: as given.
-        failure: why nothing more is taken.
+        failure: the error after which every call is refused.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LandingStream:
             self._tasks.append(asyncio.create_task(self._watch_applied()))
 
     async def close(self) -> None:
-        """Land what was gathered, unless something failed.
+        """Land what was collected, unless the stream has failed.
 
         Raises:
             TargetError: it cannot be landed.
@@ -114,12 +114,12 @@ class LandingStream:
     # --- landing
 
     async def land(self) -> None:
-        """Land what was gathered now."""
+        """Land now what was collected."""
         async with self._calls, self._failing():
             await self._land()
 
     async def apply(self, batch: Batch) -> None:
-        """Take a batch; it is landed now if there is enough, else soon."""
+        """Collect a batch. It is landed now if there is enough data, else soon."""
         async with self._calls, self._failing():
             await self.lander.take(batch)
             full = self.lander.size >= self._location.batch_size or not self._location.batch_delay
@@ -127,11 +127,11 @@ class LandingStream:
                 await self._land()
 
     async def advance(self, lsn: Lsn, look: Callable[[], None]) -> None:
-        """Land what was gathered, and store the position; with ``confirm=applied``, return once it is applied.
+        """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied.
 
         Args:
             lsn: the position.
-            look: called while it is waited for; may raise.
+            look: called repeatedly while this waits for the applier. May raise.
         """
         async with self._calls, self._failing():
             await self._land()
@@ -147,13 +147,13 @@ class LandingStream:
         async with self._calls, self._failing():
             await self._land()
             if self._location.confirm == "applied" and self._lake.position is not None:
-                # the LSN is the applier's, and behind what is landed: only the timeline is new
+                # the LSN is the applier's and behind what is landed, so only the timeline is new
                 position = replace(position, lsn=max(position.lsn, self.lander.position))
             await run_in_thread(lambda: self._lake.set_position(position))
             self.lander.position = max(self.lander.position, position.lsn)
 
     async def _land(self) -> None:
-        """Make durable what was taken, rows or none, and report it."""
+        """Make durable what was collected, even without rows, and report it."""
         before = self.lander.zone.last
         await self.lander.land()
         position = self.lander.position
@@ -175,21 +175,21 @@ class LandingStream:
 
     @contextlib.asynccontextmanager
     async def _failing(self) -> AsyncIterator[None]:
-        """After an error that is not one transaction's, refuse further calls: what was gathered is lost, and will be sent again."""
+        """After an error that does not belong to one transaction, refuse further calls. What was collected is lost, and is sent again."""
         if self.failure is not None:
-            # of who had the lock before
+            # raise it in a call that waited for the lock while the stream failed
             raise self.failure
         try:
             yield
         except SubscriberError as error:
             if isinstance(error, _REFUSALS) and not self.lander.lost:
-                raise  # of one transaction, which left nothing
-            # the rooms above open the sink again after an error of the target, and only then
+                raise  # of one transaction, which left nothing behind
+            # only after an error of the target do the callers open the sink again
             self.failure = error if isinstance(error, TargetError) else TargetUnavailable("what was to be landed is lost: it comes again")
             self.lander.forget()
             raise
         except BaseException:
-            # whatever it was: what was gathered may be gone, and the position in memory is past it
+            # after any other error, collected transactions may be lost, and the position in memory is beyond them
             self.failure = TargetUnavailable("a batch was cut off")
             self.lander.forget()
             raise
@@ -210,19 +210,19 @@ class LandingStream:
     # --- what the applier has published
 
     async def applied(self) -> Lsn:
-        """The LSN up to which everything that was landed is applied. Copies of tables do not count."""
+        """The LSN up to which everything that was landed is applied. Table copies do not count."""
         lake = self._lake
         landed = max(self.lander.zone.last, lake.position.lsn if lake.position is not None else INVALID_LSN)
 
         def look() -> Lsn:
             cut = read_cut(lake.storage)
             done = cut.lsn if cut is not None else INVALID_LSN
-            # as long as nothing is published, what waits longest is the same: a backlog is long
+            # until a new cut is published, the oldest waiting manifest stays the same. This avoids reading a long backlog
             if self._waiting is None or self._waiting[0] != done:
                 try:
                     first = first_manifest(lake.storage, LANDING, done)
                 except DataLossError:
-                    # a further cut may have been published since, and what it has been removed
+                    # a newer cut may have been published since, and its manifests removed
                     if read_cut(lake.storage) == cut:
                         raise
                     return look()
@@ -242,7 +242,7 @@ class LandingStream:
             except SubscriberError as error:
                 self.failure = error
                 return
-            # each time: of what was applied before it came of this stream nothing counts until it has come
+            # repeated each time: what was applied before it arrived in this stream counts only after it has arrived
             if self._lake.position is not None:
                 self._report(min(applied, self.lander.position))
             await asyncio.sleep(_LOOK_SECONDS)
@@ -250,7 +250,7 @@ class LandingStream:
     # --- two-phase
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Keep the transaction's rows apart; durable on return, the position behind them."""
+        """Store the transaction's rows apart. On return they are durable, and the position is after the transaction."""
         transaction, gid = prepared.transaction, prepared.gid
         async with self._calls, self._failing():
             await self._land()
@@ -272,10 +272,10 @@ class LandingStream:
             self._report_landed(self.lander.position)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """Land its rows as of the commit.
+        """Land the rows of a prepared transaction, as of its commit.
 
         Raises:
-            NeverPrepared: nor was it committed here.
+            NeverPrepared: it was neither prepared here nor committed.
         """
         async with self._calls, self._failing():
             await self._land()
@@ -298,7 +298,7 @@ class LandingStream:
             self._report_landed(self.lander.position)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Forget it."""
+        """Remove a prepared transaction."""
         async with self._calls, self._failing():
             await self._land()
             await self._end(message.xid, message.gid, message.rollback_end_lsn)

@@ -1,7 +1,7 @@
-"""The lake as a sink. What is acknowledged is durable in its landing zone; the applier may be slow, or not running.
+"""The lake as a sink. What is acknowledged is durable in the landing zone, even if the applier is slow or not running.
 
-With ``confirm=applied`` the applier's position is the one that is acknowledged, and that a restart begins at: transactions that were landed
-after it are sent again then, and dropped.
+With ``confirm=applied``, the applier's position is acknowledged, and a restart begins there. Transactions that were landed after it are
+then sent again, and skipped.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class SparkSink:
     """A :class:`subscriber.abc.Sink`.
 
     Args:
-        target: the URL, see :mod:`subscriber.sinks.spark.files.location`.
+        target: URL of the lake, see :mod:`subscriber.sinks.spark.files.location`.
         options: of the subscription.
         settings: of the process.
-        defined: the subscription was made by a verb, and is not made by :meth:`open`.
+        defined: whether ``subscriber create`` made the subscription. Then :meth:`open` does not create it.
 
     Raises:
-        ConfigurationError: a URL or an option that a lake does not take.
+        ConfigurationError: a lake does not support the URL or an option.
     """
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
@@ -89,7 +89,7 @@ class SparkSink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Prepared transactions are kept apart until they are committed; copies may run in parallel; the rest is the applier's."""
+        """Prepared transactions are stored apart until they are committed, and copies may run in parallel. The applier does the rest."""
         return Capabilities(
             two_phase=True,
             parallel_copy=True,
@@ -104,7 +104,7 @@ class SparkSink:
 
     @property
     def statistics(self) -> ApplyStatistics:
-        """What was landed since the sink was made."""
+        """Counts of what was landed since the sink was made."""
         return self._statistics
 
     # --- opening and closing
@@ -115,10 +115,10 @@ class SparkSink:
         return self._storage
 
     async def exists(self, name: str) -> bool:
-        """Whether the lake is there, and of this subscription.
+        """Whether the lake exists and belongs to this subscription.
 
         Raises:
-            TargetError: it is of another one, or something else lies there.
+            TargetError: the lake belongs to another subscription, or the directory contains something else.
         """
         require_name(name)
         lake = await run_in_thread(lambda: Lake.find(self._reach()))
@@ -141,10 +141,12 @@ class SparkSink:
         return lake
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
-        """Lock the lake, make it if there is none, and recover the landing zone.
+        """Lock the lake, create it if it does not exist, and recover the landing zone.
 
         Raises:
-            TargetUnavailable, TargetError, SubscriptionInUse, DataLossError
+            TargetUnavailable, TargetError: the lake cannot be reached, or belongs to another subscription.
+            SubscriptionInUse: another process uses the lake.
+            DataLossError: a landed batch is missing.
         """
         storage = self._reach()
         if self._lock is None:
@@ -156,16 +158,16 @@ class SparkSink:
         await run_in_thread(lambda: storage.make_directory(""))
         self._lock.take()
         try:
-            # a verb takes its own lock before it asks for the writer's
+            # a verb takes the verbs' lock before it asks for the writer's lock
             if not self._defined and is_held(locks(storage)[1]):
                 raise claimed_elsewhere(name)
-            # what was read before taking the lock may have changed since; and tables that are being copied continue to store their states
+            # what was read before taking the lock may have changed since, and running table copies continue to store their states
             async with self._catalog:
                 lake = self._require_ours(await run_in_thread(lambda: self._found_or_made(storage, name)), name)
                 self._lake = lake
             self._counted = await run_in_thread(lambda: read_landed_counters(storage))
             position = lake.position
-            # its chain begins with nothing: so the applier sees whether the first one is there
+            # the chain begins at INVALID_LSN, so the applier notices if the first batch is missing
             zone = LandingZone(storage, LANDING)
             await run_in_thread(zone.recover)
         except BaseException:
@@ -188,7 +190,7 @@ class SparkSink:
     def _found_or_made(self, storage: Storage, name: str) -> Lake | None:
         lake = Lake.find(storage)
         if lake is None and not self._defined:
-            # left by a create that was killed
+            # left behind by a create that was killed
             storage.delete([DEFINITION])
             return Lake.make(storage, name)
         return lake
@@ -215,12 +217,12 @@ class SparkSink:
             generation=generation,
             pending_refresh=definition.pending_refresh,
             skip_lsn=definition.skip_lsn,
-            # with confirm=applied the position is behind what is landed, which is never landed again
+            # with confirm=applied the position is behind what is landed. What is landed is never landed again
             taken=landed,
         )
 
     async def _define(self, **changes: Any) -> None:
-        """Change what the verbs defined; nothing, if its command line defines the subscription."""
+        """Change what ``subscriber create`` defined. Does nothing if the command line defines the subscription."""
         storage = self._known.storage
 
         def store() -> None:
@@ -232,7 +234,7 @@ class SparkSink:
             await run_in_thread(store)
 
     async def close(self) -> None:
-        """Land what was gathered, unless the sink has failed; stop; unlock."""
+        """Land what was collected, unless the sink has failed. Stop the applier and unlock the lake."""
         opened, self._opened = self._opened, None
         if opened is None:
             return
@@ -272,17 +274,17 @@ class SparkSink:
             await run_in_thread(lambda: self._known.change(**changes))
 
     async def slot_names(self) -> frozenset[str]:
-        """Of the subscription, and of tables that catch up."""
+        """Slot names of the subscription and of tables that catch up."""
         lake = self._known
         own = [lake.position.slot_name] if lake.position is not None else []
         return frozenset([*own, *(table.position.slot_name for table in lake.state.tables.values() if table.position is not None)])
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store them."""
+        """Store the publications."""
         await self._change(publications=tuple(publications))
 
     async def refreshed(self) -> None:
-        """Forget a pending refresh."""
+        """Clear the pending refresh."""
         await self._define(pending_refresh=None)
 
     async def set_position(self, position: Position) -> None:
@@ -294,14 +296,14 @@ class SparkSink:
         await self._change(two_phase=state)
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """Not asked for: what is not built in is text in the lake, whatever the publisher's catalog says of it."""
+        """Not needed: the lake stores types that are not built in as text, independent of the publisher's catalog."""
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables."""
         return {name: table.entry for name, table in self._known.state.tables.items()}
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table; it begins behind what was landed. One that was removed before keeps its number, and its rows until it is copied."""
+        """Add a table. It begins after what was landed. One that was removed before keeps its number, and its rows until it is copied."""
         position = self._now.lander.position
         async with self._catalog:
             state = self._known.state
@@ -309,19 +311,19 @@ class SparkSink:
             next_id = state.next_id
             removed = {name: known for name, known in state.removed.items() if name != table}
             if was is not None and entry.state is TableState.INIT:
-                # until it is copied, what was landed before is the former one's
+                # until the copy is finished, what was landed before belongs to the removed table
                 removed[table] = was
                 added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
             elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
                 added = replace(was, entry=entry, until=None)
             else:
-                # never there, or no copy of it ever finished
+                # the table was never there, or no copy of it was ever finished
                 added = LakeTable(id=next_id, entry=entry, added=position)
                 next_id += 1
             await run_in_thread(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
 
     async def remove_table(self, table: TableName) -> None:
-        """Forget a table. Its Delta tables stay, and get what was landed for it until now."""
+        """Remove a table. Its Delta tables remain, and still get what was landed for it until now."""
         opened = self._now
         await opened.land()
         async with self._catalog:
@@ -335,14 +337,14 @@ class SparkSink:
             elif was is None or was.entry.state in _UNFINISHED:
                 was = replace(known, position=None)
             else:
-                # the copy that did not finish has replaced nothing
+                # the unfinished copy has not replaced anything
                 was = replace(was, begun=known.generation)
             removed = {**state.removed, table: was}
             rest = {name: other for name, other in state.tables.items() if name != table}
             await run_in_thread(lambda: self._known.change(tables=rest, removed=removed))
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """SYNCDONE to READY."""
+        """Change the state from SYNCDONE to READY."""
         async with self._catalog:
             known = self._known.state.tables.get(table)
             if known is not None and known.entry.state is TableState.SYNCDONE:
@@ -351,53 +353,53 @@ class SparkSink:
     # --- the stream
 
     def _streaming(self) -> LandingStream:
-        """Where the stream goes, with an applier beside it if there shall be one."""
+        """The open stream. Starts the applier of this process if the URL asks for one."""
         opened = self._now
         self._applier.start()
         return opened
 
     async def apply(self, batch: Batch) -> None:
-        """Take a batch; it is landed now if there is enough, else soon."""
+        """Collect a batch. It is landed now if there is enough data, else soon."""
         opened = self._streaming()
         if self._known.position is None:
             raise TargetError(f'subscription "{self._known.name}" has no position yet', hint="report this")
         await opened.apply(batch)
 
     async def advance(self, lsn: Lsn) -> None:
-        """Land what was gathered, and store the position; with ``confirm=applied``, return once it is applied."""
+        """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied."""
         await self._streaming().advance(lsn, self._applier.start)
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Keep the transaction's rows apart; durable on return, the position behind them."""
+        """Store the transaction's rows apart. On return they are durable, and the position is after the transaction."""
         await self._streaming().prepare(prepared, gate)
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
-        """Land its rows as of the commit.
+        """Land the rows of a prepared transaction, as of its commit.
 
         Raises:
-            DataLossError: it was never prepared here, nor committed.
+            DataLossError: it was neither prepared here nor committed.
         """
         await self._streaming().commit_prepared(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Forget it."""
+        """Remove a prepared transaction."""
         await self._streaming().rollback_prepared(message)
 
     # --- the rest of the contract
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> NoReturn:
-        """Not with a lake."""
+        """Not supported by a lake."""
         raise AssertionError("the capability is not declared")
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Nothing of a lake waits."""
+        """Return nothing: no transaction waits in a lake."""
         return []
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """Pass over a transaction, and forget that it was to be; a prepared one is prepared without rows."""
+        """Skip a transaction, and clear the request to skip it. A prepared transaction is prepared without rows."""
         opened = self._now
         if isinstance(event, CommitPrepared):
-            # in this order: COMMIT PREPARED of what is forgotten, if it came again, would be a loss
+            # the order matters: if COMMIT PREPARED of a removed transaction were sent again, it would be an error
             await self.advance(event.end_lsn)
             await self.commit_prepared(event)
             await self.clear_skip()
@@ -412,7 +414,7 @@ class SparkSink:
         await transaction.discard()
 
     async def clear_skip(self) -> None:
-        """Forget the transaction to be skipped."""
+        """Clear the LSN of the transaction to skip."""
         await self._define(skip_lsn=INVALID_LSN)
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
@@ -422,12 +424,12 @@ class SparkSink:
             await run_in_thread(lambda: write_status(lake.storage, workers, last_error, self._statistics, self._counted))
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """What would go wrong in the lake."""
+        """Find problems of the lake."""
         found = await run_in_thread(lambda: check_place(self._reach()))
         return [*found, *check_tables(tables)]
 
     def open_table(self, table: TableName) -> SparkTableSink:
-        """The table's synchronization."""
+        """The sink for the synchronization of a table."""
         assert self._lock is not None
         if self._location.copy == "executors" and self._opened is not None:
             self._applier.start()

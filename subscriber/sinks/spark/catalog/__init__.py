@@ -1,1 +1,1 @@
-"""What a lake knows of its subscription: definition, tables, positions, published snapshots and status."""
+"""The catalog of a lake: definition of the subscription, tables, positions, published snapshots and status."""

@@ -1,4 +1,4 @@
-"""Checks of a lake before a run: what would fail later is found now."""
+"""Checks of a lake before a run, which find problems early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_place", "check_tables"]
 
 
 def check_place(storage: Storage) -> list[Finding]:
-    """Check that the place has a lake, or that one can be made there. Blocks; changes nothing."""
+    """Check that the location has a lake, or that a lake can be created there. Blocks. Changes nothing."""
     try:
         Lake.find(storage)
     except SubscriberError as error:

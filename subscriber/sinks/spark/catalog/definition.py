@@ -1,8 +1,8 @@
 """A subscription that was created by ``subscriber create``: ``definition.json`` and ``generation.json`` in the lake.
 
-``definition.json`` holds the connection string, with its password if it has one: only its owner may read it. The holder of the writer's
-lock writes it. ``generation.json`` is written by a verb that claims the subscription while another process still runs it. A lake without
-``definition.json`` has a subscription that its command line defines (``subscriber run --connection``).
+``definition.json`` has the connection string, with its password if it has one, so only its owner may read it. The holder of the writer's
+lock writes it. A verb writes ``generation.json`` when it claims the subscription while another process still runs it. In a lake without
+``definition.json``, the command line defines the subscription (``subscriber run --connection``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ DEFINITION: Final = "definition.json"
 GENERATION: Final = "generation.json"
 
 OPTIONS: Final = {name: option for name, option in STORED.items() if name != "binary"}
-"""The parameters that are kept. ``two_phase`` follows from the state in the catalog; a lake does not support ``binary``."""
+"""The parameters that are stored. ``two_phase`` follows from the state in the catalog. A lake does not support ``binary``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeDefinition:
-    """See :class:`subscriber.catalog.Definition`, whose attributes these are.
+    """The stored part of a :class:`subscriber.catalog.Definition`, with the same attributes.
 
     Attributes:
-        options: only :data:`OPTIONS` of it.
+        options: only the parameters in :data:`OPTIONS`.
     """
 
     enabled: bool = True
@@ -43,7 +43,7 @@ class LakeDefinition:
 
 
 def read_definition(storage: Storage) -> LakeDefinition | None:
-    """Read the definition; None: there is none.
+    """Read the definition. None if there is none.
 
     Raises:
         TargetError: it is damaged.
@@ -67,10 +67,10 @@ def read_definition(storage: Storage) -> LakeDefinition | None:
 
 
 def write_definition(storage: Storage, definition: LakeDefinition) -> None:
-    """Store it, readable by its owner alone.
+    """Store the definition. Only its owner may read it.
 
     Raises:
-        TargetError: it cannot be written; the former one is still there.
+        TargetError: it cannot be written. The previous definition is still there.
     """
     options: Mapping[str, Any] = {name: getattr(definition.options, name) for name in sorted(OPTIONS)}
     document = {
@@ -85,7 +85,7 @@ def write_definition(storage: Storage, definition: LakeDefinition) -> None:
 
 
 def read_generation(storage: Storage) -> int:
-    """The count of claims by verbs.
+    """Read how often verbs have claimed the subscription.
 
     Raises:
         TargetError: it is damaged.
@@ -95,7 +95,7 @@ def read_generation(storage: Storage) -> int:
 
 
 def write_generation(storage: Storage, generation: int) -> None:
-    """Store it.
+    """Store the count of claims.
 
     Raises:
         TargetError: it cannot be written.

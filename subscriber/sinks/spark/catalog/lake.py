@@ -1,15 +1,15 @@
-"""What a lake knows of its subscription: ``subscriber.json``, ``catalog.json`` and ``position.json`` in its directory.
+"""The documents of a lake: ``subscriber.json``, ``catalog.json`` and ``position.json`` in its directory.
 
 ========================  ===============================================================================================
-``subscriber.json``       whose lake it is; without it there is none
+``subscriber.json``       the subscription of the lake; without this file there is no lake
 ``definition.json``       what ``subscriber create`` and ``alter`` defined (``definition.py``), and ``generation.json``
-``catalog.json``          slot, publications, two-phase state, and the tables with their states; replaced whole
-``position.json``         the position as it was set, or moved without data. Where the last manifest ends further, that counts
+``catalog.json``          slot, publications, two-phase state, and the tables with their states; replaced as a whole
+``position.json``         the position that was set, or moved without data; the last manifest counts if it ends further
 ``landing/``              batches of the apply worker
-``copy/<table>-<n>/``     of one table: the rows copied, then batches until it was handed to the apply worker
+``copy/<table>-<n>/``     of one table: the copied rows, then batches until it was handed to the apply worker
 ``prepared/<gid>/``       prepared transactions
-``tables/``, ``log/``     Delta tables: current state, and change log; the applier's
-``applied.json``          the applier's: one cut of all tables; ``cuts/``: those before it
+``tables/``, ``log/``     Delta tables of the applier: current state, and change log
+``applied.json``          of the applier: the published cut of all tables; ``cuts/``: earlier cuts
 ========================  ===============================================================================================
 """
 
@@ -41,13 +41,13 @@ class LakeTable:
     """One table of the subscription.
 
     Attributes:
-        id: names it in this lake for good.
+        id: names the table in this lake, and never changes.
         entry: its state.
-        generation: grows with every copy that is begun.
-        added: the subscription's position when it was added: a table that is not copied begins there.
-        position: its own, while it is synchronized.
-        until: of one that was removed: what was landed for it before still is its.
-        begun: of a table that was removed, and added to be copied again: the generation of the last copy that was begun and did not finish.
+        generation: increases with every copy that is begun.
+        added: the subscription's position when the table was added. A table that is not copied begins there.
+        position: its own position while it is synchronized.
+        until: of a removed table: what was landed for it up to here still belongs to it.
+        begun: of a table that was removed, and added again to be copied: the generation of the last copy that began and did not finish.
     """
 
     id: int
@@ -61,7 +61,7 @@ class LakeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
-    """Content of ``catalog.json``. ``removed``: tables that left the subscription, or will be copied again."""
+    """Content of ``catalog.json``. ``removed`` has the tables that left the subscription or will be copied again."""
 
     slot_name: str | None = None
     publications: tuple[str, ...] = ()
@@ -72,14 +72,14 @@ class LakeState:
 
 
 class Lake:
-    """The documents of one lake, read once and kept; every change is durable before it is known here.
+    """The documents of one lake, read once and cached. Every change is durable before it is visible here.
 
     Attributes:
-        name: the subscription's.
-        target_identifier: tells this lake from all others.
+        name: name of the subscription.
+        target_identifier: identifies this lake among all lakes.
         state: content of the catalog.
-        position: as set; None before the first.
-        dropped: its subscription was dropped. What was landed may still be applied, and what was applied be read.
+        position: the position that was set; None before the first.
+        dropped: whether the subscription was dropped. Landed changes may still be applied, and the tables may be read.
     """
 
     def __init__(self, storage: Storage, name: str, target_identifier: str) -> None:
@@ -92,17 +92,17 @@ class Lake:
 
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
-        """Find the lake in a directory; None: there is none. Nothing is created.
+        """Find the lake in a directory. None if there is none. Nothing is created.
 
         Raises:
-            TargetError: the directory is something else's, or the lake is damaged.
-            TargetUnavailable
+            TargetError: the directory contains something else, or the lake is damaged.
+            TargetUnavailable: the directory cannot be read.
         """
         identity = read_document(storage, IDENTITY)
         if identity is None:
             entries = storage.entries("")
             if IDENTITY in entries:
-                return cls.find(storage)  # another process has made it since
+                return cls.find(storage)  # another process has created it since
             _require_empty(storage, entries)
             return None
         try:
@@ -122,13 +122,13 @@ class Lake:
 
     @classmethod
     def make(cls, storage: Storage, name: str) -> Self:
-        """Make a lake in an empty or missing directory.
+        """Create a lake in an empty or missing directory.
 
         Raises:
             TargetError: it cannot be written.
         """
         storage.make_directory("")
-        # a slot's name holds it, in 63 characters with two oids
+        # slot names contain this number; they have 63 characters for it and two oids
         lake = cls(storage, name, str(secrets.randbits(63)))
         write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier})
         return lake
@@ -157,17 +157,17 @@ class Lake:
         """Store new values of :class:`LakeTable`'s attributes.
 
         Raises:
-            RelationError: it is not of the subscription.
+            RelationError: the subscription does not have this table.
         """
         table = replace(self.table(name), **changes)
         self.change(tables={**self.state.tables, name: table})
         return table
 
     def table(self, name: TableName) -> LakeTable:
-        """A table of the subscription.
+        """Return a table of the subscription.
 
         Raises:
-            RelationError: it is none.
+            RelationError: the subscription does not have this table.
         """
         found = self.state.tables.get(name)
         if found is None:
@@ -175,9 +175,9 @@ class Lake:
         return found
 
     def landed(self) -> Lsn | None:
-        """The LSN up to which everything is durable: the position, or the end of the last manifest; None: neither is there.
+        """The LSN up to which everything is durable: the position, or the end of the last manifest. None without a position.
 
-        A landing zone that cannot be looked at is none: who lands or applies says what is wrong with it.
+        A landing zone that cannot be read is ignored here. The landing process and the applier report what is wrong with it.
         """
         if self.position is None:
             return None
@@ -189,7 +189,7 @@ class Lake:
         return Lsn(max([*ends, int(self.position.lsn)]))
 
     def set_position(self, position: Position) -> None:
-        """Store it."""
+        """Store the position."""
         write_document(self.storage, POSITION, _position_json(position))
         self.position = position
 
@@ -201,7 +201,7 @@ def copy_directory(table: LakeTable) -> str:
 
 def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
     known = {LANDING, "copy", "prepared", "tables", "log", "lock"}
-    # a verb that was killed while it made a lake leaves the definition
+    # a verb that was killed while it created a lake leaves the definition
     strange = sorted(name for name in entries if name not in {"lock", "definition.json"} and not name.startswith("."))
     if strange:
         hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "give the lake an empty directory of its own"

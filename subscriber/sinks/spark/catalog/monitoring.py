@@ -1,4 +1,4 @@
-"""What monitoring shows of a lake: its subscription and its applier. Nothing is changed or created."""
+"""Monitoring of a lake: its subscription and its applier. Nothing is changed or created."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _EPOCH_OFFSET: Final = 946_684_800
 
 
 async def observe(target: str) -> Sequence[Observation]:
-    """The one subscription, or none if there is no lake, or it was dropped.
+    """Observe the subscription. The result is empty if there is no lake, or if the subscription was dropped.
 
     Raises:
-        ConfigurationError: no URL.
-        TargetUnavailable: it cannot be reached.
-        TargetError: the directory is something else's, or what is in it is damaged.
+        ConfigurationError: the URL is invalid.
+        TargetUnavailable: the lake cannot be reached.
+        TargetError: the directory contains something else, or the lake is damaged.
     """
     storage = Storage.open(Location.parse(target))
     return await run_in_thread(lambda: _observe(storage))
@@ -93,7 +93,7 @@ def _applier(storage: Storage, told: Mapping[str, Any]) -> ApplierObservation:
         cut = read_cut(storage)
         waiting = read_manifests(storage, LANDING, cut.landed if cut is not None else INVALID_LSN)
     except TargetError as error:
-        # what the applier would say if it ran
+        # the error that a running applier would report
         return replace(who, last_error=error.one_line(), last_error_time=None)
     times = [manifest.commit_time for manifest in waiting if manifest.commit_time is not None]
     return replace(

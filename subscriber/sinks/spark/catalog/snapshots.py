@@ -1,7 +1,7 @@
-"""Published snapshots ("cuts"): one consistent state of all tables. The applier publishes it as ``applied.json``, in one rename.
+"""Published snapshots ("cuts"): one consistent state of all tables. The applier publishes it as ``applied.json``, with one rename.
 
-A cut says up to which LSN the tables are complete, and which Delta version each of them has there. A reader that opens these versions sees
-the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the cut, is not in it.
+A cut says up to which LSN the tables are complete, and which Delta version each of them has at that LSN. A reader that opens these versions
+sees the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the cut, is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CUTS: Final = "cuts"
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table in a cut: its path, relative to the lake; the version of its current state; and the LSN of that version."""
+    """A table in a cut: its path relative to the lake, the Delta version of its current state, and the LSN of that version."""
 
     path: str
     version: int
@@ -33,7 +33,7 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """See the module. ``landed`` is the end of the last manifest that is in it: the next one follows that."""
+    """A cut, see the module. ``landed`` is the end of the last manifest in it; the next manifest follows that."""
 
     lsn: Lsn
     landed: Lsn
@@ -41,7 +41,7 @@ class Cut:
 
 
 def read_cut(storage: Storage) -> Cut | None:
-    """The published cut; None before the first.
+    """Read the published cut. None before the first.
 
     Raises:
         TargetError: it is damaged, or cannot be read.
@@ -69,7 +69,7 @@ def write_cut(storage: Storage, cut: Cut) -> None:
     """Publish a cut.
 
     Raises:
-        TargetError: it cannot be written; the one before it stays published.
+        TargetError: it cannot be written. The previous cut stays published.
     """
     tables = [
         {
@@ -82,15 +82,15 @@ def write_cut(storage: Storage, cut: Cut) -> None:
     ]
     document = {"lsn": str(cut.lsn), "landed": str(cut.landed), "tables": tables}
     storage.make_directory(CUTS)
-    # for readers of the past; of no meaning for what is exact
+    # for readers of earlier cuts; correctness does not depend on it
     write_document(storage, f"{CUTS}/{int(cut.lsn):020d}.json", document, durable=False)
     write_document(storage, _NAME, document)
 
 
 def restore_cut(storage: Storage) -> None:
-    """Publish the newest remembered cut again, if an applier that was thought dead has published an older one after it.
+    """Publish the newest stored cut again, if an applier that was believed dead has published an older one after it.
 
-    What comes behind the older one may be in no landed file any more. Only where files are durable as they are written, in any order.
+    The landed files after the older cut may be removed already. Only for storage in which files are durable when written, in any order.
 
     Raises:
         TargetError: it is damaged, or cannot be read or written.
@@ -102,7 +102,7 @@ def restore_cut(storage: Storage) -> None:
 
 
 def cut_as_of(storage: Storage, lsn: Lsn) -> Cut | None:
-    """The last cut at or before an LSN that is still remembered; None: there is none.
+    """Return the last stored cut at or before an LSN. None if there is none.
 
     Raises:
         TargetError: it is damaged, or cannot be read.

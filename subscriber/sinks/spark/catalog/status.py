@@ -1,7 +1,7 @@
-"""``status.json``: what the workers of a subscription do; ``error.json``: the last error of one. Both are for monitoring.
+"""``status.json`` has the activity of a subscription's workers, ``error.json`` the last error. Both are for monitoring.
 
-Neither is durable, and nothing else depends on them. Counters continue over restarts, except for what a process counted between its last
-report and its being killed.
+Neither is durable, and nothing else depends on them. Counters survive restarts. Only what a killed process counted after its last report
+is lost.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
 STATUS: Final = "status.json"
 ERROR: Final = "error.json"
 APPLIER: Final = "applier.json"
-"""The applier's own."""
+"""Written by the applier."""
 RESET: Final = "reset.json"
-"""The counters as of the last reset. They themselves only grow, because the workers write them often."""
+"""The counters as of the last reset. The counters themselves only grow, because the workers write them often."""
 
 COUNTERS: Final = ("apply_error_count", "sync_error_count")
-"""Of pg_stat_subscription_stats, those that landing can have."""
+"""The counters of pg_stat_subscription_stats that landing can have."""
 _APPLIER_COUNTERS: Final = ("confl_update_missing", "confl_delete_missing")
-"""Changes that find no row are counted by the applier."""
+"""The applier counts changes that find no row."""
 
 
 def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
-    """Read a document that is only for monitoring; empty if it is missing or damaged.
+    """Read a document that is only for monitoring. The result is empty if it is missing or damaged.
 
     Raises:
         TargetUnavailable: the lake cannot be read.
@@ -60,19 +60,19 @@ def read_quietly(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def read_counters(storage: Storage) -> dict[str, int]:
-    """What subscriber and applier have counted since the lake was made."""
+    """The counters of subscriber and applier since the lake was created."""
     told = read_quietly(storage, APPLIER).get("counters", {})
     return {**read_landed_counters(storage), **{name: int(told.get(name, 0)) for name in _APPLIER_COUNTERS}}
 
 
 def read_landed_counters(storage: Storage) -> dict[str, int]:
-    """What subscribers have."""
+    """The counters of the subscriber processes."""
     found = read_quietly(storage, STATUS).get("counters", {})
     return {name: int(found.get(name, 0)) for name in COUNTERS}
 
 
 def write_error(storage: Storage, text: str, details: str | None = None) -> None:
-    """Keep an error, and the details of a worker that could not report them itself.
+    """Store an error, and the details of a worker that could not report them itself.
 
     Raises:
         TargetError: it cannot be written.
@@ -95,14 +95,14 @@ def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:
 def write_status(
     storage: Storage, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics, before: Mapping[str, int]
 ) -> None:
-    """Write it.
+    """Write ``status.json``, and ``error.json`` if there was an error.
 
     Args:
-        storage: the lake's.
-        workers: what they do.
-        last_error: since the last report; None: there was none.
+        storage: of the lake.
+        workers: activity of the workers.
+        last_error: the error since the last report. None if there was none.
         statistics: of this process.
-        before: what was counted by earlier ones.
+        before: the counters of earlier processes.
 
     Raises:
         TargetError: it cannot be written.

@@ -1,12 +1,12 @@
 """The catalog of a lake: a :class:`subscriber.catalog.Catalog` of at most one subscription.
 
-Verbs and the launcher meet through files in the lake's directory. A verb claims the subscription by a lock of its own, ``.verb.lock``: the
-launcher sees it and stops the worker; the verb waits until the writer's lock is free. ``generation.json`` tells a worker that is between
-two connections that it must stop. A verb that is killed loses its claim with its process. There are no notifications of a change:
+Verbs and the launcher communicate by files in the lake's directory. A verb claims the subscription with the lock ``.verb.lock``. The
+launcher sees the lock and stops the worker, and the verb waits until the writer's lock is free. ``generation.json`` tells a worker that is
+between two connections that it must stop. If a verb is killed, its claim ends with the process. There are no notifications of a change:
 :meth:`LakeCatalog.wait` is a short pause.
 
-DROP leaves the tables, and what was landed for them and is not applied yet. The lake is marked, so that the applier can still finish it,
-and no new subscription begins in it. A subscription for which nothing was landed is removed completely.
+DROP keeps the tables, and the landed changes that are not applied yet. The lake is marked as dropped, so that the applier can still finish
+it, and no new subscription can begin in it. A subscription for which nothing was landed is removed completely.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ __all__ = ["OID", "LakeCatalog", "defined", "locks"]
 _log = logging.getLogger(__name__)
 
 OID: Final = 1
-"""There is one subscription in a lake."""
+"""A lake has only one subscription."""
 _VERB: Final = ".verb.lock"
 _LAUNCHER: Final = ".launcher.lock"
 _WRITER: Final = "lock"
 
 _VERB_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 20.0
-"""How long a verb waits for the process that runs the subscription: a worker may need some seconds for its current batch."""
+"""How long a verb waits for the process that runs the subscription. A worker may need some seconds for its current batch."""
 _LOOK_SECONDS: Final = 0.25
 _POLL_SECONDS: Final = 0.05
 
 
 def locks(storage: Storage) -> tuple[Path | None, Path | None]:
-    """Files of the writer's and of the verbs' lock."""
+    """Paths of the writer's lock and of the verbs' lock."""
     root = storage.root
     return (None, None) if root is None else (root / _WRITER, root / _VERB)
 
@@ -70,7 +70,7 @@ def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definitio
     """The definition of a lake's subscription.
 
     Raises:
-        TargetError: a document of it is damaged.
+        TargetError: a document of the lake is damaged.
     """
     found = read_definition(storage) or LakeDefinition()
     state = lake.state
@@ -93,7 +93,7 @@ def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definitio
 
 
 class LakeCatalog:
-    """See :class:`subscriber.catalog.Catalog`. Made by :meth:`open`."""
+    """A :class:`subscriber.catalog.Catalog`. Created by :meth:`open`."""
 
     def __init__(self, storage: Storage, root: Path) -> None:
         self._storage = storage
@@ -110,11 +110,11 @@ class LakeCatalog:
 
     @classmethod
     async def open(cls, target: str) -> Self:
-        """Reach the lake's directory, and make it if it is not there.
+        """Open the lake's directory, and create it if it does not exist.
 
         Raises:
-            ConfigurationError: no URL, or not of a directory: elsewhere there are no locks.
-            TargetUnavailable, TargetError: it cannot be made, or it is something else's.
+            ConfigurationError: the URL is invalid, or is not a directory: other storage has no locks.
+            TargetUnavailable, TargetError: the directory cannot be created, or contains something else.
         """
         location = Location.parse(target)
         storage = Storage.open(location)
@@ -138,10 +138,10 @@ class LakeCatalog:
         return lake
 
     async def subscriptions(self) -> Sequence[Definition]:
-        """The subscription, or none.
+        """The subscription of the lake, or an empty list.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: the lake cannot be read.
         """
         lake = await self._find()
         if lake is None:
@@ -151,11 +151,11 @@ class LakeCatalog:
 
     @contextlib.asynccontextmanager
     async def create(self, definition: Definition) -> AsyncIterator[Definition]:
-        """Store it, claimed.
+        """Store a new subscription and claim it.
 
         Raises:
-            ConfigurationError: its name is too long.
-            TargetError: subscription already exists; or the lake is another one's, or was.
+            ConfigurationError: the name is too long, or a lake does not support an option.
+            TargetError: the subscription already exists, or the lake belongs or belonged to another one.
         """
         require_name(definition.name)
         _require_options({name: getattr(definition.options, name) for name in ("binary",)})
@@ -171,7 +171,7 @@ class LakeCatalog:
         found = Lake.find(self._storage)
         if found is not None:
             raise _is_there(found, definition.name)
-        # the definition first: with the identity there is a lake
+        # write the definition first: once the identity exists, there is a lake
         stored = LakeDefinition(enabled=False, conninfo=definition.conninfo, made=False, options=definition.options)
         write_definition(self._storage, stored)
         lake = Lake.make(self._storage, definition.name)
@@ -180,22 +180,22 @@ class LakeCatalog:
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
-        """Claim it.
+        """Claim the subscription.
 
         Raises:
-            TargetError: it does not exist.
-            SubscriptionInUse: another verb holds it, or the process that runs it does not stop.
+            TargetError: the subscription does not exist.
+            SubscriptionInUse: another verb has claimed it, or the process that runs it does not stop.
         """
         await self._found(name)
         await _taken(self._verb, _VERB_SECONDS)
         try:
-            # before looking at the writer's lock: a process that takes that lock later sees this one
+            # increase it before looking at the writer's lock: a process that takes that lock later sees the new generation
             await self._next_generation(1)
             try:
                 async with self._writing(name, _STOP_SECONDS):
                     pass
             except SubscriptionInUse:
-                # nothing was done: the process that runs it may continue
+                # nothing was changed: the process that runs the subscription may continue
                 await self._next_generation(-1)
                 raise
             lake = await self._found(name)
@@ -208,7 +208,7 @@ class LakeCatalog:
 
     @contextlib.asynccontextmanager
     async def _writing(self, name: str, wait: float = _VERB_SECONDS) -> AsyncIterator[None]:
-        """Hold the writer's lock for the block."""
+        """Hold the writer's lock inside the block."""
         lock = self._lock(
             _WRITER,
             f'subscription "{name}" is in use by another process',
@@ -221,11 +221,11 @@ class LakeCatalog:
             lock.give_back()
 
     async def update(self, oid: int, changes: Mapping[str, Any]) -> None:
-        """Change it, durable when it returns. A lake's documents are several: a new name is the last that is stored.
+        """Change the subscription. The change is durable on return. It may affect several documents; a new name is stored last.
 
         Raises:
-            ConfigurationError: the new name is too long, or a lake does not take a value.
-            TargetError: it does not exist any more.
+            ConfigurationError: the new name is too long, or a lake does not support a value.
+            TargetError: the subscription does not exist any more.
         """
         _require_options(changes)
         if "name" in changes:
@@ -256,10 +256,10 @@ class LakeCatalog:
             lake.identify(changes["name"])
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """See the module. Prepared transactions that wait for their end go, with a warning: nothing of them was applied.
+        """Remove the subscription, see the module. Waiting prepared transactions are removed with a warning: they were not applied.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: the lake cannot be read or written.
         """
         waiting = await self.prepared_transactions(oid)
         lake = await self._find()
@@ -291,10 +291,10 @@ class LakeCatalog:
         storage.sync([""])
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
-        """Store an error, which ``status`` shows.
+        """Store an error for ``subscriber status``.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: it cannot be written.
         """
         if await self._find() is not None:
             await run_in_thread(lambda: write_error(self._storage, text, details))
@@ -303,24 +303,24 @@ class LakeCatalog:
         """Set the counters to zero.
 
         Raises:
-            TargetError: it does not exist.
+            TargetError: the subscription does not exist.
         """
         await self._found(name)
         await run_in_thread(lambda: write_reset(self._storage, read_counters(self._storage)))
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """The names of prepared transactions, as at the publisher.
+        """The publisher's identifiers of the prepared transactions.
 
         Raises:
-            TargetUnavailable, TargetError
+            TargetUnavailable, TargetError: the lake cannot be read.
         """
         return await run_in_thread(lambda: PreparedTransactions(self._storage).gids())
 
     async def become_launcher(self, lost: int | None = None) -> None:
-        """Take the launcher's lock, which ends with its process.
+        """Take the launcher's lock. It ends with the process.
 
         Raises:
-            SubscriptionInUse: another process has it.
+            SubscriptionInUse: another process has the lock.
         """
         self._launcher.take()
 
@@ -329,7 +329,7 @@ class LakeCatalog:
         await asyncio.sleep(min(timeout, _LOOK_SECONDS))
 
     async def close(self) -> None:
-        """Give the launcher's lock back. Idempotent."""
+        """Release the launcher's lock. Idempotent."""
         if self._launcher.is_mine:
             self._launcher.give_back()
 
@@ -349,7 +349,7 @@ def _is_there(lake: Lake, name: str) -> TargetError:
 
 
 async def _taken(lock: FileLock, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-    """Take a lock as soon as it is free."""
+    """Take a lock, and retry until it is free or the time is over."""
     deadline = now() + seconds
     while True:
         try:

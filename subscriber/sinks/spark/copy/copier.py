@@ -1,10 +1,10 @@
-"""The applier's side of copies by executors: it looks for orders (``order.py``) and has their parts read, beside the rounds.
+"""The applier's side of copies by executors. It looks for orders (``order.py``) and has their parts read, in parallel with the rounds.
 
-Each order has a thread, which waits for its tasks; the number of tables of a subscription that are copied at once is limited. A failure is
-retried as long as the snapshot exists, and reported to the subscriber. An applier that is killed leaves the parts that are done, and the
-next one has the others read.
+Each order has a thread, which waits for its tasks. The number of tables of a subscription that are copied at once is limited. A failure is
+retried while the snapshot exists, and reported to the subscriber. If an applier is killed, the finished parts remain, and the next applier
+has the other parts read.
 
-With Spark, an order is a job in a scheduler pool of its own, so that rounds find a free core beside it.
+With Spark, an order is a job in its own scheduler pool, so that a round gets a free core.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _LOOK_SECONDS: Final = 0.1
 _FIRST_RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 10.0
-"""How long an end waits for parts. What takes longer ends with the process, and the next applier reads it again."""
+"""How long an end waits for parts. A part that takes longer ends with the process, and the next applier reads it again."""
 
 
 class CopyRunner(Protocol):
     """Runs the parts of a copy, in threads or on executors."""
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
-        """Store these parts, ``order.workers`` at once; None: all are stored. May end early once ``stop`` is set.
+        """Store these parts, ``order.workers`` at once. None if all are stored. May end early once ``stop`` is set.
 
         Raises:
-            SubscriberError: it cannot be tried at all just now.
+            SubscriberError: the parts cannot be read at the moment.
         """
         ...
 
     def cancel(self) -> None:
-        """Make :meth:`run` end in other threads, after ``stop`` was set. It is called repeatedly until they have ended. Never blocks."""
+        """Make :meth:`run` end in other threads, after ``stop`` was set. Called repeatedly until they have ended. Never blocks."""
         ...
 
 
@@ -64,7 +64,7 @@ class LocalCopyRunner:
     """Runs parts in threads of this process.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -77,21 +77,21 @@ class LocalCopyRunner:
         left = iter(parts.items())
 
         def work() -> None:
-            # each takes what is next, none twice
+            # each thread takes the next part; no part is taken twice
             for number, part in left:
                 try:
                     part.set_result(try_copy_part(self._storage, order, number, target_rows, stop, sessions=self._sessions))
                 except BaseException as error:  # noqa: BLE001 -- it is raised below
                     part.set_exception(error)
 
-        # no pool: the interpreter does not end before the threads of one, and a dead peer may keep these
+        # no thread pool: the interpreter waits for the threads of a pool at exit, and a dead peer may block these
         for index in range(min(max(order.workers, 1), len(parts))):
             threading.Thread(target=work, name=f"copy {order.directory} {index}", daemon=True).start()
         wait(parts.values())
         return worst_failure([part.result() for part in parts.values()])
 
     def cancel(self) -> None:
-        """Cancel statements at the publisher; apart from these, the threads see ``stop`` themselves."""
+        """Cancel statements on the publisher. Elsewhere the threads check ``stop`` themselves."""
         self._sessions.cancel()
 
 
@@ -104,7 +104,7 @@ def try_copy_part(
     *,
     sessions: Sessions | None = None,
 ) -> CopyFailure | None:
-    """Store one part. Returns the failure, if any; once ``stop`` is set, an error is due to the stop and not returned."""
+    """Store one part. Return the failure, if any. Once ``stop`` is set, an error is a result of the stop, and is not returned."""
     if stop is not None and stop.is_set():
         return None
     try:
@@ -117,18 +117,18 @@ def try_copy_part(
 
 
 def worst_failure(failures: Sequence[CopyFailure | None]) -> CopyFailure | None:
-    """The failure to report: a lost snapshot before all others."""
+    """The failure to report. A lost snapshot comes before all others."""
     found = [failure for failure in failures if failure is not None]
     return next((failure for failure in found if failure.gone), found[0] if found else None)
 
 
 class Copier:
-    """See the module.
+    """Carries out the copy orders of a lake, see the module.
 
     Args:
-        storage: the lake's.
-        runner: reads parts.
-        target_rows: of a base file.
+        storage: of the lake.
+        runner: reads the parts.
+        target_rows: rows that a base file should have.
     """
 
     def __init__(self, storage: Storage, runner: CopyRunner, target_rows: int) -> None:
@@ -142,7 +142,7 @@ class Copier:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
-        """Look for orders while the block lasts. The applier's lock is held by the caller, or not needed."""
+        """Look for orders inside the block. The caller holds the applier's lock, or does not need it."""
         watcher = threading.Thread(target=self._watch, name="copier", daemon=True)
         watcher.start()
         try:
@@ -158,15 +158,15 @@ class Copier:
             if time.monotonic() >= deadline:
                 _log.warning("parts of %d tables are still being copied after %.0f s: left behind", len(running), _PATIENCE_SECONDS)
                 return
-            # not once: it is of no effect on one who is between two statements, or two jobs
+            # repeatedly: a cancel has no effect between two statements, or between two jobs
             self._runner.cancel()
             running[0].join(_LOOK_SECONDS)
 
     def check(self) -> None:
-        """Check that parts can still be read here.
+        """Check that this process can still read parts.
 
         Raises:
-            SparkLost: they cannot, until the applier is started again.
+            SparkLost: it cannot, until the applier is started again.
         """
         if self._lost is not None:
             raise self._lost
@@ -203,12 +203,12 @@ class Copier:
                     thread.start()
 
     def copy(self, order: CopyOrder) -> None:
-        """Store the parts of an order, until all are stored or the order is of no use."""
+        """Store the parts of an order, until all are stored or the order is no longer valid."""
         pause = _FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
                 missing = sorted(set(range(len(order.queries))) - order.numbers_done(self._storage))
-                # the subscriber removes its order once it has given it up
+                # the subscriber removes the order when it gives up the copy
                 if not missing or CopyOrder.find(self._storage, order.directory) is None:
                     return
                 _log.info('table "%s": %d of %d parts are to be copied', order.schema.table, len(missing), len(order.queries))
@@ -236,14 +236,14 @@ class SparkCopyRunner:
     """A :class:`subscriber.sinks.spark.copy.copier.CopyRunner`.
 
     Args:
-        spark: a session; its executors reach the lake and the publisher, and have this package, pyarrow and ADBC's driver.
+        spark: a session. Its executors can access the lake and the publisher, and have this package, pyarrow and ADBC's driver.
         location: of the lake.
     """
 
     def __init__(self, spark: SparkSession, location: Location) -> None:
         self._spark = spark
         self._location = location
-        #: the group of its jobs; another lake's copy may be in the same session
+        #: the group of its jobs: another lake's copy may run in the same session
         self.jobs = f"subscriber copy {uuid.uuid4()}"
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
@@ -258,14 +258,14 @@ class SparkCopyRunner:
         try:
             context.setLocalProperty("spark.scheduler.pool", "copy")
             context.setJobGroup(self.jobs, "initial copy")
-            # a worker of the order is a task, which reads one part after another: the publisher has no more sessions than it asked for
+            # each worker of the order is a task that reads its parts one by one: so there are no more sessions than the order allows
             slices = max(min(order.workers, len(numbers)), 1)
             return worst_failure(context.parallelize(numbers, slices).mapPartitions(work).collect())
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
 
     def cancel(self) -> None:
-        """Cancel only its own jobs: the session may be shared."""
+        """Cancel only its own jobs, because the session may be shared."""
         with contextlib.suppress(*job_errors()):
             self._spark.sparkContext.cancelJobGroup(self.jobs)
 
@@ -273,7 +273,7 @@ class SparkCopyRunner:
 def copy_parts(location: Location, packed: str, numbers: Iterable[int], target_rows: int) -> Iterator[CopyFailure | None]:
     """Store parts on an executor."""
     storage = Storage.open(location)
-    # from the driver of this job, by Spark's own channel, which carries pickled code anyway
+    # the data comes from the driver of this job through Spark's own channel, which transports pickled code anyway
     order: CopyOrder = pickle.loads(base64.b64decode(packed))  # noqa: S301
     for number in numbers:
         yield try_copy_part(storage, order, number, target_rows)

@@ -1,4 +1,4 @@
-"""The document ``copy.json`` of a table's copy. It lists the copied files and makes them count."""
+"""The document ``copy.json`` of a table's copy. It lists the copied files and makes them valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COPY_DOCUMENT: Final = "copy.json"
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table's copy: its LSN, its schema, and its files. ``base``: files of the Delta table, if executors wrote them."""
+    """A table's copy: its LSN, its schema, and its files. ``base`` has files of the Delta table, if executors wrote them."""
 
     lsn: Lsn
     schema: TableSchema
@@ -30,7 +30,7 @@ class TableCopy:
 
 
 def read_copy(storage: Storage, directory: str) -> TableCopy | None:
-    """Read the document of a table's copy; None: there is none.
+    """Read the document of a table's copy. None if there is none.
 
     Raises:
         TargetError: it is damaged.

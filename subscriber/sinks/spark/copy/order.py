@@ -1,18 +1,18 @@
-"""An initial copy by executors: what the subscriber orders, and what the applier's tasks leave. The two programs meet in the lake only.
+"""An initial copy by executors: the subscriber's order, and the results of the applier's tasks. The programs communicate only by the lake.
 
-In the directory of a table's copy:
+Files in the directory of a table's copy:
 
 ====================  ===================================================================================================
-``order.json``        the subscriber's: snapshot, address of the publisher, and the parts of the table as queries. Written
-                      once, while the snapshot is open; of no use any more when it is gone
-``done-<n>.json``     a task's: part ``n`` is stored, in these base files of the Delta table. Whatever is killed, a part
-                      that is done stays done as long as the snapshot lives
-``failure.json``      the applier's: why parts could not be read, last; removed once they could
-``copy.json``         the subscriber's: all parts are done. From here on the copy counts (``table_sync.py``)
+``order.json``        by the subscriber: snapshot, address of the publisher, and the parts of the table as queries. Written
+                      once, while the snapshot is open. Invalid when the snapshot is gone
+``done-<n>.json``     by a task: part ``n`` is stored, in these base files of the Delta table. A finished part stays
+                      finished while the snapshot exists, even if processes are killed
+``failure.json``      by the applier: the last reason why parts could not be read; removed once they could
+``copy.json``         by the subscriber: all parts are done. This makes the copy valid (``table_sync.py``)
 ====================  ===================================================================================================
 
-Base files lie in the Delta table's own directory, where no commit names them until the applier registers them all in one. Their names have
-the table's number and the copy's generation, and are never the same twice: a task that comes again, or too late, spoils nothing.
+Base files are in the Delta table's directory. No commit names them until the applier adds all of them in one commit. Their names have
+the table's number and the copy's generation, and are unique: a task that is repeated, or too late, does no harm.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _BASE: Final = re.compile(r"(?:\.tmp-[0-9a-f]{32}-)?copy-(\d+)-(\d+)-[0-9a-f]{32
 
 @dataclass(frozen=True, slots=True)
 class DonePart:
-    """A part of a table that is stored.
+    """A stored part of a table.
 
     Attributes:
         number: of the part.
-        files: of the Delta table; their ranges of keys are told by themselves.
+        files: of the Delta table. Their ranges of keys are in the files.
     """
 
     number: int
@@ -58,7 +58,7 @@ class DonePart:
 
 @dataclass(frozen=True, slots=True)
 class CopyFailure:
-    """Why a copy failed. ``gone``: the snapshot is lost or of no use, and a retry is of no use."""
+    """Why a copy failed. ``gone``: the snapshot is lost or no longer valid, so a retry cannot succeed."""
 
     text: str
     gone: bool
@@ -66,18 +66,18 @@ class CopyFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOrder:
-    """See the module.
+    """The order of a copy, see the module.
 
     Attributes:
         directory: of the copy, relative to the lake.
-        base: of the Delta table, likewise.
+        base: directory of the Delta table, relative to the lake.
         table_id, generation: of the table, and of its copy.
         snapshot_name, connection, setup: see :class:`subscriber.abc.SnapshotOrder`.
-        queries: a part's rows each; the columns are those of ``schema``.
-        checks: of each query; see :class:`subscriber.abc.SnapshotOrder`.
-        schema: the table's.
+        queries: one for each part. The columns are those of ``schema``.
+        checks: one for each query; see :class:`subscriber.abc.SnapshotOrder`.
+        schema: of the table.
         lsn: the snapshot's consistent point.
-        workers: how many parts are read at once at most.
+        workers: how many parts are read at once, at most.
     """
 
     directory: str
@@ -116,7 +116,7 @@ class CopyOrder:
 
     @classmethod
     def find(cls, storage: Storage, directory: str) -> CopyOrder | None:
-        """The order in a copy's directory; None if there is none.
+        """Find the order in a copy's directory. None if there is none.
 
         Raises:
             TargetError: it is damaged.
@@ -142,10 +142,10 @@ class CopyOrder:
         except (ValueError, KeyError, TypeError):
             raise _damaged(storage, f"{directory}/{_ORDER}") from None
 
-    # --- what is done
+    # --- finished parts
 
     def mark(self, storage: Storage, number: int, files: Iterable[DataFile]) -> None:
-        """Mark a part as stored; durable on return, including its files.
+        """Mark a part as stored. On return the mark and its files are durable.
 
         Raises:
             TargetError: it cannot be written, or the copy was given up.
@@ -154,14 +154,14 @@ class CopyOrder:
         write_document(storage, f"{self.directory}/done-{number:06d}.json", {"files": [file_to_json(file) for file in files]})
 
     def numbers_done(self, storage: Storage) -> set[int]:
-        """The numbers of the parts that are stored."""
+        """The numbers of the stored parts."""
         return {int(match[1]) for file in storage.files(self.directory) if (match := _DONE.fullmatch(file.name))}
 
     def done(self, storage: Storage, number: int) -> DonePart:
-        """A part that is stored.
+        """Read a stored part.
 
         Raises:
-            TargetError: what it left behind is damaged, or gone.
+            TargetError: its document is damaged or missing.
         """
         name = f"{self.directory}/done-{number:06d}.json"
         document = read_document(storage, name)
@@ -171,10 +171,10 @@ class CopyOrder:
         except (AssertionError, ValueError, KeyError, TypeError):
             raise _damaged(storage, name) from None
 
-    # --- what is not
+    # --- failures
 
     def report(self, storage: Storage, failure: CopyFailure | None) -> None:
-        """Tell the subscriber why the copy failed; None: it continues.
+        """Tell the subscriber why the copy failed. None: it continues.
 
         Raises:
             TargetError: it cannot be written, or the copy was given up.
@@ -199,13 +199,13 @@ def remove_base_files(storage: Storage, base: str, table_id: int, generations: r
     """Remove base files of copies of a table that were never finished.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
         base: the table's directory.
         table_id: the lake's number of the table.
-        generations: of these copies.
+        generations: generations of these copies.
 
     Raises:
-        TargetError: they cannot be removed.
+        TargetError: a file cannot be removed.
     """
     found = [(file.name, _BASE.fullmatch(file.name)) for file in storage.files(base)]
     storage.delete(f"{base}/{name}" for name, match in found if match and int(match[1]) == table_id and int(match[2]) in generations)

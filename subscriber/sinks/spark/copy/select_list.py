@@ -1,10 +1,12 @@
-"""The SELECT list that ADBC reads a table with, and its result as the lake's columns: the same values as by COPY and the landing zone.
+"""The SELECT list for reading a table with ADBC, and the conversion of its result to the lake's columns.
 
-Types whose binary form is the lake's own (integers, floats, booleans, bytea, text) are selected as they are. Dates and timestamps are, too,
-as far as the lake can hold them; a second column has the text of those that it cannot (most of what a publisher does for such a copy
-would be their texts, otherwise). All others come as the text of their output function, and are cast as landed values are (``values.py``).
-``concat`` gives that text; a cast to text would not: it trims ``character(n)``. ``num_nulls`` tells NULL from a composite value whose
-fields are all NULL; ``IS NULL`` would not.
+The values are the same as those from COPY and the landing zone.
+
+Types with the same binary form as in the lake (integers, floats, booleans, bytea, text) are selected unchanged. So are dates and timestamps
+that the lake can hold. A second column has the text of those that it cannot hold. (If all were selected as text, that would be most of the
+publisher's work for such a copy.) All other types are selected as the text of their output function, and cast like landed values
+(``values.py``). ``concat`` returns that text; a cast to text would trim ``character(n)``. ``num_nulls`` distinguishes NULL from a composite
+value whose fields are all NULL; ``IS NULL`` does not.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ _TEMPORAL: Final = {
     1114: ("timestamp", "0001-01-01 00:00:00", "10000-01-01 00:00:00"),
     1184: ("timestamptz", "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"),
 }
-"""Type, first value that the lake can hold, and first beyond."""
+"""Type, the first value that the lake can hold, and the first value after the last."""
 _MOST: Final = 1664
-"""How many expressions a SELECT may have: MaxTupleAttributeNumber of htup_details.h."""
+"""Maximum number of expressions of a SELECT: MaxTupleAttributeNumber of htup_details.h."""
 
 
 def select_list(table: PublishedTable, schema: TableSchema) -> str:
-    """The expressions of a table's columns, in their order.
+    """The expressions for a table's columns, in order.
 
     Args:
         table: as it is published.
-        schema: of the lake's table; it has the same columns.
+        schema: of the lake's table, which has the same columns.
     """
     columns = list(zip(table.columns, table.column_types, schema.columns, strict=True))
     temporal = sum(_is_temporal(oid, column.type) for _, oid, column in columns)
@@ -71,7 +73,7 @@ def _expressions(column: str, oid: int, arrow: pa.DataType, *, pairs: bool) -> I
 
 
 def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Selected columns as rows of the current-state table.
+    """Convert selected columns to rows of the current-state table.
 
     Raises:
         ApplyError: a text is not UTF-8.

@@ -1,12 +1,12 @@
-"""One table's synchronization: its copy, and its own batches until the apply worker takes it over, in a directory of its own.
+"""One table's synchronization, in its own directory: its copy, and its own batches until the apply worker takes over.
 
-Copied rows are files like landed ones, with the operation ``c``; or, with ``copy=executors``, files of the Delta table that tasks of the
-applier wrote (``order.py``). ``copy.json`` names these files and makes them count; only after it is written, the catalog says
-FINISHEDCOPY. A copy that did not get that far is removed by the next :meth:`SparkTableSink.begin`. Each copy has a new directory, so that
-rows of one copy are never taken for rows of another.
+Copied rows are in files like landed ones, with the operation ``c``. With ``copy=executors``, they are in files of the Delta table that
+tasks of the applier wrote (``order.py``). ``copy.json`` names these files and makes them valid. The catalog says FINISHEDCOPY only after it
+is written. The next :meth:`SparkTableSink.begin` removes a copy that was not finished. Each copy has a new directory, so that rows of
+different copies are never mixed.
 
-After the copy, the position is the end of the last manifest, or ``position.json`` if that is further: transactions without a row of the
-table leave no manifest, but are acknowledged like all others, and the table's slot must never be ahead of the position stored here.
+After the copy, the position is the end of the last manifest, or ``position.json`` if that is further. A transaction without a row of the
+table leaves no manifest, but is acknowledged like all others, and the table's slot must never be ahead of the position stored here.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ _log = logging.getLogger(__name__)
 _POSITION_DOCUMENT: Final = "position.json"
 
 _ROWS: Final = 50_000
-"""Rows of a row group."""
+"""Number of rows in a row group."""
 _LOOK_SECONDS: Final = 0.1
-"""How often it is looked which parts are done."""
+"""Interval of checking which parts are done."""
 _PATIENCE_SECONDS: Final = 30.0
-"""After so long without a part, a warning is logged."""
+"""If no part is finished for this time, a warning is logged."""
 _BYTES: Final = 16 * 1024**2
-"""Bytes of COPY data of a row group, if rows are long."""
+"""Maximum bytes of COPY data in a row group, for long rows."""
 
 
 class SparkTableSink:
-    """A :class:`subscriber.abc.TableSink`; with ``copy=executors`` see :class:`ExecutorTableSink`.
+    """A :class:`subscriber.abc.TableSink`. For ``copy=executors`` see :class:`ExecutorTableSink`.
 
     Args:
-        table: whose.
-        lake: gives the lake; a later one after the sink was opened again.
-        lock: the writer's, held meanwhile.
-        catalog: for one change of the catalog at a time.
-        statistics: counted into.
+        table: name of the table.
+        lake: gives the lake, which changes when the sink is opened again.
+        lock: the writer's lock, which is held during the synchronization.
+        catalog: serializes changes of the catalog.
+        statistics: updated with the counts.
         copying: how executors copy.
     """
 
@@ -107,7 +107,7 @@ class SparkTableSink:
         return self._lake().table(self._table).id
 
     async def begin(self) -> TableEntry:
-        """The entry as stored, after undoing a copy that did not finish."""
+        """Undo a copy that was not finished, and return the stored entry."""
         if not self._locked:
             self._lock.take()
             self._locked = True
@@ -116,7 +116,7 @@ class SparkTableSink:
         table = lake.table(self._table)
         if table.entry.state is TableState.DATASYNC:
             await run_in_thread(lambda: lake.storage.remove_directory(copy_directory(table)))
-            # those of the copy that the table still has until this one takes its place stay
+            # keep the files of the copy that the table still has until this one replaces it
             was = lake.state.removed.get(self._table)
             never = range(was.generation + 1 if was is not None and was.until is not None else 0, table.generation + 1)
             await run_in_thread(lambda: remove_base_files(lake.storage, self._base, table.id, never))
@@ -136,7 +136,7 @@ class SparkTableSink:
         return table_directory("tables", self._table, self.relation_id)
 
     async def start_copy(self) -> None:
-        """Store DATASYNC, with a new directory."""
+        """Store DATASYNC, and make a new directory."""
         table = self._lake().table(self._table)
         if table.entry.state is not TableState.INIT:
             raise TargetError(f'table "{self._table}" has a copy already, or one that is under way', hint="report this")
@@ -147,7 +147,7 @@ class SparkTableSink:
         await run_in_thread(lambda: storage.make_directory(directory))
 
     async def describe(self, table: PublishedTable) -> None:
-        """Take the description of the copied columns."""
+        """Store the description of the copied columns."""
         self._schema = TableSchema.of_published(table)
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
@@ -155,7 +155,7 @@ class SparkTableSink:
 
         Raises:
             TargetError: it cannot be written, or a text is not UTF-8.
-            ProtocolError: it is no COPY data.
+            ProtocolError: the data is not valid COPY data.
         """
         schema = self._schema
         by_name = {} if schema is None else {column.name: column for column in schema.columns}
@@ -186,7 +186,7 @@ class SparkTableSink:
         self._files.append(LandedFile(table_id=self.relation_id, path=name, rows=file.rows, size=size, schema=schema))
 
     async def finish_copy(self, position: Position) -> None:
-        """Store FINISHEDCOPY and the position, with all rows copied."""
+        """Store FINISHEDCOPY and the position. All rows have been copied."""
         storage, directory = self._lake().storage, self._directory
         assert self._schema is not None
         document = {
@@ -204,7 +204,7 @@ class SparkTableSink:
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
 
     async def position(self) -> Position:
-        """The position: of the snapshot, or of the last batch after it."""
+        """The position: of the snapshot, or of the last batch after the copy."""
         lake = self._lake()
         position = lake.table(self._table).position
         if position is None or read_document(lake.storage, f"{self._directory}/{COPY_DOCUMENT}") is None:
@@ -222,7 +222,7 @@ class SparkTableSink:
         return self.relation_id if TableName(relation.namespace, relation.name) == self._table else None
 
     async def apply(self, batch: Batch) -> None:
-        """Land the table's part of a batch; without any, store only the position. Durable on return."""
+        """Land the table's part of a batch. If it has none, store only the position. Durable on return."""
         if self._lander is None:
             await self.position()
         lander = self._lander
@@ -235,23 +235,23 @@ class SparkTableSink:
             await run_in_thread(lambda: write_document(storage, name, {"lsn": str(lander.position)}))
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE, forget the position."""
+        """Store SYNCDONE, and remove the position."""
         await self._change(entry=TableEntry(TableState.SYNCDONE, lsn), position=None)
 
     async def close(self) -> None:
-        """Give the lock back. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._locked:
             self._locked = False
             self._lock.give_back()
 
 
 class ExecutorTableSink(SparkTableSink):
-    """A table whose rows are copied by tasks of the applier: a :class:`subscriber.abc.SnapshotTableSink`."""
+    """A table whose rows are copied by the applier's tasks: a :class:`subscriber.abc.SnapshotTableSink`."""
 
     _published: PublishedTable | None = None
 
     async def describe(self, table: PublishedTable) -> None:
-        """Take the description of the selected columns."""
+        """Store the description of the selected columns."""
         await super().describe(table)
         self._published = table
 
@@ -259,8 +259,8 @@ class ExecutorTableSink(SparkTableSink):
         """Order the copy, and wait until all its parts are stored.
 
         Raises:
-            CopyOutdated: the snapshot is gone.
-            TargetError: the order cannot be written, or what was left behind is damaged.
+            CopyOutdated: the snapshot is gone, or the table was altered.
+            TargetError: the order cannot be written, or the document of a part is damaged.
         """
         assert self._schema is not None
         assert self._published is not None
@@ -272,7 +272,7 @@ class ExecutorTableSink(SparkTableSink):
             table_id=self.relation_id,
             generation=lake.table(self._table).generation,
             snapshot_name=order.snapshot_name,
-            # where a keyword comes twice, libpq takes the last
+            # if a keyword occurs twice, libpq uses the last one
             connection=f"{order.connection} {self._copying.connection}".strip(),
             setup=order.setup,
             queries=tuple(f"SELECT {columns} {source}" for source in order.sources),

@@ -1,4 +1,4 @@
-"""One part of a table that executors copy: read by ADBC under the exported snapshot, written as base files. Runs on any executor."""
+"""Copies one part of a table: reads it with ADBC under the exported snapshot, and writes it as base files. Runs on any executor."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["OrderOutdated", "Sessions", "copy_part"]
 
 _BYTES: Final = 192 * 1024**2
-"""Of rows in memory that become files: the size of a part, about, so that most parts are one."""
+"""Size of the rows in memory at which they are written. It is about the size of a part, so that most parts are one file."""
 _GONE: Final = frozenset({"42704", "22023", "55000"})
-"""Of SET TRANSACTION SNAPSHOT: no such file (its name since 16, and before), its process is not running any more."""
+"""SQLSTATEs of SET TRANSACTION SNAPSHOT: no such file (since PostgreSQL 16, and before), or its process is not running any more."""
 
 
 _ALTERED: Final = frozenset({"42703", "42883", "42P01", "42804", "3F000"})
-"""Of a part's query: no such column, no such operator for its type, no such table, another type, no such schema."""
+"""SQLSTATEs of a part's query: no such column, no such operator for its type, no such table, another type, no such schema."""
 _CHECK_CLIENT: Final = """SELECT pg_catalog.set_config(name, '1s', false)
   FROM pg_catalog.pg_settings WHERE name = 'client_connection_check_interval'"""
-"""So that the backend of a task that was killed does not wait on for a lock (since 14; not on every platform)."""
+"""Without this, the backend of a killed task would continue to wait for a lock (since PostgreSQL 14; not on every platform)."""
 
 
 class OrderOutdated(PublisherUnavailable):
-    """The session that exported the snapshot has ended, or the table was altered: it must be copied again."""
+    """The session that exported the snapshot has ended, or the table was altered. The table must be copied again."""
 
 
 class Sessions:
@@ -48,7 +48,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def known(self, connection: Connection) -> Iterator[None]:
-        """Register a session for the block. Its end waits for a cancel that is under way, which must not meet a closed session."""
+        """Register a session inside the block. The block's end waits for a cancel in progress, which must not use a closed session."""
         lock = self._open[connection] = threading.Lock()
         try:
             yield
@@ -57,9 +57,9 @@ class Sessions:
                 del self._open[connection]
 
     def cancel(self) -> None:
-        """Cancel their statements. A session between two statements ignores it, so call this repeatedly. Never blocks."""
+        """Cancel their statements. A session between two statements ignores this, so call it repeatedly. Never blocks."""
         for connection, lock in list(self._open.items()):
-            # a cancel is a connection of its own, which a dead peer keeps waiting
+            # a cancel opens a connection, which a dead peer can block
             threading.Thread(target=self._cancel, args=[connection, lock], name="cancel", daemon=True).start()
 
     def _cancel(self, connection: Connection, lock: threading.Lock) -> None:
@@ -84,20 +84,20 @@ def copy_part(
     *,
     sessions: Sessions | None = None,
 ) -> None:
-    """Store a part and mark it as stored. Does nothing if it is stored already.
+    """Store a part and mark it as stored. Does nothing if it is already stored.
 
     Args:
-        storage: the lake's.
-        order: what is copied.
-        number: which part of it.
-        target_rows: of a file.
-        stopped: whether to give up; asked between batches of rows.
-        sessions: where the one with the publisher is to be known.
+        storage: of the lake.
+        order: the order of the copy.
+        number: of the part.
+        target_rows: rows that a file should have.
+        stopped: whether to give up; called between batches of rows.
+        sessions: where the session with the publisher is registered.
 
     Raises:
-        OrderOutdated: it is.
+        OrderOutdated: the snapshot is gone, or the table was altered.
         PublisherUnavailable, PublisherError: the publisher cannot be reached, or refuses.
-        ConfigurationError: there is no ADBC driver.
+        ConfigurationError: the ADBC driver is not installed.
         ApplyError: a text is not UTF-8.
         TargetError: files cannot be written.
     """
@@ -166,15 +166,15 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
 
 
 def _check(cursor: Any, query: str, *, read: bool) -> None:
-    """Check that the part is of the table that was described.
+    """Check that the part belongs to the table that was described.
 
     Args:
-        cursor: of the transaction that reads it.
-        query: what tells.
-        read: whether it has done so.
+        cursor: of the transaction that reads the part.
+        query: the check.
+        read: whether the part was already read.
 
     Raises:
-        OrderOutdated: it is of another one that has its name, or the table was rewritten.
+        OrderOutdated: another table has this name now, or the table was rewritten.
     """
     cursor.execute(query)
     same, locked = cursor.fetchone()
@@ -183,7 +183,7 @@ def _check(cursor: Any, query: str, *, read: bool) -> None:
 
 
 def _refused(error: BaseException) -> PublisherError:
-    """The error without the server's text, which may contain a value; the server's log has it."""
+    """Make an error without the server's text, which may contain a value. The server's log has it."""
     state: Any = getattr(error, "sqlstate", None)
     if not state or state[:2] in {"08", "57", "53"}:
         return PublisherUnavailable(f"the publisher ended the session of an executor{f' (SQLSTATE {state})' if state else ''}")

@@ -1,4 +1,4 @@
-"""COPY data in text format to rows of raw values. Source: manual, COPY, File Formats, Text Format."""
+"""Parse COPY data in text format into rows of raw values. Source: manual, COPY, File Formats, Text Format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CopyReader:
     """Splits a stream of COPY data, in pieces of any size, into rows.
 
     Args:
-        columns: how many fields each row has.
+        columns: number of fields of each row.
     """
 
     def __init__(self, columns: int) -> None:
@@ -25,10 +25,10 @@ class CopyReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[list[bytes | None]]:
-        """The rows that ``data`` completes; values in text format, NULL as None.
+        """Return the rows that ``data`` completes. Values are in text format, NULL is None.
 
         Raises:
-            ProtocolError: a row has another number of fields.
+            ProtocolError: a row has a different number of fields.
         """
         lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         self._rest = lines.pop()
@@ -38,7 +38,7 @@ class CopyReader:
         """Check the end of the stream.
 
         Raises:
-            ProtocolError: in the middle of a row.
+            ProtocolError: it ends in the middle of a row.
         """
         if self._rest:
             raise ProtocolError("COPY data ends in the middle of a row")

@@ -1,1 +1,1 @@
-"""Files of a lake: where it is, how files are written durably, JSON documents, and locks."""
+"""Files of a lake: its location, durable writes, JSON documents, and locks."""

@@ -18,7 +18,7 @@ _FORMAT: Final = 1
 
 
 def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, durable: bool = True, private: bool = False) -> None:
-    """Store a JSON document with its checksum, whole; ``private``: for its owner alone.
+    """Store a JSON document as a whole, with its checksum. ``private``: only its owner may read it.
 
     Raises:
         TargetError: it cannot be written.
@@ -27,13 +27,13 @@ def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, 
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """A document as it is stored."""
+    """Encode a document for storage."""
     body = json.dumps(document, ensure_ascii=True, sort_keys=True)
     return json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True).encode()
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
-    """Read a document that :func:`write_document` stored; None if there is none.
+    """Read a document that :func:`write_document` stored. None if there is none.
 
     Raises:
         TargetError: it is damaged, or of a later version of this program.

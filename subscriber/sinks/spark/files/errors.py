@@ -49,7 +49,7 @@ def arrow_errors(what: str) -> Iterator[None]:
     Arrow's text is left out, because it may contain values. So is the cause, because Spark shows causes.
 
     Raises:
-        TargetError: a type it cannot convert, compare or store.
+        TargetError: Arrow cannot convert, compare or store a type.
     """
     try:
         yield

@@ -1,18 +1,18 @@
-"""The target's URL: where a lake is and how it is written. And the directories of tables in it.
+"""The target's URL: the location of a lake and how it is written. Also the directories of tables in it.
 
-``spark:///path`` is a directory, its name percent-encoded where URLs need it (``%23`` is ``#``); ``spark+s3://bucket/prefix`` (and what
-else pyarrow has a file system for) a place in an object store.
+``spark:///path`` is a directory. Its name is percent-encoded where URLs need it (``%23`` is ``#``). ``spark+s3://bucket/prefix`` is in an
+object store; every file system of pyarrow is supported.
 Parameters follow a question mark:
 
 =================  =========  ====================================================================================
-``confirm``        landed     ``landed``: what is durable in the landing zone is acknowledged; ``applied``: not before
-                              the applier has published it, for those who do not trust the disk of the landing zone
-``batch_delay``    300ms      how long landed batches wait for more transactions
-``batch_size``     64MB       bytes after which a batch is landed at once
-``apply``          none       the applier as a thread of this process: ``local``, ``rewrite``, ``merge``; ``none``: a program of its own
-``target_rows``    250000     rows that a file of a table should have, where the applier is this process's
+``confirm``        landed     ``landed``: acknowledge what is durable in the landing zone; ``applied``: acknowledge only
+                              what the applier has published, if the disk of the landing zone is not trusted
+``batch_delay``    300ms      how long collected transactions wait for more before they are landed
+``batch_size``     64MB       size in bytes at which a batch is landed at once
+``apply``          none       run the applier as a thread of this process: ``local``, ``rewrite``, ``merge``; ``none``: separately
+``target_rows``    250000     rows that a file of a table should have, if the applier is in this process
 ``copy``           subscriber ``executors``: the applier's tasks read the tables from the publisher, and write them
-``copy_connection``           for executors: keywords and values of libpq in place of the subscriber's (host, service, passfile)
+``copy_connection``           for executors: libpq keywords and values that replace the subscriber's (host, service, passfile)
 =================  =========  ====================================================================================
 """
 
@@ -34,13 +34,13 @@ Apply = Literal["none", "local", "rewrite", "merge"]
 Copy = Literal["subscriber", "executors"]
 _ENGINES: Final = ("none", "local", "rewrite", "merge")
 _PARAMETER: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*)(?:\s+|$)", re.DOTALL)
-"""One of libpq's keywords with its value."""
+"""A libpq keyword with its value."""
 _SECRETS: Final = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
 _INNER: Final = re.compile(r"'?\s*postgres(?:ql)?\\?:|.*=", re.DOTALL)
-"""A value of dbname that is a connection string of its own, in which a password may be."""
+"""A value of dbname that is itself a connection string, which may contain a password."""
 _WITH_PORT: Final = re.compile(r"(?:hdfs|viewfs)://(?:[^:@]+@)?[^:@]+:\d+")
 _MISTAKEN: Final = re.compile(r"\\|%[0-9A-Fa-f]{2}")
-"""In a path: what delta-rs decodes once too often, however it is written."""
+"""Parts of a path that delta-rs decodes once too often, in every notation."""
 _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
 
 
@@ -49,7 +49,7 @@ class Copying:
     """How executors copy a table.
 
     Attributes:
-        connection: keywords and values for libpq that they use in place of the subscriber's own.
+        connection: libpq keywords and values that executors use in place of the subscriber's own.
         workers: how many parts they read at once.
     """
 
@@ -59,12 +59,12 @@ class Copying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """See the module.
+    """The location of a lake and its parameters, see the module.
 
     Attributes:
-        path: an absolute path; None for an object store.
-        uri: what pyarrow opens; None for a directory.
-        confirm, batch_delay, batch_size, apply, target_rows, copy, copy_connection: see the module; seconds and bytes.
+        path: an absolute path. None for an object store.
+        uri: the URI for pyarrow. None for a directory.
+        confirm, batch_delay, batch_size, apply, target_rows, copy, copy_connection: see the module. In seconds and bytes.
     """
 
     path: str | None = None
@@ -86,26 +86,26 @@ class Location:
         """The location of a lake for readers and the applier: by the target's URL, or by its directory, whose name is not decoded.
 
         Raises:
-            ConfigurationError: as :meth:`parse`; or the directory is a relative one.
+            ConfigurationError: as :meth:`parse`, or the directory is not absolute.
         """
         if "://" in target:
             return cls.parse(target)
         if not target.startswith("/"):
-            # a process of Spark's may be in another directory
+            # Spark's processes may have another working directory
             raise ConfigurationError(f"the lake's directory {target!r} is not an absolute one", hint=f"as in /var/lib/lake, or {_EXAMPLE}")
         return cls(path=_directory(target))
 
     @classmethod
     def parse(cls, url: str) -> Location:
-        """Read a target's URL.
+        """Parse a target's URL.
 
         Raises:
-            ConfigurationError: it names no place, or a parameter that there is not.
+            ConfigurationError: the URL has no location, or an unknown parameter.
         """
         try:
             parts = urlsplit(url)
         except ValueError:
-            # its text may quote a secret
+            # the error's text may contain a secret
             raise ConfigurationError("the target is no URL", hint=_EXAMPLE) from None
         if "#" in url:
             raise ConfigurationError(
@@ -116,7 +116,7 @@ class Location:
             raise ConfigurationError(f'"{parts.scheme}" is no Spark target', hint=_EXAMPLE)
         if inner and inner != "file":
             place = f"{inner}://{parts.netloc}"
-            # a secret key may have a slash, so that no @ follows it here
+            # a secret key may contain a slash; then there is no @ in netloc
             if ":" in parts.netloc and not _WITH_PORT.fullmatch(place):
                 raise ConfigurationError(
                     "the target holds a secret key, and would be shown in errors",
@@ -150,7 +150,7 @@ def _parameters(query: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:
-            # an & that was not encoded may have made a name of a part of a value
+            # an & that was not encoded may have made a part of a value look like a name
             shown = f': "{name}"' if name.isidentifier() else ""
             raise ConfigurationError(f"unrecognized parameter of a Spark target{shown}", hint=f"one of {', '.join(sorted(known))}")
         if name == "confirm":
@@ -180,7 +180,7 @@ def _parameters(query: str) -> dict[str, Any]:
 
 
 def _require_no_secret(connection: str) -> None:
-    """The text is not shown: what libpq would not understand may hold a password at another place than it seems."""
+    """Refuse passwords. The text is not shown, because if libpq cannot parse it, a password may be in an unexpected place."""
     found, position = set(), 0
     while connection[position:].strip():
         match = _PARAMETER.match(connection, position)
@@ -209,9 +209,9 @@ _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 def table_directory(root: str, name: TableName, table_id: int) -> str:
-    """``root/schema/table``; names that a path or URL would have to quote are told apart by the table's number.
+    """``root/schema/table``. If a path or URL would have to quote a name, the table's number makes the directory unique.
 
-    So are those that end as if they had one: no two tables have the same directory.
+    The same is done if a name ends like such a number. So no two tables have the same directory.
     """
     if _PLAIN.fullmatch(name.namespace) and _PLAIN.fullmatch(name.name) and not _NUMBERED.search(name.name):
         return f"{root}/{name.namespace}/{name.name}"

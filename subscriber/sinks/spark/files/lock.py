@@ -1,4 +1,4 @@
-"""One writer per lake: an advisory lock on a file of the lake. It is held by the process and released when the process ends.
+"""One writer per lake: an advisory lock on a file of the lake. A process holds it. It is released when the process ends.
 
 An object store has no such lock. There the replication slot keeps two subscribers apart: only one walsender can serve it.
 """
@@ -19,16 +19,16 @@ __all__ = ["FileLock", "is_held"]
 
 _LOOKERS: Final = 5
 _LOOKER_SECONDS: Final = 0.004
-"""A process that checks whether a lock is held, holds it for an instant."""
+"""A process that checks whether a lock is held takes the lock for an instant."""
 
 
 class FileLock:
-    """A lock that this object may take several times. It is free after it was released as many times.
+    """A lock that this object may take several times. It is free after as many releases.
 
     Args:
-        path: of the file; None: nothing is locked.
-        refusal: the error's text if another process has it.
-        hint: the remedy.
+        path: of the file. None: nothing is locked.
+        refusal: the error's text if another process holds the lock.
+        hint: the error's hint.
     """
 
     def __init__(self, path: Path | None, refusal: str, hint: str) -> None:
@@ -40,15 +40,15 @@ class FileLock:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this object has it."""
+        """Whether this object holds the lock."""
         return self._holders > 0
 
     def take(self) -> None:
-        """Take it, or once more.
+        """Take the lock, possibly again.
 
         Raises:
-            SubscriptionInUse: another process has it.
-            TargetError: the file cannot be made.
+            SubscriptionInUse: another process holds the lock.
+            TargetError: the file cannot be created.
         """
         if self._holders == 0 and self._path is not None:
             with os_errors(str(self._path)):
@@ -60,7 +60,7 @@ class FileLock:
         self._holders += 1
 
     def give_back(self) -> None:
-        """Give it back once."""
+        """Release the lock once."""
         self._holders -= 1
         if self._holders == 0 and self._descriptor is not None:
             with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def is_held(path: Path | None) -> bool:
     except OSError:
         return False
     try:
-        # shared: two that look do not see one another
+        # shared, so that two checks do not conflict
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True

@@ -1,8 +1,8 @@
 """Files of a lake: written completely and durably, or not at all.
 
-On a local file system a file is written under another name, fsynced, renamed, and counts once its directory is fsynced too
-(:meth:`Storage.sync`). In an object store a file is there, whole, when it is closed; nothing is renamed. In both, readers follow a
-manifest, which is written last: files that no manifest names do not count.
+On a local file system, a file is written under another name, fsynced and renamed. It is durable once its directory is fsynced too
+(:meth:`Storage.sync`). In an object store, a file appears as a whole when it is closed; nothing is renamed. In both cases readers follow a
+manifest, which is written last. Files that no manifest names are ignored.
 
 Names are relative to the lake, with slashes.
 """
@@ -27,16 +27,16 @@ from subscriber.sinks.spark.files.location import Location
 __all__ = ["TEMPORARY", "PendingFile", "Storage", "StoredFile"]
 
 TEMPORARY: Final = ".tmp-"
-"""How names of files begin that are being written."""
+"""Prefix of the names of files that are being written."""
 
 
 _READS: Final = 10
-"""Of an object that is replaced all the time."""
+"""How often to read an object that is replaced during each read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that is there; ``changed``: when, seconds since 1970."""
+    """An existing file. ``changed`` is its modification time in seconds since 1970."""
 
     name: str
     size: int
@@ -44,7 +44,7 @@ class StoredFile:
 
 
 class PendingFile:
-    """A file being written. It is there after :meth:`commit`, and durable after :meth:`Storage.sync` of its directory."""
+    """A file that is being written. It exists after :meth:`commit`, and is durable after :meth:`Storage.sync` of its directory."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class PendingFile:
         self.stream = storage.filesystem.open_output_stream(self._written)
 
     def commit(self, name: str | None = None) -> int:
-        """Close it under its name, or another one in the same directory; return its size in bytes."""
+        """Close the file under its name, or under another one in the same directory. Return its size in bytes."""
         final = name or self.name
         size = int(self.stream.tell())
         self.stream.close()
@@ -68,7 +68,7 @@ class PendingFile:
         return size
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the file."""
         with contextlib.suppress(OSError):
             self.stream.close()
         with contextlib.suppress(OSError):
@@ -76,12 +76,12 @@ class PendingFile:
 
 
 class Storage:
-    """See the module.
+    """The files of one lake, see the module.
 
     Attributes:
-        root: the lake's directory; None in an object store.
-        filesystem: pyarrow's, rooted at the lake.
-        place: how errors name the lake.
+        root: the lake's directory. None in an object store.
+        filesystem: pyarrow's file system, rooted at the lake.
+        place: the name of the lake in errors.
     """
 
     def __init__(self, filesystem: fs.FileSystem, root: Path | None, place: str) -> None:
@@ -91,11 +91,11 @@ class Storage:
 
     @classmethod
     def open(cls, location: Location) -> Self:
-        """Open the place; nothing is created.
+        """Open the location. Nothing is created.
 
         Raises:
-            ConfigurationError: pyarrow knows no such file system.
-            TargetUnavailable: it cannot be reached.
+            ConfigurationError: pyarrow does not support such a file system.
+            TargetUnavailable: the location cannot be reached.
         """
         if location.path is not None:
             local = fs.LocalFileSystem()
@@ -109,7 +109,7 @@ class Storage:
         return cls(fs.SubTreeFileSystem(path, filesystem), None, str(location))
 
     def what(self, name: str) -> str:
-        """How an error names a file."""
+        """The name of a file in errors."""
         return f"{self.place}/{name}" if name else self.place
 
     def create(self, name: str) -> PendingFile:
@@ -122,16 +122,16 @@ class Storage:
             return PendingFile(self, name)
 
     def write(self, name: str, content: bytes, *, durable: bool = True, private: bool = False) -> None:
-        """Make or replace a small file, whole; durable on return, directory included, unless told otherwise.
+        """Create or replace a small file as a whole. By default it is durable on return, including its directory.
 
         Args:
             name: of the file.
-            content: all of it.
-            durable: see above.
-            private: on a local file system only its owner may read it.
+            content: the whole content.
+            durable: whether to fsync.
+            private: on a local file system, only its owner may read it.
 
         Raises:
-            TargetError: it cannot be written; the former one, if any, is still there.
+            TargetError: it cannot be written. The previous file, if any, still exists.
         """
         with os_errors(self.what(name)):
             if self.root is None:
@@ -155,7 +155,7 @@ class Storage:
             self.sync([str(PurePosixPath(name).parent)])
 
     def sync(self, directories: Iterable[str]) -> None:
-        """Make names in these directories durable.
+        """Make the names in these directories durable.
 
         Raises:
             TargetError: the file system refuses.
@@ -167,7 +167,7 @@ class Storage:
                 _fsync(self.root / directory)
 
     def sync_files(self, names: Iterable[str]) -> None:
-        """Make the content of files of other writers durable; missing ones are skipped.
+        """Make the content of files of other writers durable. Missing files are skipped.
 
         Raises:
             TargetError: the file system refuses.
@@ -179,7 +179,7 @@ class Storage:
                 _fsync(self.root / name)
 
     def read(self, name: str) -> bytes | None:
-        """A small file's content; None if it is not there."""
+        """Read a small file. None if it does not exist."""
         with os_errors(self.what(name)):
             try:
                 if self.root is None:
@@ -190,9 +190,9 @@ class Storage:
                 return None
 
     def _read_object(self, name: str) -> bytes:
-        """Read an object. It may be replaced between the request for its size and the one for its content; then read it again.
+        """Read an object. If it is replaced between the request for its size and the one for its content, read it again.
 
-        What is asked for in between may be cut off, or filled up with zeros, or an error.
+        In that case the content may be cut off, or padded with zeros, or the request fails.
         """
         for _ in range(_READS):
             size: int | None = None
@@ -212,20 +212,20 @@ class Storage:
         raise OSError(f"{name} is replaced all the time")
 
     def files(self, directory: str) -> list[StoredFile]:
-        """Files in a directory, by name; none if it is not there. Subdirectories are left out."""
+        """Files in a directory, by name. Empty if it does not exist. Subdirectories are left out."""
         with os_errors(self.what(directory)):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         files = [StoredFile(info.base_name, info.size or 0, (info.mtime_ns or 0) / 1e9) for info in found if info.type is fs.FileType.File]
         return sorted(files, key=lambda file: file.name)
 
     def entries(self, directory: str) -> list[str]:
-        """Names of everything in a directory; none if it is not there."""
+        """Names of everything in a directory. Empty if it does not exist."""
         with os_errors(self.what(directory)):
             found = self.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         return sorted(info.base_name for info in found)
 
     def make_directory(self, directory: str) -> None:
-        """Make it and those above it, durably; fine if they are there."""
+        """Create a directory and its parents, durably. No error if they exist."""
         if self.root is None:
             return
         path = self.root / directory
@@ -236,12 +236,12 @@ class Storage:
                 _fsync(made.parent)
 
     def remove_directory(self, directory: str) -> None:
-        """Remove it with all that is in it; fine if it is not there."""
+        """Remove a directory and its content. No error if it does not exist."""
         with os_errors(self.what(directory)), contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_dir(directory)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; fine if they are gone."""
+        """Delete files. No error if they do not exist."""
         for name in names:
             with os_errors(self.what(name)), contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_file(name)

@@ -1,4 +1,4 @@
-"""Blocking work of asynchronous code: in a thread, and never abandoned."""
+"""Blocking work of asynchronous code: it runs in a thread, and is never abandoned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Do the work in a thread. If the caller is cancelled, wait for the end of the work first, so that nothing is still being written."""
+    """Do the work in a thread. If the caller is cancelled, wait until the work ends, so that nothing is still being written."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

@@ -1,9 +1,9 @@
-"""Transactions to rows of landing files: the hot path of landing.
+"""Encode transactions as rows of landing files. This is the hot path of landing.
 
-An UPDATE that moves the key is two rows, a ``d`` of the old key and a ``u`` that is marked as moved from it: a TOASTed value that it
-did not send is the old row's. Under REPLICA IDENTITY FULL every UPDATE is such a pair, of whole rows. What the new row lacks and the old
-one has is taken from there: whole rows have all of it, and keys what is TOASTed of the key. PostgreSQL sends the old key with every UPDATE
-where something of it is TOASTed, moved or not.
+An UPDATE that changes the key becomes two rows: a ``d`` with the old key, and a ``u`` that is marked as moved from it. A TOASTed value that
+the UPDATE did not send is that of the old row. Under REPLICA IDENTITY FULL, every UPDATE becomes such a pair, with whole rows. Values that
+the new row lacks are taken from the old one: a whole row has all of them, an old key has the TOASTed values of the key. PostgreSQL sends
+the old key with every UPDATE of a row whose key has a TOASTed value, even if the key did not change.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from subscriber.transaction.model import Transaction
 __all__ = ["DescribedRelations", "TransactionEncoder"]
 
 _ROW_OVERHEAD: Final = 100
-"""Bytes that a row holds besides its values, about."""
+"""Approximate size in bytes of a row without its values."""
 
 
 class DescribedRelations:
-    """The relations that the stream has described, by id, with their schemas. It lives as long as the stream."""
+    """The relations that the stream has described, by oid, with their schemas. It lives as long as the stream."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Relation, TableSchema]] = {}
@@ -36,14 +36,14 @@ class DescribedRelations:
         """Store a Relation message."""
         known = self._known.get(relation.relation_id)
         schema = TableSchema.of_relation(relation)
-        # the same again leaves the object the same: files are told apart by it
+        # an equal schema keeps the old object: a new schema object starts a new file
         self._known[relation.relation_id] = relation, known[1] if known is not None and known[1] == schema else schema
 
     def get(self, relation_id: int) -> tuple[Relation, TableSchema]:
-        """Look one up.
+        """Return the relation and its schema.
 
         Raises:
-            ProtocolError: it was never described.
+            ProtocolError: the relation was never described.
         """
         try:
             return self._known[relation_id]
@@ -62,11 +62,11 @@ class TransactionEncoder:
     """Encodes one transaction, chunk by chunk.
 
     Args:
-        transaction: whose records they are.
-        described: of the stream.
-        gate: which relations are wanted.
-        buffer: gives the buffer of a relation under a schema; None: the lake has no such table.
-        statistics: counted into.
+        transaction: the transaction of the records.
+        described: the relations of the stream.
+        gate: tells which relations are wanted.
+        buffer: gives the buffer of a relation under a schema. None: the lake has no such table.
+        statistics: updated with the counts.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TransactionEncoder:
         """Encode the next records.
 
         Raises:
-            ProtocolError: they are none, or of a relation that was not described.
+            ProtocolError: a record cannot be decoded, or its relation was not described.
             ConfigurationError: values in binary format.
             RelationError: an UPDATE or DELETE of a table without replica identity.
         """
@@ -167,7 +167,7 @@ class TransactionEncoder:
 
 
 def _completed(new: TupleData, old: TupleData) -> TupleData:
-    """The new row, with values that were not sent taken from the old one."""
+    """The new row, with values that were not sent taken from the old row."""
     if messages.UNCHANGED not in new.kinds:
         return new
     kinds, values = bytearray(new.kinds), list(new.values)

@@ -1,8 +1,8 @@
-"""Manifests: what a landed batch consists of, and the chain that they form.
+"""Manifests: the content of a landed batch, and the chain of batches.
 
-A manifest says which LSNs its batch covers: after ``begin``, up to ``end``. ``previous`` is the ``end`` of the manifest before it in the
-same directory. So a missing manifest is detected, and a duplicate one, too. ``begin`` may be past ``previous``: between the two the
-position moved, and there was nothing to land.
+A manifest says which LSNs its batch covers: after ``begin``, up to ``end``. ``previous`` is the ``end`` of the previous manifest in the
+same directory. So missing and duplicate manifests are detected. ``begin`` may be after ``previous``: then the position moved in between,
+and there was nothing to land.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _NAME: Final = re.compile(r"(\d{20})\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedFile:
-    """Rows of one table, in their order.
+    """A file with rows of one table, in order.
 
     Attributes:
         table_id: the lake's number of the table.
         path: relative to the lake.
-        rows, size: of the file; bytes.
-        schema: of its rows.
+        rows, size: number of rows, size in bytes.
+        schema: of the rows.
     """
 
     table_id: int
@@ -53,12 +53,12 @@ class LandedFile:
     schema: TableSchema
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest."""
+        """Convert to JSON for a manifest."""
         return {"id": self.table_id, "path": self.path, "rows": self.rows, "size": self.size, "schema": self.schema.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], schemas: MutableMapping[str, TableSchema] | None = None) -> LandedFile:
-        """Read it back; ``schemas``: those that were read before, by their text."""
+        """Read it from JSON. ``schemas`` is a cache of the schemas that were read before, by their text."""
         known, text = schemas if schemas is not None else {}, repr(data["schema"])
         schema = known.get(text)
         if schema is None:
@@ -68,7 +68,7 @@ class LandedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """See the module. ``transactions`` counts, ``commit_time`` (microseconds since 2000) is the last one's."""
+    """A manifest, see the module. ``transactions`` is a count. ``commit_time`` (microseconds since 2000) is of the last one."""
 
     previous: Lsn
     begin: Lsn
@@ -78,7 +78,7 @@ class Manifest:
     files: tuple[LandedFile, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """For storing."""
+        """Convert to JSON."""
         return {
             "previous": str(self.previous),
             "begin": str(self.begin),
@@ -90,7 +90,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], schemas: MutableMapping[str, TableSchema] | None = None) -> Manifest:
-        """Read it back; ``schemas``: as in :meth:`LandedFile.from_json`."""
+        """Read it from JSON. ``schemas`` is as in :meth:`LandedFile.from_json`."""
         return cls(
             previous=Lsn.parse(data["previous"]),
             begin=Lsn.parse(data["begin"]),
@@ -106,7 +106,7 @@ class ManifestsRead:
     """A cache of one directory's manifests, for repeated reads: a manifest never changes, and most have the same schemas.
 
     Attributes:
-        manifests: by their ends; those that were there when it was last read.
+        manifests: by their ends; those that existed at the last read.
         schemas: by their text.
     """
 
@@ -128,30 +128,30 @@ def read_manifests(
     read: ManifestsRead | None = None,
     until: Lsn | None = None,
 ) -> list[Manifest]:
-    """The manifests of a directory that end past an LSN, in order, their chain checked.
+    """Read the manifests of a directory that end after an LSN, in order, and check their chain.
 
     Args:
-        storage: the lake's.
-        directory: relative to it.
+        storage: of the lake.
+        directory: relative to the lake.
         after: the LSN.
-        anchor: the end of the one before the first; None: unknown.
-        read: what was read before, and is not read again.
-        until: only those that end there or before; None: all.
+        anchor: the end of the manifest before the first one. None: unknown.
+        read: a cache of the manifests that were read before.
+        until: only manifests that end here or before. None: all.
 
     Raises:
-        TargetError: one is damaged, or overlaps another one.
-        DataLossError: one is missing.
+        TargetError: a manifest is damaged, or overlaps another one.
+        DataLossError: a manifest is missing.
     """
     read = read if read is not None else ManifestsRead()
     suspected: set[Lsn] = set()
     while True:
         found = _read_all(storage, directory, after, until, read)
         if found is None:
-            continue  # the applier removed some meanwhile; it never removes the last
+            continue  # the applier removed some in the meantime; it never removes the last one
         gap = _gap(found, anchor)
         if gap is None or gap in suspected:
             break
-        # a listing need not have what was made while it was taken, but may have what was made after that; the next one has both
+        # a listing may miss a file that was created during the listing, and still have a later one; the next listing has both
         suspected.add(gap)
     check_chain(found, storage.what(directory), anchor)
     return found
@@ -195,16 +195,16 @@ def _read(storage: Storage, path: str, end: int, schemas: MutableMapping[str, Ta
 
 
 def manifest_ends(storage: Storage, directory: str) -> list[int]:
-    """The ends of a directory's manifests, by their names, in order."""
+    """The ends of a directory's manifests, taken from their names, in order."""
     return [int(match[1]) for file in storage.files(directory) if (match := _NAME.fullmatch(file.name))]
 
 
 def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | None:
-    """The first manifest that ends past an LSN, if it follows on one that does not; None: there is none. No other one is read.
+    """The first manifest that ends after an LSN, if its predecessor does not. None if there is none. Reads no other manifest.
 
     Raises:
-        TargetError: it is damaged.
-        DataLossError: one before it is missing.
+        TargetError: the manifest is damaged.
+        DataLossError: a manifest before it is missing.
     """
     suspected: set[Lsn] = set()
     while True:
@@ -223,19 +223,19 @@ def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | N
 
 
 def check_files(storage: Storage, directory: str, manifests: Sequence[Manifest]) -> None:
-    """Check that every file that manifests name is there and complete.
+    """Check that every file in the manifests exists and is complete.
 
     Raises:
-        TargetError: one is not.
+        TargetError: a file is missing or incomplete.
     """
     check_paths(storage, directory, [file for manifest in manifests for file in manifest.files])
 
 
 def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -> None:
-    """Check that files of one directory are there and complete.
+    """Check that files of one directory exist and are complete.
 
     Raises:
-        TargetError: one is not.
+        TargetError: a file is missing or incomplete.
     """
     sizes = {f"{directory}/{file.name}": file.size for file in storage.files(directory)}
     hint = "restore it from a backup, or start over in a new directory"
@@ -248,16 +248,16 @@ def check_paths(storage: Storage, directory: str, files: Sequence[LandedFile]) -
 
 
 def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = None) -> None:
-    """Check that each manifest follows the one before.
+    """Check that each manifest follows the previous one.
 
     Args:
         manifests: in order of their ends.
-        place: how an error names the chain.
-        anchor: the end of the one before the first; None: unknown.
+        place: names the chain in an error.
+        anchor: the end of the manifest before the first one. None: unknown.
 
     Raises:
-        DataLossError: one is missing.
-        TargetError: one overlaps the one before it.
+        DataLossError: a manifest is missing.
+        TargetError: a manifest overlaps the previous one, or contradicts itself.
     """
     previous = anchor
     for manifest in manifests:

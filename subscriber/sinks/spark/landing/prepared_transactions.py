@@ -1,20 +1,20 @@
-"""Prepared transactions: their rows are stored apart, durably, until COMMIT PREPARED moves them into the landing zone.
+"""Prepared transactions: their rows are durable in a separate directory until COMMIT PREPARED moves them into the landing zone.
 
-Each has a directory ``prepared/<xid>-<digest of its gid>``, whose ``prepared.json`` is written last and makes it count. What is
-known after a crash, with the message coming again:
+Each has a directory ``prepared/<xid>-<digest of its gid>``. Its ``prepared.json`` is written last, and makes it valid. After a crash, when
+the publisher sends a message again, this is known:
 
 =======================  ==========================  ============================================
- the document is          the commit's end LSN is     so
+ the document             the commit's end LSN        meaning
 =======================  ==========================  ============================================
- there                    past the landing zone       COMMIT PREPARED is still to be done
- there                    not past it                 it is done; the directory is left over
- not there                not past it                 it is done
- not there                past it                     PREPARE is to be done; or it is lost
+ exists                   after the landing zone      COMMIT PREPARED is still to be done
+ exists                   not after it                it is done; the directory is a leftover
+ does not exist           not after it                it is done
+ does not exist           after it                    PREPARE is to be done; or data was lost
 =======================  ==========================  ============================================
 
-The LSN of a PREPARE decides nothing: one from before the slot's two-phase start is sent late. With ``confirm=applied``, landed
-transactions are sent again. There a finished transaction is kept, marked as finished, until the position is past its end. Otherwise it
-would be prepared again, and stay prepared if its end is not sent again.
+The LSN of a PREPARE decides nothing, because a PREPARE from before the slot's two-phase start is sent late. With ``confirm=applied``,
+landed transactions are sent again. Then a finished transaction is kept, marked as finished, until the position is after its end. Otherwise
+it would be prepared again, and stay prepared if its end is not sent again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EPOCH_OFFSET: Final = 946_684_800_000_000
 
 
 class PreparedTransactions:
-    """The prepared transactions of a lake. Everything here blocks."""
+    """The prepared transactions of a lake. All methods block."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -52,7 +52,7 @@ class PreparedTransactions:
         return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:
-        """Whether it is prepared. If so, this makes it durable: it may have been renamed just before a crash.
+        """Whether the transaction is prepared. If so, make it durable, because it may have been renamed just before a crash.
 
         Raises:
             TargetError: it is damaged, or cannot be made durable.
@@ -64,11 +64,11 @@ class PreparedTransactions:
         return True
 
     def xids(self) -> frozenset[int]:
-        """The publisher's transaction ids of all that are prepared."""
+        """The publisher's transaction IDs of all prepared transactions."""
         return frozenset(int(document["xid"]) for document in self._waiting())
 
     def gids(self) -> list[str]:
-        """The publisher's names of all that are prepared, in the order of their PREPARE."""
+        """The publisher's identifiers of all prepared transactions, in the order of their PREPARE."""
         return [str(document["gid"]) for document in sorted(self._waiting(), key=lambda document: Lsn.parse(document["end"]))]
 
     def _waiting(self) -> list[dict[str, Any]]:
@@ -80,17 +80,17 @@ class PreparedTransactions:
         return [document for document in found if document is not None]
 
     def begin(self, xid: int, gid: str) -> OpenBatch:
-        """Begin to prepare one; what an earlier attempt left is removed."""
+        """Begin to prepare a transaction. The remains of an earlier attempt are removed."""
         directory = self.directory(xid, gid)
         self._storage.remove_directory(directory)
         self._storage.make_directory(directory)
         return OpenBatch(self._storage, directory)
 
     def prepare(self, batch: OpenBatch, transaction: Transaction, gid: str) -> None:
-        """Make it durable.
+        """Make the prepared transaction durable.
 
         Raises:
-            TargetError: it cannot be written; nothing of it counts.
+            TargetError: it cannot be written. Then it is not prepared.
         """
         directory = self.directory(transaction.xid, gid)
         try:
@@ -103,13 +103,13 @@ class PreparedTransactions:
         write_document(self._storage, f"{directory}/{_DOCUMENT}", document)
 
     def commit(self, message: CommitPrepared, directory: str) -> list[LandedFile] | None:
-        """Write its rows into the landing zone's directory, as of the commit. They count with the manifest that the caller writes.
+        """Write its rows into the landing zone's directory, as of the commit. They count with the manifest, which the caller writes.
 
         Returns:
-            The files; None if it is not prepared.
+            The files. None if the transaction is not prepared.
 
         Raises:
-            TargetError: it cannot be written or read.
+            TargetError: a file cannot be read or written.
         """
         source = self.directory(message.xid, message.gid)
         document = read_document(self._storage, f"{source}/{_DOCUMENT}")
@@ -125,14 +125,14 @@ class PreparedTransactions:
         return found
 
     def recover(self, landed: Lsn, position: Lsn) -> None:
-        """After a crash: remove transactions that have ended, and whose end is not sent again.
+        """After a crash: remove transactions that have ended and whose end is not sent again.
 
         Args:
-            landed: up to there ends are done.
-            position: behind there all comes again.
+            landed: transactions that end up to here are landed.
+            position: everything after this is sent again.
 
         Raises:
-            TargetError: it cannot be read, written or removed.
+            TargetError: a document cannot be read, written or removed.
         """
         for document in self._documents():
             xid, gid, ended = int(document["xid"]), str(document["gid"]), Lsn.parse(document.get("ended", "0/0"))
@@ -142,7 +142,7 @@ class PreparedTransactions:
                 self.end(xid, gid, ended)
 
     def end(self, xid: int, gid: str, lsn: Lsn) -> bool:
-        """Mark it as ended: its end is landed, but will be sent again. Returns whether it is there."""
+        """Mark it as ended: its end is landed, but will be sent again. Return whether it exists."""
         name = f"{self.directory(xid, gid)}/{_DOCUMENT}"
         document = read_document(self._storage, name)
         if document is None:
@@ -173,5 +173,5 @@ class PreparedTransactions:
         return written.commit()
 
     def forget(self, xid: int, gid: str) -> None:
-        """Remove it; fine if it is gone."""
+        """Remove it. No error if it does not exist."""
         self._storage.remove_directory(self.directory(xid, gid))

@@ -1,4 +1,4 @@
-"""Rows of one table, collected until they become Arrow columns: lists of raw values, one for each row, with its operation."""
+"""Collects rows of one table until they become Arrow columns: lists of raw values, one for each row, with its operation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class RowBuffer:
     """Rows of one table under one schema, in order.
 
     Attributes:
-        table_id: the lake's.
-        schema: theirs.
-        size: bytes of their values, about.
+        table_id: the lake's number of the table.
+        schema: of the rows.
+        size: approximate size of their values in bytes.
     """
 
     __slots__ = ("_finals", "_lsns", "_moved", "_ops", "_rows", "_seqs", "_times", "_unchanged", "_xids", "schema", "size", "table_id")
@@ -37,7 +37,7 @@ class RowBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the rows."""
+        """Remove the rows."""
         self.size = 0
         self._rows: list[Sequence[bytes | None]] = []
         self._ops: list[str] = []
@@ -47,7 +47,7 @@ class RowBuffer:
         self._times: list[int] = []
         self._moved: list[bool] = []
         self._unchanged: list[list[str] | None] = []
-        # end to finish LSN of transactions: what ALTER SUBSCRIPTION … SKIP is told
+        # end LSN to finish LSN of transactions; ALTER SUBSCRIPTION … SKIP takes the latter
         self._finals: dict[int, Lsn] = {}
 
     def truncate(self, count: int, size: int) -> None:
@@ -72,7 +72,7 @@ class RowBuffer:
         moved: bool = False,
         unchanged: list[str] | None = None,
     ) -> None:
-        """Add a row; see :mod:`subscriber.sinks.spark.schema.table_schema` for what its parts mean."""
+        """Add a row. See :mod:`subscriber.sinks.spark.schema.table_schema` for the meaning of the parts."""
         self._ops.append(op)
         self._rows.append(values)
         self._lsns.append(transaction.end_lsn)
@@ -84,10 +84,10 @@ class RowBuffer:
         self._unchanged.append(unchanged)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """All rows.
+        """Convert all rows.
 
         Raises:
-            ApplyError: a text is not UTF-8. It names the transaction.
+            ApplyError: a text is not UTF-8. The error names the transaction.
         """
         meta = [
             self._ops,
@@ -112,7 +112,7 @@ def typed_columns(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -
     """Cast the columns of rows.
 
     Returns:
-        An array a column, and by row what its columns could not hold, field to text.
+        One array for each column; and for each row the values that its columns could not hold, field to text.
 
     Raises:
         ApplyError: a text is not UTF-8.
@@ -143,7 +143,7 @@ def _is_text(value: bytes | None) -> bool:
 
 
 def special_column(specials: Mapping[int, Mapping[str, str]], count: int) -> pa.Array:
-    """The column ``_special`` for so many rows."""
+    """Make the column ``_special`` for ``count`` rows."""
     if not specials:
         return pa.nulls(count, pa.string())
     texts: list[str | None] = [None] * count

@@ -1,6 +1,6 @@
-"""Writes transactions into one landing zone: collects them until there are enough, or until the oldest has waited long enough.
+"""Writes transactions into one landing zone. Collects them until there are enough, or until the oldest has waited long enough.
 
-One call at a time. Disk I/O and casts of columns run in a thread, so that the event loop can answer the publisher meanwhile.
+One call at a time. Disk I/O and casts of columns run in a thread, so that the event loop can answer the publisher in the meantime.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from subscriber.transaction.model import Transaction
 __all__ = ["LandingWriter", "encode_transaction"]
 
 TableIds = Callable[[Relation], int | None]
-"""The lake's number of a relation's table; None if it has none."""
+"""Gives the lake's number of a relation's table, or None."""
 
 
 class LandingWriter:
-    """See the module.
+    """Collects and lands transactions, see the module.
 
     Args:
-        zone: recovered.
-        table_ids: of the lake.
-        statistics: counted into.
+        zone: the landing zone, recovered.
+        table_ids: gives the lake's number of a table.
+        statistics: updated with the counts.
 
     Attributes:
-        described: what the stream described; to be replaced with each new stream.
-        position: up to where everything was taken, in memory or landed.
-        lost: something that was taken is gone.
-        gathered: when the oldest transaction that is not landed was taken, by the loop's clock; None: there is none.
+        described: the relations that the stream described. A new stream needs a new object.
+        position: everything up to here was taken; it is in memory or landed.
+        lost: whether something that was taken is lost.
+        gathered: when the oldest transaction that is not landed was taken, by the event loop's clock. None if there is none.
     """
 
     def __init__(self, zone: LandingZone, table_ids: TableIds, statistics: ApplyStatistics, position: Lsn) -> None:
@@ -56,20 +56,21 @@ class LandingWriter:
 
     @property
     def size(self) -> int:
-        """Bytes gathered in memory, about."""
+        """Approximate bytes that are collected in memory."""
         return self._batch.size if self._batch is not None else 0
 
     async def take(self, batch: Batch) -> None:
-        """Take those transactions of a batch that are past the position.
+        """Take the transactions of a batch that are after the position.
 
         Raises:
-            ProtocolError, TargetError, ConfigurationError: nothing of this transaction stays; everything gathered is lost if :attr:`lost`.
+            ProtocolError, TargetError, ConfigurationError: nothing of this transaction remains. If :attr:`lost` is set, everything that was
+                collected is lost.
         """
         for transaction in batch.transactions:
             await self.take_transaction(transaction, batch.gate)
 
     async def take_transaction(self, transaction: Transaction, gate: RelationGate) -> None:
-        """As :meth:`take`, for one transaction."""
+        """Take one transaction, like :meth:`take`."""
         if transaction.end_lsn <= self.position:
             await self.described.learn(transaction)
             await transaction.discard()
@@ -93,10 +94,10 @@ class LandingWriter:
         await transaction.discard()
 
     async def land(self) -> Manifest | None:
-        """Make everything gathered durable; None if it has no row.
+        """Make everything that was collected durable. None if it has no rows.
 
         Raises:
-            TargetError: it is forgotten.
+            TargetError: it could not be written, and is discarded.
         """
         batch, self._batch, self.gathered = self._batch, None, None
         count, self._transactions = self._transactions, 0
@@ -109,7 +110,7 @@ class LandingWriter:
         return found
 
     def forget(self) -> None:
-        """Discard everything gathered. The position is wrong from now on, until the lake is opened again."""
+        """Discard everything that was collected. The position is then wrong until the lake is opened again."""
         self.lost = True
         if self._batch is not None:
             self._batch.discard()
@@ -125,10 +126,11 @@ async def encode_transaction(
     table_ids: TableIds,
     statistics: ApplyStatistics,
 ) -> None:
-    """Put a transaction's rows into a batch.
+    """Encode a transaction's rows into a batch.
 
     Raises:
-        ProtocolError, TargetError, ConfigurationError
+        ProtocolError, ConfigurationError: the transaction cannot be encoded.
+        TargetError: its rows cannot be written.
     """
 
     def buffer(relation: Relation, schema: TableSchema) -> RowBuffer | None:
@@ -151,5 +153,5 @@ async def encode_transaction(
 
 
 _FEW = 500
-"""Records that the event loop encodes itself: a thread would cost more."""
+"""Number of records below which the event loop encodes them itself, because a thread would cost more."""
 _FEW_BYTES = 32 * 1024**2

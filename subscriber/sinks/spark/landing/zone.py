@@ -1,12 +1,12 @@
-"""The landing zone: batches of committed transactions as Parquet files, one a table, and a manifest that makes them count.
+"""The landing zone: batches of committed transactions as Parquet files, one for each table, and a manifest that makes them valid.
 
-Order of things, so that a crash at any instant leaves the state before or after it:
+The order of writes makes a crash at any moment leave the state before or after the batch:
 
-1. files are written under temporary names, fsynced and renamed; the directory is fsynced;
-2. the manifest is written the same way. From here on the batch is durable, and its end may be acknowledged.
+1. Files are written under temporary names, fsynced and renamed. The directory is fsynced.
+2. The manifest is written the same way. From then on the batch is durable, and its end may be acknowledged.
 
-What a crash leaves before 2 is removed by :meth:`LandingZone.recover`: temporary names, and files that no manifest names. A batch of
-which the zone has the end already is never landed again.
+:meth:`LandingZone.recover` removes what a crash before step 2 leaves: files with temporary names, and files that no manifest names. A batch
+whose end is already in the zone is never landed again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema
 __all__ = ["LandingZone", "OpenBatch", "ParquetFile", "batch_end", "write_file"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
-"""Names of a batch's files. A table's copy lies in the same directory, and is none of this."""
+"""Names of a batch's files. A table's copy is in the same directory, and does not match."""
 _SPILL_BYTES: Final = 32 * 1024**2
-"""Rows of a batch that are kept before they become row groups on disk."""
+"""Size of the rows in memory above which they are written to disk as row groups."""
 
 
 class ParquetFile:
-    """A Parquet file being written, by row groups.
+    """A Parquet file that is being written, in row groups.
 
     Raises:
-        TargetError: it cannot be made.
+        TargetError: it cannot be created.
     """
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
@@ -49,7 +49,7 @@ class ParquetFile:
         self.pending: PendingFile = storage.create(name)
         try:
             with storage.reading(name):
-                # it writes already
+                # the constructor already writes
                 self._writer = pq.ParquetWriter(
                     self.pending.stream, schema, compression="zstd", compression_level=1, use_dictionary=["_op"], write_page_checksum=True
                 )
@@ -62,30 +62,30 @@ class ParquetFile:
         """Add a row group.
 
         Raises:
-            TargetError: no room.
+            TargetError: it cannot be written, for example because the disk is full.
         """
         with self._storage.reading(self.pending.name):
             self._writer.write_batch(batch)
         self.rows += batch.num_rows
 
     def commit(self, name: str | None = None) -> int:
-        """Finish the file under its name; return its size."""
+        """Finish the file under its name. Return its size."""
         with self._storage.reading(self.pending.name):
             self._writer.close()
             return self.pending.commit(name)
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the file."""
         with contextlib.suppress(OSError, pa.ArrowException):
-            self._writer.close()  # left open, it would write its end into a closed file when it is collected
+            self._writer.close()  # otherwise the garbage collector would make it write into a closed file
         self.pending.discard()
 
 
 def write_file(storage: Storage, directory: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """Write rows as a new file of an existing directory; return its path.
+    """Write rows as a new file in an existing directory. Return its path.
 
     Raises:
-        TargetError: no room.
+        TargetError: it cannot be written, for example because the disk is full.
     """
     file = ParquetFile(storage, f"{directory}/{uuid4().hex}.parquet", schema)
     try:
@@ -108,7 +108,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class BatchMark:
-    """A moment of a batch: how often rows were written before, and rows and bytes of each part's buffer."""
+    """A state of a batch: how often rows had been written, and rows and bytes of each part's buffer."""
 
     spilled: int
     parts: dict[int, list[tuple[int, int]]]
@@ -133,7 +133,7 @@ class OpenBatch:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about."""
+        """Approximate size of the rows in memory, in bytes."""
         return sum(part.buffer.size for parts in self._parts.values() for part in parts)
 
     @property
@@ -147,7 +147,7 @@ class OpenBatch:
         return BatchMark(self._spilled, parts)
 
     def roll_back(self, mark: BatchMark) -> bool:
-        """Remove rows added since a mark; False if some of them were written, which cannot be undone."""
+        """Remove the rows added since a mark. False if some of them were written, which cannot be undone."""
         if mark.spilled != self._spilled:
             return False
         for table_id, parts in self._parts.items():
@@ -158,10 +158,10 @@ class OpenBatch:
         return True
 
     def spill(self, limit: int = _SPILL_BYTES) -> None:
-        """Write what is in memory, if it is more than ``limit`` bytes.
+        """Write the rows in memory to files, if they are more than ``limit`` bytes.
 
         Raises:
-            TargetError: it cannot be written.
+            TargetError: they cannot be written.
             ApplyError: a text is not UTF-8.
         """
         if self.size > limit:
@@ -181,10 +181,10 @@ class OpenBatch:
         self._spilled += 1
 
     def finish(self, prefix: str) -> list[LandedFile]:
-        """Write everything and give the files their names, which begin with ``prefix``. Durable once the directory is synced.
+        """Write everything, and rename the files to names that begin with ``prefix``. They are durable once the directory is synced.
 
         Raises:
-            TargetError, ApplyError: as :meth:`spill`; then discard it.
+            TargetError, ApplyError: as :meth:`spill`. Then discard the batch.
         """
         found: list[LandedFile] = []
         for table_id, parts in self._parts.items():
@@ -200,7 +200,7 @@ class OpenBatch:
         return found
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove all files of the batch."""
         for parts in self._parts.values():
             for part in parts:
                 if part.file is not None:
@@ -209,15 +209,15 @@ class OpenBatch:
 
 
 class LandingZone:
-    """One directory of batches, and the chain of their manifests.
+    """A directory of batches, and the chain of their manifests.
 
     Args:
-        storage: the lake's.
-        directory: relative to it; made if it is not there.
-        anchor: where the chain begins if there is no manifest yet.
+        storage: of the lake.
+        directory: relative to the lake. It is created if it does not exist.
+        anchor: where the chain begins while there is no manifest.
 
     Attributes:
-        last: the end of the last manifest; the anchor if there is none.
+        last: the end of the last manifest, or the anchor.
     """
 
     def __init__(self, storage: Storage, directory: str, anchor: Lsn = INVALID_LSN) -> None:
@@ -229,15 +229,15 @@ class LandingZone:
         """Read the manifests, make them durable, and remove what a crash left of unfinished batches.
 
         Raises:
-            TargetError: a manifest or a file of one is damaged, cut off or missing; or the directory cannot be made durable.
+            TargetError: a manifest or one of its files is damaged, incomplete or missing; or the directory cannot be made durable.
             DataLossError: a manifest is missing.
         """
         storage, directory = self._storage, self.directory
         storage.make_directory(directory)
         manifests = read_manifests(storage, directory)
-        # a name from before the crash may be in memory only: from here on it counts, and is acknowledged
+        # a file name from before the crash may be in memory only. From here on it counts and is acknowledged, so it must be durable
         storage.sync([directory, *map(str, PurePosixPath(directory).parents)])
-        # the applier removes what it has applied; only what it has still to read must be there, and of that it is the judge
+        # the applier removes what it has applied, and checks the files that it still has to read: check only the last manifest here
         if manifests:
             check_files(storage, directory, manifests[-1:])
             self.last = manifests[-1].end
@@ -246,7 +246,7 @@ class LandingZone:
             f"{directory}/{file.name}"
             for file in storage.files(directory)
             if file.name.startswith(TEMPORARY)
-            # whatever no manifest names: it was never one's, or the applier was killed after it had removed the manifest
+            # a file that no manifest names never belonged to one, or the applier was killed after it had removed the manifest
             or (_BATCH.match(file.name) and f"{directory}/{file.name}" not in named)
         ]
         storage.delete(left)
@@ -259,17 +259,17 @@ class LandingZone:
         """Make a batch durable.
 
         Args:
-            batch: of :meth:`begin`; used up, whatever comes of it.
-            begin: behind which LSN it is.
-            end: up to which.
-            transactions: how many.
-            commit_time: of the last one.
+            batch: from :meth:`begin`. It cannot be used afterwards, even after an error.
+            begin: the batch begins after this LSN.
+            end: the batch ends at this LSN.
+            transactions: number of transactions.
+            commit_time: of the last transaction.
 
         Returns:
-            Its manifest; None if it ends no later than the last one, which has it already.
+            The manifest. None if the batch ends no later than the last one, which already has its content.
 
         Raises:
-            TargetError, ApplyError: nothing of it counts.
+            TargetError, ApplyError: the batch is not landed.
         """
         if end <= self.last:
             batch.discard()
@@ -282,7 +282,7 @@ class LandingZone:
         return self.add(files, begin, end, transactions=transactions, commit_time=commit_time)
 
     def add(self, files: list[LandedFile], begin: Lsn, end: Lsn, *, transactions: int = 0, commit_time: int | None = None) -> Manifest:
-        """Write the manifest of files that lie in the directory.
+        """Write the manifest for files in the directory.
 
         Raises:
             TargetError: it cannot be written.
@@ -298,6 +298,6 @@ class LandingZone:
 
 
 def batch_end(name: str) -> int | None:
-    """The end of the batch that a file belongs to; None: it belongs to none, or, in an object store, to an unfinished one."""
+    """The end of the batch that a file belongs to. None: it belongs to no batch, or, in an object store, to an unfinished one."""
     digits = name.split("-", 1)[0]
     return int(digits) if _BATCH.match(name) and digits.isdecimal() and len(digits) == 20 else None

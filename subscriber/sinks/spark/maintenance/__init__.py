@@ -1,1 +1,1 @@
-"""Upkeep of a lake: the change log, and removal of files that are no longer needed."""
+"""Maintenance of a lake: the change log, and the removal of files that are no longer needed."""

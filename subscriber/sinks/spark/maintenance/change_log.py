@@ -1,10 +1,10 @@
-"""The change log: one append-only Delta table for each table, of all changes that were landed, in order. Then the landed files are removed.
+"""The change log: an append-only Delta table for each table, with all landed changes in order. Then the landed files are removed.
 
-Its rows are those of the landing files (see ``table_schema.py``); rows of the copy have the LSN of its snapshot. With ``_op``, ``_lsn``,
-``_seq`` and ``_ts``, slowly changing dimensions of type 2 can be made of it. Each append says in Delta's ``txn`` up to which LSN it is
-complete.
+Its rows are those of the landing files (see ``table_schema.py``). Rows of the copy have the LSN of its snapshot. With ``_op``, ``_lsn``,
+``_seq`` and ``_ts``, slowly changing dimensions of type 2 can be built from it. Each append states in Delta's ``txn`` up to which LSN the
+log is complete.
 
-The last manifest always stays: the chain of manifests continues from it.
+The last manifest always remains, because the chain of manifests continues from it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log
 __all__ = ["ChangeLog", "log_order"]
 
 _SMALL_FILES: Final = 64
-"""So many files of less than a quarter of the target become fewer."""
+"""Compaction starts at this number of files with less than a quarter of the target."""
 _FEW_FILES: Final = 4
-"""That lie beside each other, and are left so: writing them again would save little."""
+"""Fewer neighbouring files than this are not compacted, because that would save little."""
 
 
 class ChangeLog:
-    """See the module.
+    """Writes the change logs of a lake, see the module.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
         lake: its documents.
-        logs: Delta tables that are open already, by directory; kept by the caller.
-        read: manifests that were read already; kept by the caller.
-        target_rows: of a file.
+        logs: a cache of open Delta tables, by directory. The caller keeps it.
+        read: a cache of manifests. The caller keeps it.
+        target_rows: rows that a file should have.
     """
 
     def __init__(self, storage: Storage, lake: Lake, logs: dict[str, LakeDelta], *, read: ManifestsRead, target_rows: int) -> None:
@@ -61,21 +61,21 @@ class ChangeLog:
         self._target_rows = target_rows
 
     def compact(self, cut: Cut, enough: int, is_applied: Callable[[TableName, LakeTable], bool]) -> None:
-        """Append the changes of the cut that the logs lack, if more than ``enough`` files wait; then remove landed files.
+        """Append the changes of the cut that the logs lack, if more than ``enough`` files wait. Then remove landed files.
 
         Args:
-            cut: that is published.
-            enough: how many.
-            is_applied: whether a table has its copy: in the cut, the same name may be the table from before it was copied again.
+            cut: the published cut.
+            enough: number of files.
+            is_applied: whether a table has its copy. In the cut, the same name may be the table from before it was copied again.
 
         Raises:
-            TargetError: the log cannot be written; nothing is removed.
+            TargetError: the log cannot be written. Nothing is removed.
         """
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=cut.landed)
         waiting = sum(len(manifest.files) for manifest in manifests)
         state = self._lake.state
         tables = {name: table for name, table in state.tables.items() if name in cut.tables and is_applied(name, table)}
-        # a copy that a later one took the place of, before it was applied, is needed no longer either
+        # a copy that a later copy replaced before it was applied is no longer needed either
         left = [table for name, table in state.removed.items() if table.until is not None and (name in tables or is_applied(name, table))]
         copies = [table for table in (*tables.values(), *left) if table.generation and self._storage.files(copy_directory(table))]
         if waiting <= enough and not copies:
@@ -92,11 +92,11 @@ class ChangeLog:
             self._storage.remove_directory(copy_directory(table))
         removable = manifests[:-1] if manifests else []
         for manifest in removable:
-            # the manifest first: files that no manifest names are nothing
+            # the manifest first: files that no manifest names are ignored
             self._storage.delete([manifest_name(LANDING, manifest.end)])
             self._storage.delete([file.path for file in manifest.files])
         if manifests:
-            # of an applier that was killed between the two
+            # files of an applier that was killed between the two deletions
             ends = [(file.name, batch_end(file.name)) for file in self._storage.files(LANDING)]
             self._storage.delete(f"{LANDING}/{name}" for name, end in ends if end is not None and end < manifests[-1].end)
 
@@ -109,7 +109,7 @@ class ChangeLog:
         log.make_durable()
         application = f"subscriber-{self._lake.target_identifier}-{table.id}-{table.generation}-log"
         done = log.applied(application) if there else None
-        # what was landed before the table was copied again may be in the log as the former one's
+        # the log may have what was landed before the table was copied again, under the application of an earlier copy
         after = self._logged(log, table) if there else INVALID_LSN
         landed = [
             (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
@@ -122,7 +122,7 @@ class ChangeLog:
             files += [(_in_the_table(name, table, copied, file), copied.lsn) for file in copied.base or ()]
             own_manifests = read_manifests(self._storage, copy_directory(table))
             files += [(file, None) for manifest in own_manifests for file in manifest.files]
-            # readers ask the log for what it says that it has: the copy may be further than what was landed of all tables
+            # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
             end = max(end, copied.lsn, *(manifest.end for manifest in own_manifests))
         end = max(end, done or INVALID_LSN)
         files += [(file, None) for file, manifest_end in landed if copied is None or manifest_end > copied.lsn]
@@ -154,7 +154,7 @@ class ChangeLog:
         self._merge_small(log, application, end)
 
     def _logged(self, log: LakeDelta, table: LakeTable) -> Lsn:
-        """The LSN up to which the log has a table's landed changes, whichever of its copies they belong to."""
+        """The LSN up to which the log has a table's landed changes, from any of its copies."""
         applications = [f"subscriber-{self._lake.target_identifier}-{table.id}-{number}-log" for number in range(table.generation + 1)]
         return max(log.applied(application) or INVALID_LSN for application in applications)
 
@@ -163,13 +163,13 @@ class ChangeLog:
         return replace(file, path=renamed_file(self._storage, file.path, names), schema=schema) if names else file
 
     def _require_ours(self, log: LakeDelta) -> None:
-        """Check the log each time after it was loaded: from then on only a commit of ours can succeed."""
+        """Check the log after each load. From then on only a commit of ours can succeed."""
         require_no_foreign_log_commits(self._storage, log, f"subscriber-{self._lake.target_identifier}-")
 
     def _merge_small(self, log: LakeDelta, application: str, end: Lsn) -> None:
-        """Compaction: rewrite small files as one, if there are many. Most reads of a log read all of it.
+        """Compaction: rewrite many small files as one. Most reads of a log read all of it.
 
-        Only such as lie beside each other: the order of rows is that of their files.
+        Only neighbouring files are merged, because the order of rows is that of their files.
         """
         rows_of = log.files()
         runs: list[list[str]] = [[]]
@@ -226,13 +226,13 @@ class ChangeLog:
 
 
 def _in_the_table(name: TableName, table: LakeTable, copied: TableCopy, file: DataFile) -> LandedFile:
-    """A base file that executors wrote, as if it were landed. The file still exists, because the log is written before it is removed."""
+    """A base file that executors wrote, as a landed file. It still exists, because the log is written before it is removed."""
     path = f"{table_directory('tables', name, table.id)}/{file.path}"
     return LandedFile(table_id=table.id, path=path, rows=file.rows, size=file.size, schema=copied.schema)
 
 
 def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
-    """Rows of a copy, with the LSN of its snapshot. Base files lack the columns that landed files have before the table's own."""
+    """Set the metadata of copied rows, with the LSN of the snapshot. Base files lack the metadata columns that landed files have."""
     values = {"_op": "c", "_lsn": int(lsn), "_seq": 0, "_xid": 0, "_moved": False}
     for name, value in values.items():
         position = rows.schema.get_field_index(name)
@@ -242,7 +242,7 @@ def _copied(rows: pa.Table, lsn: Lsn) -> pa.Table:
 
 
 def log_order(file: FileRanges) -> tuple[int, int, int]:
-    """The place of a file in a log, by ``_lsn``, and within one transaction by ``_seq``."""
+    """The sort key of a file in a log: by ``_lsn``, and within one transaction by ``_seq``."""
     return (*file.bounds["_lsn"], file.bounds["_seq"][0])
 
 

@@ -1,8 +1,8 @@
-"""Removes files that are no longer needed: files of tables that no version within the retention time has, and abandoned copies.
+"""Removes files that are no longer needed: files that no version of a table within the retention time has, and abandoned copies.
 
-A reader may still have a file open, or know it from a published cut, until the retention time has passed since it left its table. Files
-that no commit ever named, as those of a round that was killed, are removed when they are as old; so are unfinished ones. delta-rs trims
-Delta's own log at each checkpoint (``delta.py``).
+A reader may still have a file open, or use it through a published cut, until the retention time has passed since its removal from the
+table. Files that no commit ever named, for example of a round that was killed, are removed at the same age. So are unfinished files.
+delta-rs trims Delta's own log at each checkpoint (``delta.py``).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def remove_unneeded_files(storage: Storage, lake: Lake, tables: Iterable[LakeDel
     """Remove files that are no longer needed.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
         lake: its documents.
-        tables: those that may have such files.
-        grace_hours: how long files stay that are no longer of their table.
+        tables: Delta tables that may have such files.
+        grace_hours: how long to keep files that no longer belong to their table.
 
     Returns:
-        How many files and directories it was.
+        The number of removed files and directories.
 
     Raises:
-        TargetError: one cannot be removed, or a log not be read.
+        TargetError: a file cannot be removed, or a log cannot be read.
     """
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
-    # base files that executors wrote: no commit names them before the table is handed over, and the change log has yet to read them
+    # base files that executors wrote: no commit names them before the handover of the table, and the change log must still read them
     copying = tuple(f"copy-{table.id}-{table.generation}-" for table in known if storage.entries(copy_directory(table)))
     count = 0
     for table in tables:
@@ -55,7 +55,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], gr
     """Remove files that were being written when a process was killed. Delta's library ignores names that begin with a dot."""
     known = [*lake.state.tables.items(), *lake.state.removed.items()]
     hours = {table_directory(root, name, table.id): grace_hours for root in ("tables", "log") for name, table in known}
-    # others may be writing there, small files
+    # other processes may be writing small files there
     hours |= dict.fromkeys(["", CUTS], max(grace_hours, 1))
     now, count = time.time(), 0
     for directory, old in hours.items():
@@ -72,7 +72,7 @@ def _sweep_unfinished(storage: Storage, lake: Lake, copying: tuple[str, ...], gr
 
 
 def _sweep_copies(storage: Storage, known: Sequence[LakeTable]) -> int:
-    """Remove copies of an earlier generation, which were started again. An unknown one may be of a table that was just added."""
+    """Remove copies of earlier generations, which were started again. An unknown copy may be of a table that was just added."""
     kept = {copy_directory(table) for table in known}
     newest: dict[str, int] = {}
     for table in known:

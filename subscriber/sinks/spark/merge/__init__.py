@@ -1,1 +1,1 @@
-"""Changes of a table become its rows: keys, folding, and the units of work that any engine can run."""
+"""Merging the changes of a table into its rows: keys, folding, and units of work that any engine can run."""

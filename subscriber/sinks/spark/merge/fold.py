@@ -1,12 +1,13 @@
-"""Folding: many changes of one table become one result for each key. Pure, over Arrow.
+"""Folding: reduce many changes of one table to one result for each key. Pure functions over Arrow.
 
-Rows come in their order (transactions by commit, changes within them), in the landing's columns. The last change of a key determines its
-row. Two things need more than that:
+Rows are in order (transactions by commit, changes within them), in the landing's columns. The last change of a key determines its row.
+There are two complications:
 
-* **TRUNCATE** discards everything before it, including the rows that the table held (:attr:`Folded.cleared`).
-* **Unchanged TOASTed values** were not sent. The value is that of the row's state before: of an earlier change of the same key, or, for a
-  row that moved here from another key, of that one; and if there is no earlier change, of the row in the table. :func:`fold` fills in the
-  first two; for the third, :attr:`Folded.wanted` names the fields, and :func:`merge_keyed_rows` reads them from the table's rows.
+* **TRUNCATE** discards everything before it, including the rows of the table (:attr:`Folded.cleared`).
+* **Unchanged TOASTed values** are not sent. Such a value is taken from the previous state of the row: from an earlier change of the same
+  key, or, for a row that moved here from another key, of that key. If there is no earlier change, it is taken from the row in the table.
+  :func:`fold` fills in the first two cases. For the third, :attr:`Folded.wanted` names the fields, and :func:`merge_keyed_rows` reads them
+  from the table's rows.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ __all__ = ["Folded", "MergedRows", "fold", "merge_keyed_rows", "merge_whole_rows
 
 @dataclass(slots=True)
 class Folded:
-    """What is to be done to a table.
+    """The folded changes of a table.
 
     Attributes:
-        cleared: all its rows are gone first.
-        touched: one row a key that was changed: rows of the table with these keys are gone. Columns of ``puts``.
-        puts: the rows that are there now, in the current-state columns.
-        gone: of each row of ``touched``, whether its key is deleted; those that are not are ``puts``, in the same order.
-        expected: of each row of ``touched``, whether the first change of its key is of a row that the table should have.
-        consistent: whether none of the other changes is of a row that is not there; see ``row_matching.py``.
-        wanted: values of ``puts`` that are the table's: row of ``puts`` to (row of ``touched`` that has the key it was under, fields).
+        cleared: whether all its rows are deleted first.
+        touched: one row for each changed key: the table's rows with these keys are deleted. Columns of ``puts``.
+        puts: the new rows, in the current-state columns.
+        gone: for each row of ``touched``, whether its key is deleted. The others are ``puts``, in the same order.
+        expected: for each row of ``touched``, whether the first change of its key needs an existing row of the table.
+        consistent: whether each of the other changes finds its row; see ``row_matching.py``.
+        wanted: values of ``puts`` that must be read from the table: row of ``puts`` to (row of ``touched`` with the key that it had,
+            fields).
     """
 
     cleared: bool
@@ -62,7 +64,7 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
 
     Args:
         changes: rows in the landing's columns of ``schema``, in order.
-        schema: of the table; has key columns.
+        schema: of the table, which must have key columns.
     """
     changes, cleared = since_truncate(changes)
     names = schema.current.names
@@ -117,13 +119,13 @@ def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Tabl
     """Fill in unchanged values from earlier changes.
 
     Returns:
-        The rows, and for those with values that only the table has: row to (the key it was under, fields).
+        The rows; and for rows with values that only the table has: row to (the key that it had, fields).
     """
     ops, moved, unchanged = (changes[name].to_pylist() for name in ("_op", "_moved", "_un"))
-    state: dict[int, int | None] = {}  # key to the change that says what it is now; None: it is gone
-    sources: dict[int, dict[str, int]] = {}  # row to field to the row whose value it is
+    state: dict[int, int | None] = {}  # key to the change that has its current row; None: deleted
+    sources: dict[int, dict[str, int]] = {}  # row to field to the row that has its value
     from_table: dict[int, tuple[int, list[str]]] = {}
-    left: tuple[int, int | None, bool] = (0, None, False)  # of the row before: its key, what that was, and whether changes say so
+    left: tuple[int, int | None, bool] = (0, None, False)  # of the previous row: its key, its state before, and whether changes define it
     for row, id_ in enumerate(ids):
         if unchanged[row]:
             key, before, known = left if moved[row] else (id_, state.get(id_), id_ in state)
@@ -133,7 +135,7 @@ def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Tabl
                 inherited = sources.get(before, {})
                 sources[row] = {name: inherited.get(name, before) for name in unchanged[row]}
                 if before in from_table:
-                    # what the earlier change took from the table, this one takes from there too
+                    # values that the earlier change takes from the table, this change takes from the table too
                     old_key, fields = from_table[before]
                     shared = [name for name in fields if name in unchanged[row]]
                     sources[row] = {name: source for name, source in sources[row].items() if name not in shared}
@@ -164,7 +166,7 @@ def _replaced(current: pa.Table, sources: Mapping[int, Mapping[str, int]]) -> pa
 
 
 def with_special(own: str | None, other: str | None, fields: list[str]) -> str | None:
-    """A row's ``_special`` after these fields were taken from another row."""
+    """The ``_special`` of a row after these fields were taken from another row."""
     if own is None and other is None:
         return None
     values: dict[str, Any] = {} if own is None else json.loads(own)
@@ -183,10 +185,10 @@ def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, add
         base: rows of the table, in the current-state columns.
         changes: as for :func:`fold`.
         schema: of the table.
-        added: columns that rows from before have NULL in, whatever the publisher has.
+        added: columns added later: older rows have NULL there, even if the publisher has a value.
 
     Returns:
-        Its rows now, and what found no row.
+        The new rows, and counts of the changes that found no row.
     """
     changes, cleared = since_truncate(changes)
     names = schema.current.names
@@ -214,7 +216,7 @@ def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, add
 
 
 def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
-    """Whether more equal rows are deleted than there are."""
+    """Whether more equal rows are deleted than exist."""
     gone = pc.unique(ids.filter(pc.less(weights, 0)))
     if not len(gone):
         return False
@@ -228,15 +230,15 @@ def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
-    """What is to be done to the table.
+    """The folded changes of a table, completed from its rows.
 
     Attributes:
-        cleared: all its rows are gone first.
-        puts: rows that are there now, in the current-state columns; those of their keys are replaced.
-        gone: one row a key that was deleted.
-        missing: changes that found no row.
+        cleared: whether all rows of the table are deleted first.
+        puts: the new rows, in the current-state columns. They replace the rows with the same keys.
+        gone: one row for each deleted key.
+        missing: counts of changes that found no row.
         untouched: which rows of the base are neither replaced nor deleted.
-        known: whether the base has a row of every key in ``puts``.
+        known: whether the base has a row for every key in ``puts``.
     """
 
     cleared: bool
@@ -247,7 +249,7 @@ class MergedRows:
     known: bool
 
     def rows(self, base: pa.Table) -> pa.Table:
-        """All rows of the table; ``base``: what was given to :func:`merge_keyed_rows`."""
+        """All rows of the table. ``base`` is the argument of :func:`merge_keyed_rows`."""
         if self.cleared or not base.num_rows:
             return self.puts
         return pa.concat_tables([base.select(self.puts.schema.names).filter(self.untouched), self.puts])
@@ -257,10 +259,10 @@ def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, 
     """Fold the changes of a table with a key, and complete them from its rows.
 
     Args:
-        base: rows of the table in the current-state columns: at least all those that changes touch, or that a row moved away from.
+        base: rows of the table in the current-state columns: at least all rows that changes affect, or that a row moved from.
         changes: in the landing's columns, in order.
-        schema: of the table; has a key.
-        passed_over: what was left out of the changes already.
+        schema: of the table, which must have a key.
+        passed_over: counts of changes that were already left out.
     """
     names = schema.current.names
     folded = fold(changes, schema)
@@ -290,7 +292,7 @@ def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int 
     for put, (touched, fields) in folded.wanted.items():
         place = places[touched]
         if place is None:
-            continue  # of a unit that is not this one: see plan.py about rows that move far
+            continue  # the row belongs to another unit: see plan.py about rows that move far
         source = puts.num_rows + place
         for name in fields:
             indices.setdefault(name, list(range(puts.num_rows)))[put] = source

@@ -1,4 +1,4 @@
-"""Ranges of a table's first key column: of a unit of work, and of the files that state theirs."""
+"""Ranges of a table's first key column: of units of work, and of files that store their range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from subscriber.sinks.spark.tables.data_file import Bound
 __all__ = ["RANGE", "KeyRange", "packed_range", "read_range", "row_groups"]
 
 RANGE: Final = b"subscriber.range"
-"""Of a file's metadata."""
+"""Key in a file's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class KeyRange:
 
 
 def packed_range(key: str, column: pa.ChunkedArray, low: Bound, high: Bound) -> bytes:
-    """A range in a file's metadata, under :data:`RANGE`: exact for every type, as an Arrow stream.
+    """Encode a range for a file's metadata, under :data:`RANGE`. An Arrow stream is exact for every type.
 
     Args:
-        key: the column.
+        key: name of the column.
         column: its values; only the type matters.
-        low: the least.
-        high: the greatest.
+        low: the minimum.
+        high: the maximum.
     """
     sink = pa.BufferOutputStream()
     values = [bound[1] if len(bound) == 2 else None for bound in (low, high)]
@@ -62,9 +62,9 @@ def packed_range(key: str, column: pa.ChunkedArray, low: Bound, high: Bound) -> 
 
 
 def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bound] | None:
-    """The range of the first key column that a file has; None: unknown.
+    """The range of a file's first key column. None if unknown.
 
-    A file of ours says it. Of one that Spark wrote it is what Parquet's statistics say, of the types whose statistics are exact.
+    Our own files store it. For a file that Spark wrote, Parquet's statistics are used, for types whose statistics are exact.
     """
     try:
         with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
@@ -77,7 +77,7 @@ def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bou
     with pa.ipc.open_stream(base64.b64decode(packed)) as reader:
         stated = reader.read_all()
     if stated.column_names != [key]:
-        return None  # of another key, that the table had before
+        return None  # of another key, which the table had before
     low, high = stated.column(0).to_pylist()
     return rank(low), rank(high)
 
@@ -109,9 +109,9 @@ def row_groups(schema: pa.Schema, metadata: pq.FileMetaData, key: pa.Field, rang
     """Row groups of a landed file that may have changes of some keys, or a TRUNCATE.
 
     Args:
-        schema: the file's.
-        metadata: the file's.
-        key: the table's first key column as it is now: values of another type in the file are in another order.
+        schema: of the file.
+        metadata: of the file.
+        key: the table's current first key column. If the file has another type, its values are in another order.
         ranges: of the keys.
     """
     everything = range(metadata.num_row_groups)

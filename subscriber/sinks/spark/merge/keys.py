@@ -1,8 +1,8 @@
-"""Rows identified by their keys: numbers for equal keys, and the order of values that ranges of keys need.
+"""Identify rows by their keys: numbers for equal keys, and the order of values for ranges of keys.
 
-Everything here is over Arrow columns. Equal means equal in all key columns, NULLs included; a value that its column cannot hold (an
-infinite timestamp) is NULL there, and its text in ``_special`` is part of the key. Values are equal if their texts are equal: where a key
-changes between two values that PostgreSQL's operators consider equal (-0 and 0), the publisher sends the old one, too.
+All functions work on Arrow columns. Keys are equal if they are equal in all key columns, including NULLs. A value that its column cannot
+hold (an infinite timestamp) is NULL there, and its text in ``_special`` is part of the key. Values are equal if their texts are equal. If a
+key changes between two values that are equal to PostgreSQL's operators (-0 and 0), the publisher sends the old key, too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def rank(value: Any) -> Bound:
 
 
 def is_orderable(type_: pa.DataType) -> bool:
-    """Whether a key of this type has ranges: floats have NaN, and lists have no order in Arrow."""
+    """Whether a key of this type can have ranges. Floats have NaN, and lists have no order in Arrow."""
     return not (pa.types.is_floating(type_) or pa.types.is_nested(type_))
 
 
 def key_columns(table: pa.Table, keys: Sequence[str]) -> list[pa.ChunkedArray]:
-    """The columns that together are the key of each row, including the texts of values that they could not hold."""
+    """The columns that form the key of each row, including the texts of values that they could not hold."""
     return [*(table[key] for key in keys), _special_part(table[SPECIAL], frozenset(keys))]
 
 
@@ -48,13 +48,13 @@ def _only(text: str, keys: frozenset[str]) -> str | None:
 
 
 def group_ids(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """A number for each row, the same for rows that are equal in all columns; from 0, without gaps."""
+    """Number the rows, from 0 without gaps. Rows that are equal in all columns have the same number."""
     found: pa.Array | None = None
     for column in columns:
         if column.null_count == len(column) and found is not None:
             continue
         ids, count = _encoded(column)
-        # after each column made dense again, so that the product of two stays below 2**63
+        # renumbered after each column, so that the product of two numbers stays below 2**63
         found = ids if found is None else _encoded(pc.add(pc.multiply(found, count), ids))[0]
     assert found is not None
     return found

@@ -1,7 +1,7 @@
-"""Merges the changes of one unit of work into its files. This may run anywhere: in a thread, or on an executor of Spark.
+"""Merges the changes of one unit of work into its files. It can run in a thread or on an executor of Spark.
 
-:func:`merge_unit` reads and writes files by pyarrow and does nothing else. It changes no table: the files that it writes count once a
-commit of the table names them.
+:func:`merge_unit` only reads and writes files with pyarrow. It does not change a table: the new files become valid when a commit of the
+table names them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
     """Merge the changes of a unit into its files.
 
     Raises:
-        TargetError: a file cannot be read or written, or is damaged; or Arrow cannot do what is asked for.
+        TargetError: a file cannot be read or written, or is damaged; or Arrow does not support an operation.
     """
     with arrow_errors(storage.what(unit.directory)):
         return _merged(storage, unit)
@@ -44,7 +44,7 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
         changes, cleared = since_truncate(changes)
         if cleared:
             rows, missing = rows.slice(0, 0), MissingRows()
-        rows = _without(rows, stretch.absent)  # even if none of these keys was changed meanwhile
+        rows = _without(rows, stretch.absent)  # even if none of these keys has a change
         if not changes.num_rows:
             continue
         rows, found = _changed(rows, changes, schema, unit.added)

@@ -32,24 +32,24 @@ def read_changes(
     *,
     ranges: Sequence[KeyRange] = (),
 ) -> pa.Table:
-    """Read landed files, cast to the table's present columns.
+    """Read landed files, cast to the table's current columns.
 
-    A file at a time is in memory, beside what is asked for.
+    Besides the result, only one file at a time is in memory.
 
     Args:
-        storage: the lake's.
-        files: relative to it, in order.
-        schema: the table's.
-        after: leave out what is of this LSN or before; copied rows are of none and always there.
-        columns: only these; None: all of :attr:`TableSchema.landing`.
-        ranges: only changes of these keys, and TRUNCATE; empty: all. Not with ``columns``.
+        storage: of the lake.
+        files: relative to the lake, in order.
+        schema: of the table.
+        after: leave out changes up to this LSN. Copied rows have no LSN and are always included.
+        columns: only these columns. None: all of :attr:`TableSchema.landing`.
+        ranges: only changes of these keys, and TRUNCATE. Empty: all. Not to be combined with ``columns``.
 
     Raises:
-        TargetError: one cannot be read.
+        TargetError: a file cannot be read.
     """
     landing = schema.landing if columns is None else pa.schema([schema.landing.field(name) for name in columns])
     ranges = ranges if schema.keys else ()
-    names = [*dict.fromkeys([*landing.names, SPECIAL])]  # a value beside its column may move into it
+    names = [*dict.fromkeys([*landing.names, SPECIAL])]  # a value in _special may move into its column
     parts = []
     for file in files:
         part = conformed(_read(storage, file, names, schema if ranges else None, ranges), landing)
@@ -65,7 +65,7 @@ def read_changes(
 
 
 def conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with the columns of another schema: missing ones are NULL, types are converted, others are left out."""
+    """Convert a table to another schema: missing columns are NULL, types are converted, other columns are left out."""
     columns = [
         converted(table[field.name], field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
         for field in wanted
@@ -86,17 +86,17 @@ def _read(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise damaged_file(storage.what(path)) from error
     except TargetUnavailable as error:
-        # Arrow says so of a page whose checksum is wrong, without an errno
+        # Arrow raises this, without an errno, for a page with a wrong checksum
         if storage.root is not None and isinstance(error.__cause__, OSError) and error.__cause__.errno is None:
             raise damaged_file(storage.what(path)) from error
         raise
 
 
 def read_base(storage: Storage, directory: str, files: Sequence[str], schema: TableSchema, names: Sequence[str]) -> pa.Table:
-    """Read files of a table in its current-state columns; columns that are not among ``names`` are NULL.
+    """Read files of a table in its current-state columns. Columns that are not in ``names`` are NULL.
 
     Raises:
-        TargetError: one cannot be read.
+        TargetError: a file cannot be read.
     """
     parts = [conformed(_read(storage, f"{directory}/{path}", names), schema.current) for path in files]
     return pa.concat_tables(parts) if parts else schema.current.empty_table()
@@ -107,20 +107,20 @@ def _part_name() -> str:
 
 
 def write_rows(storage: Storage, unit: Unit, rows: pa.Table, name: Callable[[], str] = _part_name) -> list[DataFile]:
-    """Write rows of the current-state table as files of it, in the order of the key.
+    """Write rows of the current-state table as files, sorted by the key.
 
     Args:
-        storage: the lake's.
-        unit: says where, and how many rows a file should have.
-        rows: all in memory.
-        name: gives each file its name.
+        storage: of the lake.
+        unit: gives the directory, and the number of rows that a file should have.
+        rows: all rows, in memory.
+        name: returns a name for each file.
 
     Raises:
         TargetError: a file cannot be written.
     """
     keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
     if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
-        # under names of no meaning: Arrow takes one that begins with a dot or a bracket for a path into a struct
+        # numbers as column names: Arrow reads a name that begins with a dot or a bracket as a path into a struct
         named = {str(number): rows[key] for number, key in enumerate(keys)}
         rows = rows.take(pc.sort_indices(pa.table(named), sort_keys=[(name, "ascending") for name in named]))
     rows = rows.combine_chunks()
@@ -146,7 +146,7 @@ def _pieces(rows: pa.Table, unit: Unit) -> list[tuple[int, int]]:
 
 
 def _clean_cut(rows: pa.Table, schema: TableSchema, cut: int, room: int) -> int:
-    """A cut that does not divide rows with the same first key, if their end is near: else files with overlapping ranges stay together."""
+    """A cut that does not divide rows with the same first key, if their end is near. Otherwise the files would stay in one cluster."""
     if not schema.keys:
         return cut
     column = rows[schema.keys[0]]

@@ -1,11 +1,11 @@
-"""Changes whose row is not there, and old rows that differ from the stored ones in columns added later.
+"""Changes whose row does not exist, and old rows that differ from the stored ones in columns added later.
 
-* As in PostgreSQL, an UPDATE or DELETE of a row that is not there is skipped and counted. A publisher's stream is consistent in itself;
-  but a target may have begun without a copy, or lack a row for another reason. Folding detects whether that is possible (``fold.py``). Only
-  then :func:`without_missing_rows` looks at the changes one by one, beside the keys that the table has.
+* As in PostgreSQL, an UPDATE or DELETE of a row that does not exist is skipped and counted. A publisher's stream is consistent in itself.
+  But a target may have begun without a copy, or lack a row for another reason. Folding detects whether that is possible (``fold.py``). Only
+  then :func:`without_missing_rows` checks the changes one by one against the keys of the table.
 * In a table with REPLICA IDENTITY FULL, rows from before ADD COLUMN have NULL in the new column here, while the publisher may have its
-  default there. The publisher's old rows then equal no row of the lake. :func:`match_incomplete_rows` lets each of them stand for a row
-  that is equal except for NULLs in such columns.
+  default there. Then the publisher's old rows are equal to no row of the lake. :func:`match_incomplete_rows` matches each of them with a
+  row that is equal except for NULLs in such columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MissingRows", "identity_names", "match_incomplete_rows", "without_mi
 
 @dataclass(slots=True)
 class MissingRows:
-    """The count of changes that were skipped because their row was not there."""
+    """Counts of changes that were skipped because their row did not exist."""
 
     updates: int = 0
     deletes: int = 0
@@ -42,15 +42,15 @@ def identity_names(schema: TableSchema) -> list[str]:
 
 
 def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
-    """Leave out changes whose row is not there.
+    """Leave out changes whose row does not exist.
 
     Args:
-        base: what the table holds; at least :func:`identity_names`.
-        changes: behind the last TRUNCATE, in the landing's columns, in order.
-        schema: has a key, or is REPLICA IDENTITY FULL: then equal rows are counted.
+        base: rows of the table; at least the columns of :func:`identity_names`.
+        changes: after the last TRUNCATE, in the landing's columns, in order.
+        schema: has a key, or is REPLICA IDENTITY FULL. In the latter case equal rows are counted.
 
     Returns:
-        The changes that are left, and how many were not. An UPDATE that is two rows counts once.
+        The remaining changes, and counts of the others. An UPDATE that is two rows counts once.
     """
     names = identity_names(schema)
     both = pa.concat_tables([base.select(names), changes.select(names)])
@@ -63,7 +63,7 @@ def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema)
     ops, moved, lsns, seqs = (changes[name].to_pylist() for name in ("_op", "_moved", "_lsn", "_seq"))
 
     def is_pair(first: int) -> bool:
-        """Whether this row and the next are the two of one UPDATE: the other half may be another unit's."""
+        """Whether this row and the next are the two of one UPDATE. If not, the other row may belong to another unit."""
         second = first + 1
         return first >= 0 and second < len(ops) and moved[second] and lsns[first] == lsns[second] and seqs[first] + 1 == seqs[second]
 
@@ -96,12 +96,12 @@ def match_incomplete_rows(base: pa.Table, changes: pa.Table, schema: TableSchema
 
     Args:
         base: rows of the table, in the current-state columns.
-        changes: behind the last TRUNCATE, in the landing's columns, in order.
-        schema: of the table; REPLICA IDENTITY FULL.
-        added: columns that came later.
+        changes: after the last TRUNCATE, in the landing's columns, in order.
+        schema: of the table, with REPLICA IDENTITY FULL.
+        added: columns that were added later.
 
     Returns:
-        The changes, with such old rows as the lake has them.
+        The changes, with such old rows replaced by the lake's rows.
     """
     names = schema.current.names
     late = [name for name in names if name in added]
@@ -158,7 +158,7 @@ def _without(special: pa.ChunkedArray, fields: list[str]) -> pa.ChunkedArray:
 
 
 def _values(rows: pa.Table, name: str) -> list[int | None]:
-    """A number for each value, the same for equal ones; None for NULL. A value that the column cannot hold is one."""
+    """A number for each value, the same for equal values; None for NULL. A value that the column cannot hold has a number too."""
     column, special = rows[name], rows[SPECIAL]
     parts = [column]
     held = (

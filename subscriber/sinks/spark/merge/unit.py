@@ -15,19 +15,19 @@ __all__ = ["Unit", "UnitResult"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """See the module.
+    """A unit of work, see the module.
 
     Attributes:
         directory: of the table, relative to the lake.
-        schema: the table's now.
+        schema: the table's current schema.
         base: files of the table, relative to its directory.
-        stretches: of its changes, one after the other; each has some that are not in the table already.
-        after: changes up to this LSN are in the table already.
-        ranges: of the keys it is about, disjoint; empty: all.
-        cleared: the table's former rows are gone, whatever the changes say.
-        dropped: columns that the publisher has no more: NULL in all rows.
-        added: columns that came later: rows from before have NULL there, whatever the publisher has.
-        target_rows: how many rows a file should have.
+        stretches: of its changes, in order. Each has changes that are not yet in the table.
+        after: changes up to this LSN are already in the table.
+        ranges: the unit's ranges of keys, disjoint. Empty: all keys.
+        cleared: whether the table's previous rows are deleted, regardless of the changes.
+        dropped: columns that the publisher no longer has. They become NULL in all rows.
+        added: columns added later: older rows have NULL there, even if the publisher has a value.
+        target_rows: rows that a file should have.
     """
 
     directory: str
@@ -44,7 +44,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """The result of a unit: new files, and how many changes found no row."""
+    """The result of a unit: new files, and counts of changes that found no row."""
 
     files: list[DataFile]
     missing: MissingRows

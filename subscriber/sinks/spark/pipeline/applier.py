@@ -1,16 +1,16 @@
-"""The applier: what was landed becomes Delta tables, in rounds.
+"""The applier: turns what was landed into Delta tables, in rounds.
 
-A round takes the manifests that wait, divides the work of all tables into units (``plan.py``), has them done (``engines.py``), commits each
-table, and publishes one cut of all of them (``snapshots.py``). What makes it exact, whatever crashes when:
+A round takes the waiting manifests and divides the work of all tables into units (``plan.py``). An engine does the work (``engines.py``).
+The round commits each table, and publishes one cut of all of them (``snapshots.py``). These rules make the result exact after any crash:
 
-* A table's commit says up to which LSN it is (``delta.py``). A table that was committed in a round that crashed takes only what is behind
-  that from the next one; what its units wrote and no commit names is nothing.
-* A round ends no earlier than any table is already, so that the cut it publishes is one.
-* A table that is still being synchronized has no part in it. Its first commit takes its copy, its own batches, and what the apply worker
-  landed since, together; until the cut has reached the LSN at which it was handed over it is not published.
-* Landed files go once the cut is published and the change log has them (``change_log.py``).
+* A table's commit contains its LSN (``delta.py``). If a table was committed in a round that crashed, the next round applies only what is
+  after that LSN. Files that its units wrote and no commit names have no effect.
+* A round ends no earlier than the LSN of any table, so that the cut it publishes is consistent.
+* A table that is still being synchronized is not part of it. Its first commit takes its copy, its own batches, and what the apply worker
+  landed since. The table is not published until the cut has reached the LSN at which it was handed over.
+* Landed files are removed once the cut is published and the change log has them (``change_log.py``).
 
-One applier a lake: a lock of its own, beside the subscriber's.
+A lake has only one applier. It has its own lock, besides the subscriber's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 _FORGET_EVERY: Final = 100
 _UNANSWERED: Final = 16
 _FIRST_SWEEP_SECONDS: Final = 60.0
-"""After its beginning: programs that are started again and again sweep, too."""
+"""Time until the first sweep. It is short, so that a program that is often restarted also sweeps."""
 _SYNCHRONIZED: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
@@ -72,12 +72,12 @@ class ApplierSettings:
     """Settings of the applier.
 
     Attributes:
-        target_rows: of a file.
+        target_rows: rows that a file should have.
         round_bytes: landed bytes after which a round takes no more manifests.
-        log_files: landed files after which the change log takes them, and they go.
-        sweep_seconds: how often files that are no longer needed are looked for.
-        grace_hours: how long files that readers may still have open stay; at most 48.
-        cuts: how many published cuts are remembered for readers of the past.
+        log_files: number of landed files after which the change log takes them, and they are removed.
+        sweep_seconds: interval of the search for files that are no longer needed.
+        grace_hours: how long to keep files that readers may still have open; at most 48.
+        cuts: how many published cuts are stored for readers of earlier states.
     """
 
     target_rows: int = 250_000
@@ -89,15 +89,15 @@ class ApplierSettings:
 
 
 class Applier:
-    """See the module.
+    """The applier of one lake, see the module.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
         engine: does the work.
-        settings: how.
+        settings: of the applier.
 
     Attributes:
-        missing: changes that found no row, since it was made.
+        missing: counts of changes that found no row, since this object was created.
     """
 
     def __init__(self, storage: Storage, engine: Engine, settings: ApplierSettings | None = None) -> None:
@@ -112,11 +112,11 @@ class Applier:
         self._deltas: dict[str, LakeDelta] = {}
         self._logs: dict[str, LakeDelta] = {}
         self._read = ManifestsRead()
-        self._copied: dict[str, int] = {}  # tables that executors copied, and the version that has the copy, until a cut has it
+        self._copied: dict[str, int] = {}  # tables that executors copied, with the version that has the copy, until a cut has it
         self._seen: tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]] | None = None
         self._published = 0
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
-        # what was published when it last looked, and what it tried since, which may be published yet; none: that is not known
+        # the cut that was published at the last look, and the cuts that this applier tried to publish since. Empty: unknown
         self._mine: tuple[Cut | None, ...] = ()
         self._is_locked = storage.root is not None
         path = storage.root / "applier.lock" if storage.root is not None else None
@@ -126,7 +126,7 @@ class Applier:
         """Take the lock of the lake's only applier.
 
         Raises:
-            SubscriptionInUse: there is one.
+            SubscriptionInUse: the lake has an applier.
             TargetError: there is no lake.
         """
         if Lake.find(self._storage) is None:
@@ -139,13 +139,13 @@ class Applier:
         self._status.begin()
 
     def _require_alone(self) -> Cut | None:
-        """Read the published cut. Without a lock, check that it is one that this applier has published or read."""
+        """Read the published cut. Without a lock, check that this applier has published or read it before."""
         cut = read_cut(self._storage)
         known = cut in self._mine
         if not self._is_locked and self._mine and cut is not None and not known:
             text = f"the lake in {self._storage.place} has another applier, which published meanwhile"
             raise SubscriptionInUse(text, hint="stop one of them; if there is one only, the store took a cut late: start it again")
-        # what it tried to publish after this one may be published yet
+        # the cuts that it tried to publish after this one may still appear
         self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if known else (cut,)
         return cut
 
@@ -154,20 +154,20 @@ class Applier:
         self._status.failed(error.one_line(), self.missing)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._lock.give_back()
 
     def run_round(self) -> Cut | None:
-        """Apply what waits: one micro-batch.
+        """Run one round, a micro-batch: apply what is waiting.
 
         Returns:
-            The cut that was published; None: there was nothing to do.
+            The cut that was published. None if there was nothing to do.
 
         Raises:
             TargetError, DataLossError: nothing of this round is published.
         """
-        # the position is read before the manifests: whatever it covers is among them. The catalog is read after them: a table is in it
-        # before anything is landed for it, so that of every table whose rows are among them this round knows
+        # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a table is
+        # in the catalog before anything is landed for it, so this round knows every table that has rows among them
         position = self._lake().position
         cut = self._require_alone()
         manifests = self._manifests(cut)
@@ -190,13 +190,13 @@ class Applier:
         if waiting:
             self._apply(waiting)
             self._storage.remove_directory(ROUND_DIRECTORY)
-            # MERGE INTO may have continued from a commit that another writer made meanwhile
+            # MERGE INTO may have continued from a commit that another writer made in the meantime
             self._require_ours(lake, tables, cut)
         published = self._cut(lake, tables, end, landed)
         if published != cut:
             self._require_alone()
             if published not in self._mine:
-                # it may be published though the store gives no answer, and later, too
+                # the store may publish it without giving an answer, and even later
                 self._mine = (self._mine[0], *(*self._mine[1:], published)[-_UNANSWERED:])
             write_cut(self._storage, published)
             self._mine = (published,)
@@ -218,10 +218,10 @@ class Applier:
         """Append to the change log up to the published cut if enough files wait, and remove the landed files that are no longer needed.
 
         Args:
-            now: whatever has gathered.
+            now: append even if few files wait.
 
         Raises:
-            TargetError: nothing is removed that is still needed.
+            TargetError: a file cannot be read, written or removed. Nothing is removed that is still needed.
         """
         lake, cut = Lake.find(self._storage), read_cut(self._storage)
         if lake is None or cut is None:
@@ -230,7 +230,7 @@ class Applier:
         with arrow_errors(self._storage.what("log")):
             log.compact(cut, 0 if now else self._settings.log_files, lambda name, table: self._is_applied(lake, name, table))
         if time.monotonic() >= self._next_sweep:
-            # the cut that is published has the newest versions: whatever they have is no file of these
+            # the published cut has the newest versions, so their files are not removed
             tables = [delta for delta in (*self._deltas.values(), *self._logs.values()) if delta.load()]
             if count := remove_unneeded_files(self._storage, lake, tables, self._settings.grace_hours):
                 _log.info("removed %d files that are no longer needed", count)
@@ -246,14 +246,14 @@ class Applier:
                 continue
             self._copied.pop(delta.directory, None)
             applied = delta.applied(_application(lake, table))
-            # a copy that was made since replaces what was there, and what became of it
+            # a copy that was made since replaces what was there, with all later changes to it
             if not (table.generation and (applied is None or applied > cut.lsn)):
                 require_published_version(delta, known, applied)
             if delta.is_there and not (table.generation and applied is None):
                 self._require_ours_since(lake, table, delta, known.version)
 
     def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
-        # whatever number the table of this name had then
+        # applications begin with this prefix for every number that the table of this name ever had
         require_no_foreign_commits(self._storage, delta, version, f"subscriber-{lake.target_identifier}-", _application(lake, table))
 
     def _is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool:
@@ -272,7 +272,7 @@ class Applier:
         reached = [(self._delta(name, table).applied(_application(lake, table)), table.entry.lsn) for name, table in tables.items()]
 
         def may_end(lsn: Lsn) -> bool:
-            """Whether a cut at ``lsn`` would have no table that is ahead of it. A table that is handed over later is not in it."""
+            """Whether no table would be ahead of a cut at ``lsn``. A table that is handed over later is not in the cut."""
             return all(applied is None or applied <= lsn or _is_ahead(handed, lsn) for applied, handed in reached)
 
         taken: list[Manifest] = []
@@ -300,7 +300,7 @@ class Applier:
         delta = self._delta(name, table)
         application = _application(lake, table)
         applied = delta.applied(application)
-        # a copy replaces what the table had; a table that is not copied keeps it
+        # a copy replaces the rows of the table; a table that is not copied keeps them
         replaced = applied is None and table.generation > 0 and not self._registered(lake, table, delta)
         source = copied_changes(self._storage, copy_directory(table), table) if applied is None else PendingChanges(applied)
         source.add([file for manifest in taken if manifest.end > source.reached for file in manifest.files if file.table_id == table.id])
@@ -319,7 +319,7 @@ class Applier:
         if present is not None and not replaced:
             base = self._base(delta, _first_key(schema))
             retyped = retyped_columns(present, schema)
-            # a round that was killed may have left a column that nothing has a value in yet
+            # a round that was killed may have left a column in which no row has a value yet
             empty = {field for field in added if field in present.names and not delta.has_values(field)}
             valued = set(present.names) - empty
             rewrite = bool(retyped) or bool(added & valued)
@@ -361,7 +361,7 @@ class Applier:
         return TableRound(name, application, delta, source, work, plan, overwrite, declared)
 
     def _registered(self, lake: Lake, table: LakeTable, delta: LakeDelta) -> bool:
-        """Whether the table begins with files that executors wrote. If so, add them to the table, as the first commit of its copy."""
+        """Whether the table begins with files that executors wrote. If so, add them to the table with the first commit of its copy."""
         copied = read_copy(self._storage, copy_directory(table)) if table.generation else None
         if copied is None or copied.base is None:
             return False
@@ -370,7 +370,7 @@ class Applier:
             if not delta.is_there:
                 delta.create(copied.schema.current)
             delta.commit(copied.base, (), copy_application(application), copied.lsn, overwrite=copied.schema.current)
-        # no cut has it yet, from which on its commits would be looked at
+        # no cut has the table yet, so its commits are checked from this version on
         self._copied[delta.directory] = copied_version(self._storage, delta, application)
         self._require_ours_since(lake, table, delta, self._copied[delta.directory])
         return True
@@ -419,11 +419,11 @@ def _is_ahead(handed: Lsn | None, end: Lsn) -> bool:
 
 
 def _left(lake: Lake) -> list[tuple[TableName, LakeTable, Lsn]]:
-    """Removed tables with landed changes that must still be applied, and the LSN up to which."""
+    """Removed tables with landed changes that must still be applied, each with the LSN up to which."""
     found: list[tuple[TableName, LakeTable, Lsn]] = []
     for name, table in lake.state.removed.items():
         now = lake.state.tables.get(name)
-        # a copy that is finished replaces all of it
+        # a finished copy replaces all rows of the removed table
         if table.until is not None and (now is None or now.entry.state not in _SYNCHRONIZED):
             found.append((name, table, table.until))
     return found

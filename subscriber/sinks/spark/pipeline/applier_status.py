@@ -18,11 +18,11 @@ _NAME: Final = "applier.json"
 
 
 class ApplierStatus:
-    """See the module. Counters continue from an earlier applier of the lake, and the last error stays.
+    """The status of the applier, see the module. Counters and the last error are taken over from an earlier applier of the lake.
 
     Args:
-        storage: the lake's.
-        engine: its name.
+        storage: of the lake.
+        engine: name of the engine.
     """
 
     def __init__(self, storage: Storage, engine: str) -> None:
@@ -53,7 +53,7 @@ class ApplierStatus:
         """Write the document if it changed. Errors of writing are ignored.
 
         Args:
-            missing: since :meth:`begin`.
+            missing: changes that found no row, since :meth:`begin`.
         """
         document: dict[str, object] = {
             "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""The applier as a thread of the process that lands: for a laptop. Never in the event loop's thread."""
+"""The applier as a thread of the landing process, for use on one machine. It never runs in the event loop's thread."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["ApplierThread"]
 _log = logging.getLogger(__name__)
 
 _REST_SECONDS: Final = 10.0
-"""How long waiting changes are still applied at a clean end."""
+"""How long a clean end still applies waiting changes."""
 _PATIENCE_SECONDS: Final = 60.0
-"""How long a clean end waits for a round. One that takes longer ends with the process, and the next applier starts it again."""
+"""How long a clean end waits for a round. A round that takes longer ends with the process, and the next applier starts it again."""
 
 Apply = Callable[[Location, threading.Event, float], None]
 
 
 class ApplierThread:
-    """See the module. It begins with the first :meth:`start`, and may begin again after :meth:`stop`.
+    """The thread, see the module. The first :meth:`start` starts it. It may be started again after :meth:`stop`.
 
     Args:
-        location: of the lake; its ``apply`` says how.
+        location: of the lake. Its ``apply`` selects the engine.
     """
 
     def __init__(self, location: Location) -> None:
@@ -36,11 +36,11 @@ class ApplierThread:
         self._failure: SubscriberError | None = None
 
     def start(self) -> None:
-        """Start it, if the location asks for it and it does not run yet.
+        """Start the thread, if the location asks for it and it is not running.
 
         Raises:
-            SubscriberError: it ended by an error that a retry does not fix. It is raised only once.
-            TargetUnavailable: it is still in the round in which it was stopped.
+            SubscriberError: the thread ended with an error that a retry does not fix. It is raised only once.
+            TargetUnavailable: the thread was stopped, and is still in its last round.
         """
         if self._thread is not None and self._stop.is_set():
             if self._thread.is_alive():
@@ -56,7 +56,7 @@ class ApplierThread:
         self._thread.start()
 
     def _run(self) -> None:
-        # an unknown error is reported by the interpreter, with its traceback; and here, so that landing stops when the applier has ended
+        # the interpreter reports an unknown error with its traceback. It is stored too, so that landing stops when the applier ends
         failure: SubscriberError | None = TargetError(
             "the applier beside the subscriber ended by an error that it does not know", hint="report what was logged before this"
         )
@@ -70,7 +70,7 @@ class ApplierThread:
             self._failure = failure
 
     def stop(self) -> None:
-        """Let it finish its round, and apply what waits if that is not much. Blocks for a limited time: call it in a thread."""
+        """Let the thread finish its round, and apply what is waiting if that is quick. Blocks for a limited time: call it in a thread."""
         if self._thread is None:
             return
         self._stop.set()
@@ -82,10 +82,10 @@ class ApplierThread:
 
 
 def _program() -> Apply:
-    """The applier needs more packages than landing, so it is imported when it runs.
+    """Import the applier. It needs more packages than landing, so it is imported only when it runs.
 
     Raises:
-        ConfigurationError: something of it is not installed.
+        ConfigurationError: a package is not installed.
     """
     try:
         from subscriber.sinks.spark.pipeline.program import apply_in_process  # noqa: PLC0415 -- see above

@@ -1,4 +1,4 @@
-"""The loop of the applier: a round as soon as something was landed, and a retry after an error. It blocks: for a thread, or a program."""
+"""The loop of the applier: run a round as soon as something was landed, and retry after an error. Blocks: for a thread or a program."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def apply_forever(
     rest_seconds: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Apply until told to stop, or until nothing waits.
+    """Apply until ``stop`` is set, or until nothing is waiting.
 
     Args:
-        applier: not open.
-        stop: set by another thread; a round that is under way is brought to its end.
-        published: told of each cut.
-        once: end as soon as nothing waits, and at the first error.
-        rest_seconds: after ``stop``, continue for at most this long until nothing waits.
-        check: called before each round; what it raises counts as an error of the round.
+        applier: the applier, not open.
+        stop: set by another thread. A round in progress is finished.
+        published: is told each published cut.
+        once: end as soon as nothing is waiting, and at the first error.
+        rest_seconds: after ``stop``, continue for at most this long until nothing is waiting.
+        check: called before each round. If it raises, that counts as an error of the round.
 
     Raises:
         SubscriptionInUse: the lake has an applier.
@@ -49,7 +49,7 @@ def apply_forever(
         pause = _FIRST_RETRY_SECONDS
         end: float | None = None
         while True:
-            # a round does not see what is landed while it runs: only one that began after the stop shows that nothing waits
+            # a round does not see what is landed while it runs: only a round that began after the stop shows that nothing is waiting
             if stopping := stop.is_set():
                 now = time.monotonic()
                 end = now + rest_seconds if end is None else end

@@ -1,7 +1,7 @@
-"""Engines: they do the work of a round. All of them leave the same rows, in Delta tables that any of them can continue.
+"""Engines do the work of a round. All engines produce the same rows, in Delta tables that any of them can continue.
 
 ``LocalEngine`` runs units of work in threads of this process. ``RewriteEngine`` runs the units of all tables as one Spark job: executors
-rewrite the touched files by pyarrow, without a jar and without a shuffle. Engine ``merge`` is in ``merge_engine.py``.
+rewrite the affected files with pyarrow, without a jar and without a shuffle. Engine ``merge`` is in ``merge_engine.py``.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class TableRound:
     """One table in a round: the work to do, and the commit of its result.
 
     Attributes:
-        name: the table's.
-        application: in whose name it is committed.
-        delta: the table; it exists, with the columns it shall have unless ``overwrite`` gives it others.
-        source: what waits; its ``reached`` is what the commit says.
-        task: what is to be done.
-        plan: the same, in units.
-        overwrite: its columns from now on, if all its files are replaced.
-        declared: how the publisher has declared them, before the commit and after it.
+        name: name of the table.
+        application: the Delta application that commits it.
+        delta: the table. It exists, with its new columns unless ``overwrite`` replaces them.
+        source: the waiting changes. The commit stores its ``reached``.
+        task: the work.
+        plan: the work, divided into units.
+        overwrite: the new columns, if all files of the table are replaced.
+        declared: how the publisher declares the columns, before and after the commit.
     """
 
     name: TableName
@@ -63,21 +63,21 @@ class TableRound:
         """Commit the files of the units to the table.
 
         Raises:
-            TargetError: another writer changed it meanwhile.
+            TargetError: another writer changed the table in the meantime.
         """
         self.delta.commit(files, self.plan.removed, self.application, self.source.reached, overwrite=self.overwrite)
 
 
 @dataclass(slots=True)
 class TableResult:
-    """What an engine did to one table: the files it wrote, if it knows them, and the changes that found no row."""
+    """The result of one table: the files that the engine wrote, if it knows them, and the changes that found no row."""
 
     files: list[DataFile] = field(default_factory=list)
     missing: MissingRows = field(default_factory=MissingRows)
 
 
 class Engine(Protocol):
-    """Applies a round to its tables, each in one commit that states the position."""
+    """Applies a round to its tables, each in one commit that contains the position."""
 
     @property
     def name(self) -> str:
@@ -88,13 +88,13 @@ class Engine(Protocol):
         """Do the work, and return the result of each table.
 
         Raises:
-            TargetError: one of them failed; tables that were committed before it stay so, and are known by what their commits say.
+            TargetError: a table failed. Tables that were committed before remain committed, and their commits say so.
         """
         ...
 
 
 class UnitEngine(ABC):
-    """An engine whose units write files, which it then commits."""
+    """An engine whose units write files, which the engine then commits."""
 
     name: ClassVar[str]
 
@@ -103,11 +103,11 @@ class UnitEngine(ABC):
         """Run units concurrently, and return their results in order.
 
         Raises:
-            TargetError: one of them failed; what others wrote is not named by anything.
+            TargetError: a unit failed. No commit names the files that other units wrote.
         """
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
-        """See :meth:`Engine.apply`: the units of all tables together, then table after table."""
+        """Run the units of all tables together, then commit table by table. See :meth:`Engine.apply`."""
         results = iter(self.run([unit for work in works for unit in work.plan.units]))
         found: list[TableResult] = []
         for work in works:
@@ -122,11 +122,11 @@ class UnitEngine(ABC):
 
 
 class LocalEngine(UnitEngine):
-    """Runs units in threads of this process: no Spark, no Java. For small lakes, and where nothing else is installed.
+    """Runs units in threads of this process, without Spark and Java. For small lakes, and where nothing else is installed.
 
     Args:
-        storage: the lake's.
-        threads: how many units at once.
+        storage: of the lake.
+        threads: number of units that run at once.
     """
 
     name = "local"
@@ -147,7 +147,7 @@ class RewriteEngine(UnitEngine):
     """Runs the units of all tables as one Spark job.
 
     Args:
-        spark: a session; its executors reach the lake at ``location``, and have this package and pyarrow.
+        spark: a session. Its executors can access the lake at ``location``, and have this package and pyarrow.
         location: of the lake.
     """
 
@@ -167,7 +167,7 @@ class RewriteEngine(UnitEngine):
             return run_unit(location, unit)
 
         try:
-            # no DataFrame: the work is Python's alone, and planning a query for it takes as long again
+            # no DataFrame: only Python does the work, and planning a query would double the time
             found = self._spark.sparkContext.parallelize(units, len(units)).map(work).collect()
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
@@ -180,7 +180,7 @@ class RewriteEngine(UnitEngine):
 
 
 def run_unit(location: Location, unit: Unit) -> tuple[UnitResult | None, str | None]:
-    """Run a unit on an executor: its result, or the error."""
+    """Run a unit on an executor. Return its result, or the error."""
     try:
         return merge_unit(Storage.open(location), unit), None
     except SubscriberError as error:

@@ -1,12 +1,13 @@
-"""Engine ``merge``: Delta's own MERGE INTO, by Spark with the Delta jar. It leaves the rows that engine ``rewrite`` leaves.
+"""Engine ``merge``: Delta's own MERGE INTO, on Spark with the Delta jar. It produces the same rows as engine ``rewrite``.
 
-A table's changes are folded here first, beside those rows of the table that they touch (read here, or by a join if they are many): MERGE
-takes one source row a key, knows nothing of unchanged TOASTed values, and of an UPDATE whose row is not there. What is merged then says for
-each key what it is now. The LSN goes into MERGE's own commit, by the settings that Delta has for it.
+A table's changes are folded here first, together with the table's rows that they affect. These rows are read here, or by a join if they are
+many. Folding is needed because MERGE accepts only one source row for each key, and does not support unchanged TOASTed values or an UPDATE
+whose row does not exist. The folded source has the final row of each key. MERGE's own commit contains the LSN, by Delta's settings for it.
 
-MERGE INTO is for tables with a key that have rows. First loads, TRUNCATE, new types of columns, tables without a key or with REPLICA
-IDENTITY FULL (equal rows are one to MERGE), tables in too many small files, rounds of a backlog, and those that would leave more rows in
-files whose keys overlap than a file should have, are units, as with engine ``rewrite``: they are folded where they are divided, by keys.
+MERGE INTO is used only for tables that have a key and rows. The following work is divided into units, as with engine ``rewrite``: first
+loads, TRUNCATE, new types of columns, tables without a key or with REPLICA IDENTITY FULL (MERGE cannot distinguish equal rows), tables with
+too many small files, rounds of a backlog, and rounds that would leave more rows in files with overlapping keys than a file should have.
+Units are folded where they run, each for its range of keys.
 """
 
 from __future__ import annotations
@@ -39,40 +40,40 @@ if TYPE_CHECKING:
 __all__ = ["MergeEngine"]
 
 _AT_ONCE: Final = 4
-"""Tables that are merged beside each other."""
+"""Number of tables that are merged in parallel."""
 _READ_HERE: Final = 2_000_000
-"""Rows of files whose keys the driver reads by itself: a join of Spark takes seconds, however few they are."""
+"""Number of rows, in files whose keys match, that the driver reads itself. A join of Spark takes seconds even for few rows."""
 _FEW_FILES: Final = 16
 _LARGE_UNIT: Final = 8
-"""Times the target. MERGE leaves files whose keys overlap: together they may be more than one task should hold."""
+"""As a multiple of the target. MERGE leaves files whose keys overlap. Beyond this, they are too much for one task, so MERGE is used."""
 _GROWN: Final = 1.5
-"""Times the target: from there on a unit makes several files of one."""
+"""As a multiple of the target. Beyond this, a unit divides a file into several."""
 _BACKLOG: Final = 4
-"""A round with this part of the target in changes of a table, or more, is no steady one: executors fold it, each a range of its keys."""
+"""A round is a backlog if a table has more changes than the target divided by this. Executors fold it, each for a range of keys."""
 _ROUNDED: Final = 10
-"""Bits that limits of keys are rounded by at least."""
+"""Limits of keys are rounded by at least this number of bits."""
 _DELTAS_NAMES: Final = frozenset(
     ("_file_name_", "_row_id_", "_row_dropped_", "_target_row_present_", "_source_row_present_", "_tmp_metadata_row_index")
 )
-"""MERGE makes columns of these names for itself, and fails where the table has one."""
+"""MERGE creates columns with these names, and fails if the table has one."""
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
-    # others have no statistics, and less room
+    # other types have no statistics, and a smaller range
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # what is merged is a file of ours that does not change: no need to keep another copy of it for MERGE's second look
+    # the source is our own file, which does not change: MERGE need not materialize it for its second pass
     "spark.databricks.delta.merge.materializeSource": "none",
-    # a file that is not there, or not whole, is an error, whatever the user's other jobs take it for
+    # a missing or incomplete file must be an error, even if the user's other jobs ignore such files
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
-    # files are written and read as by pyarrow, which knows one calendar, and the row counts of files are needed
+    # files are written and read as by pyarrow, which has only one calendar; and the row counts of files are needed
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.databricks.delta.stats.collect": "true",
-    # lists of different elements are different texts
+    # lists with different elements must have different texts
     "spark.sql.legacy.castComplexTypesToString.enabled": "false",
-    # whatever the table's properties allow: pyarrow, which reads these files for other engines and for the next round, knows none
+    # even if the table's properties allow it: pyarrow, which reads these files in other engines and in the next round, has no support
     "spark.databricks.delta.merge.deletionVectors.persistent": "false",
-    # the rows of the files that it touches are many, and what is merged into them is not: no need to sort them all for a join
+    # the affected files have many rows and the source has few: avoid sorting all of them for a join
     "spark.sql.join.preferSortMergeJoin": "false",
 }
 _PLANNING: Final = ("spark.sql.adaptive.enabled", "spark.sql.shuffle.partitions")
@@ -84,8 +85,8 @@ class MergeEngine:
     Args:
         spark: a session with Delta's extension and catalog.
         location: of the lake.
-        storage: the same.
-        directory: relative to the lake, for files of a round.
+        storage: of the lake.
+        directory: for files of a round, relative to the lake.
     """
 
     name = "merge"
@@ -98,7 +99,7 @@ class MergeEngine:
         self._sessions: dict[str, SparkSession] = {}
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
-        """See the protocol: units first, then the tables that are merged, some beside each other."""
+        """Run the units first, then merge the other tables, some in parallel. See the protocol."""
         merged = [number for number, work in enumerate(works) if _is_merged(work)]
         others = [number for number in range(len(works)) if number not in set(merged)]
         found: dict[int, TableResult] = {}
@@ -136,28 +137,28 @@ class MergeEngine:
         work.delta.load()
         work.delta.make_durable()
         if work.delta.applied(work.application) != reached:
-            # nothing had to be changed: MERGE makes no commit then
+            # nothing had to be changed: then MERGE makes no commit
             work.delta.commit([], [], work.application, reached)
         return TableResult(missing=settled.missing)
 
     def _session(self, work: TableRound) -> SparkSession:
-        """A session for this table only, because what Delta writes into the commit is a setting of the session."""
+        """A session only for this table, because the ``txn`` of Delta's commit is a setting of the session."""
         if work.application not in self._sessions:
             self._sessions[work.application] = self._spark.newSession()
         session = self._sessions[work.application]
         parts = max(2, min(session.sparkContext.defaultParallelism, 16))
-        # without limits of the keys MERGE looks for them in all files
+        # without limits of the keys, MERGE searches all files
         files = _near(work) if _has_limits(work.task.schema) else work.task.base
         rows = sum(file.rows for file in files) + work.plan.changes
         if rows <= _READ_HERE:
-            # planning again behind each stage takes longer than it saves here, and how many tasks are worth it is known
+            # adaptive planning after each stage takes longer than it saves here, and a good number of tasks is known
             planning = ["false", str(max(1, min(parts, -(-rows * 2 // work.task.target_rows))))]
         else:
             planning = [str(self._spark.conf.get(name)) for name in _PLANNING]
         settings = {
             **_SETTINGS,
             **dict(zip(_PLANNING, planning, strict=True)),
-            # Delta's own bookkeeping: its default is 50 tasks for each table
+            # for Delta's own bookkeeping; the default is 50 tasks for each table
             "spark.databricks.delta.snapshotPartitions": str(parts),
             "spark.databricks.delta.write.txnAppId": work.application,
             "spark.databricks.delta.write.txnVersion": str(int(work.source.reached)),
@@ -167,11 +168,11 @@ class MergeEngine:
         return session
 
     def _touched(self, session: SparkSession, work: TableRound, changes: pa.Table) -> pa.Table:
-        """The rows of the table that changes touch: their keys, and the columns whose values some change did not send."""
+        """The table's rows that changes affect: their keys, and the columns whose values some change did not send."""
         schema = work.task.schema
         unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
         if not unsent and not pc.any(pc.is_in(changes["_op"], value_set=pa.array(["u", "d"]))).as_py():
-            return schema.current.empty_table()  # new rows: nothing is looked for
+            return schema.current.empty_table()  # only new rows: no existing row is needed
         names = [name for name in schema.current.names if name in unsent or name in schema.keys or name == SPECIAL]
         near = _near(work)
         if sum(file.rows for file in near) <= _READ_HERE:
@@ -197,7 +198,7 @@ class MergeEngine:
     def _frame(self, session: SparkSession, rows: pa.Table) -> DataFrame:
         path = write_file(self._storage, self._directory, rows.schema, rows.to_batches())
         root = str(self._storage.root) if self._storage.root is not None else self._storage.place.rstrip("/")
-        # what Spark takes for the size of rows in memory is their file's: it would have each task hold what does not fit
+        # Spark takes the file's size for the size of the rows in memory. Then a task would hold more than fits
         size = self._storage.filesystem.get_file_info(path).size
         session.conf.set("spark.sql.sources.fileCompressionFactor", str(max(rows.nbytes / size, 1.0)))
         return session.read.parquet(escape_glob(f"{root}/{path}"))
@@ -219,10 +220,10 @@ def _is_merged(work: TableRound) -> bool:
 
 
 def _is_scattered(work: TableRound) -> bool:
-    """Whether there are too many small files or changes, or MERGE would leave more rows in files whose keys overlap than belong together.
+    """Whether there are too many small files or changes, or MERGE would leave too many rows in files whose keys overlap.
 
-    MERGE divides the rows of all files that it touches by a hash of their keys: every new file has keys of all of them, and is touched
-    again the next time. Units divide them by their keys.
+    MERGE divides the rows of all affected files by a hash of their keys. So every new file has keys of the whole range, and is affected
+    again the next time. Units divide the rows by their keys instead.
     """
     target = work.task.target_rows
     files = {file.path: file for file in work.task.base}
@@ -239,15 +240,15 @@ def _is_scattered(work: TableRound) -> bool:
 
 
 def _is_backlog(work: TableRound) -> bool:
-    """Whether there are many changes, and the keys of the files that they touch can be divided."""
+    """Whether there are many changes, and the keys of the affected files can be divided."""
     ranges = [file.range for file in _near(work) if file.range is not None]
     return work.plan.changes >= work.task.target_rows // _BACKLOG and any(low < high for low, high in ranges)
 
 
 def _divided(base: Sequence[BaseFile], growth: int, most: float) -> int:
-    """How many rows of these files a unit would divide by their keys, as they, with those that come to them, are too many to be together.
+    """Count the rows of these files that a unit would divide by keys, because with the new rows they are too many for one file.
 
-    Files that share no more than a limit are divided already: one key has more rows than a file.
+    Files that share at most a limit are divided already: then one key has more rows than a file.
     """
     groups: list[tuple[Bound, Bound, int]] = []
     for file in sorted(base, key=lambda file: file.range or ()):
@@ -270,7 +271,7 @@ def _has_limits(schema: TableSchema) -> bool:
 
 
 def _range(schema: TableSchema, *tables: pa.Table) -> tuple[Any, Any] | None:
-    """The minimum and maximum of the first key column, with which other files are skipped; None if unknown."""
+    """The minimum and maximum of the first key column, by which other files are skipped. None if unknown."""
     key = schema.keys[0]
     type_ = schema.current.field(key).type
     column = pa.chunked_array([chunk for table in tables for chunk in table[key].chunks], type_)

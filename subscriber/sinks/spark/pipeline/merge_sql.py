@@ -1,4 +1,4 @@
-"""The two statements that engine ``merge`` gives to Spark. Pure."""
+"""The two SQL statements of engine ``merge``. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 __all__ = ["merge_statement", "selected_rows"]
 
 Range = tuple[Any, Any] | None
-"""Least and greatest value of the first key column."""
+"""Minimum and maximum of the first key column."""
 
 
 def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range_: Range, *, known: bool = False) -> str:
@@ -22,10 +22,10 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
     Args:
         uri: of a Delta table.
         schema: its columns and its key.
-        source: a view with the same columns, one row a key.
-        flag: a column of the view more: whether the row is gone.
-        range_: of the keys in it.
-        known: whether the table has a row of each of its keys that is not gone: Delta needs no full outer join then.
+        source: a view with the same columns, one row for each key.
+        flag: an additional column of the view: whether the row is deleted.
+        range_: range of the keys in the view.
+        known: whether the table has a row for each key that is not deleted. Then Delta needs no full outer join.
     """
     names = schema.current.names
     setting = ", ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in names)
@@ -41,13 +41,13 @@ def merge_statement(uri: str, schema: TableSchema, source: str, flag: str, range
 
 
 def selected_rows(uri: str, schema: TableSchema, names: Sequence[str], keys: str, range_: Range) -> str:
-    """SELECT these columns of the table's rows whose keys the view ``keys`` has."""
+    """SELECT columns of the table's rows whose keys are in the view ``keys``."""
     columns = ", ".join(f"t.{_quoted(name)}" for name in names)
     return f"SELECT {columns} FROM delta.{_quoted(uri)} t LEFT SEMI JOIN {keys} s ON {_same_key(schema, range_)}"  # noqa: S608 -- as above
 
 
 def _same_key(schema: TableSchema, range_: Range) -> str:
-    """NULLs are equal; and what a key column cannot hold is part of the key: its text in ``_special``."""
+    """Compare keys. NULLs are equal. If a key column cannot hold a value, the value's text in ``_special`` is part of the key."""
     found = [_same_value(key, schema.current.field(key).type) for key in schema.keys]
     if any(_may_be_special(schema.current.field(key).type) for key in schema.keys):
         texts = [f"from_json({side}.{_quoted(SPECIAL)}, 'map<string,string>')" for side in ("t", "s")]
@@ -61,7 +61,7 @@ def _same_key(schema: TableSchema, range_: Range) -> str:
 def _same_value(key: str, type_: pa.DataType) -> str:
     sides = [f"{side}.{_quoted(key)}" for side in ("t", "s")]
     if pa.types.is_floating(type_.value_type if pa.types.is_list(type_) else type_):
-        # -0 and 0 are equal to Spark, but two keys to the publisher, which sends the old one where a row's key goes from one to the other
+        # -0 and 0 are equal to Spark, but they are two keys: the publisher sends the old key when a row's key changes from one to the other
         sides = [f"CAST({side} AS STRING)" for side in sides]
     return " <=> ".join(sides)
 

@@ -1,4 +1,4 @@
-"""The landed changes that wait to be applied to one table: its files in order, and the schemas they were described with."""
+"""The landed changes that are waiting to be applied to one table: its files in order, with their schemas."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["PendingChanges", "copied_changes", "read_work"]
 
 @dataclass(slots=True)
 class PendingChanges:
-    """See the module.
+    """The waiting changes of a table, see the module.
 
     Attributes:
-        reached: up to which LSN the table is with these files.
-        files: relative to the lake, in order.
-        size: of all files, bytes.
-        schemas: in order, neighbours different; empty if nothing describes the table.
-        described: of each file, what it was described with.
+        reached: the LSN of the table after these files are applied.
+        files: paths relative to the lake, in order.
+        size: of all files, in bytes.
+        schemas: in order; neighbours are different. Empty if there is no description of the table.
+        described: the schema of each file.
     """
 
     reached: Lsn
@@ -66,10 +66,10 @@ class PendingChanges:
 
 
 def copied_changes(storage: Storage, directory: str, table: LakeTable) -> PendingChanges:
-    """The changes that a table begins with: its copy and its own batches, up to the LSN at which it was handed over; none without a copy.
+    """The changes that a table begins with: its copy and its own batches, up to the LSN of its handover. Empty without a copy.
 
     Raises:
-        TargetError, DataLossError: something of it is missing or damaged.
+        TargetError, DataLossError: a file is missing or damaged.
     """
     copied = read_copy(storage, directory) if table.generation else None
     if copied is None:
@@ -100,13 +100,13 @@ def read_work(storage: Storage, work: TableWork, source: PendingChanges, directo
     """Read the pending changes of a table for planning.
 
     Args:
-        storage: the lake's.
-        work: what is to be done.
-        source: what waits.
-        directory: relative to the lake, for files of the round.
+        storage: of the lake.
+        work: the work to do.
+        source: the waiting changes.
+        directory: for files of the round, relative to the lake.
 
     Returns:
-        What is left to do, without stretches that are in the table already; and of its changes what a plan looks at.
+        The remaining work, without stretches that are already in the table; and the columns of its changes that planning needs.
 
     Raises:
         TargetError: a file cannot be read or written.

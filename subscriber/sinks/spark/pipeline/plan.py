@@ -1,16 +1,16 @@
-"""Planning a round: which files of a table its changes touch, and how that work is divided.
+"""Planning a round: find the files of a table that its changes affect, and divide the work into units.
 
-Files of a table hold ranges of its first key column. Files whose ranges overlap are one cluster; clusters divide all possible keys between
-them, so that every change belongs to exactly one, and one without changes is not read. Work stays in proportion to the files that are
-touched, not to the table: changes of recent keys touch the last files, whatever its size.
+Files of a table have ranges of its first key column. Files whose ranges overlap form a cluster. The clusters divide all possible keys, so
+that every change belongs to exactly one cluster. A cluster without changes is not read. So the work is proportional to the affected files,
+not to the size of the table: changes of recent keys affect only the last files.
 
-* Many changes and no files (the first load) are divided by the keys themselves.
-* A cluster that has become small is merged with its neighbour when it is touched.
-* A row that moved from another key without bringing its TOASTed values needs the row it was: the clusters of both keys are one unit. So
-  are they, within reason, for other rows that moved: an UPDATE whose old row is not there is passed over.
-* Where all files are rewritten, as after ALTER TABLE, each cluster is one unit, too.
-* The whole table is one unit where the stretches of changes (see ``evolution.py``) do not all know rows by the same first key column, where
-  the type of that column changed, where the key has no order, or where files of another writer have no range.
+* Many changes without files (the first load) are divided by the keys themselves.
+* A cluster that has become small is merged with its neighbour when it is affected.
+* A row that moved from another key without its TOASTed values needs the old row, so the clusters of both keys form one unit. For other rows
+  that moved, they form one unit too if it is not too large, because an UPDATE whose old row does not exist is skipped.
+* If all files are rewritten, as after ALTER TABLE, the clusters without changes become units too.
+* The whole table is one unit in these cases: the stretches of changes (see ``evolution.py``) do not all have the same first key column, the
+  type of that column changed, the key has no order, or files of another writer have no range.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = ["BaseFile", "Plan", "TableWork", "plan_columns", "plan_table"]
 _SMALL: Final = 4
 """A cluster below this part of the target is merged with its neighbour."""
 _FAR: Final = 8
-"""How many files' rows a unit may have because of rows that moved; beyond it, an UPDATE that moves a row that is not there makes one."""
+"""Limit of a unit's rows, in files, for joining clusters because of moved rows. Above, an UPDATE that moves a missing row inserts it."""
 _LOOSE_FILES: Final = 8
-"""How many small files a table without a key may gather."""
+"""How many small files a table without a key may have before they are merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseFile:
-    """A file of the table: rows, and its range of the first key column, None if it has none."""
+    """A file of the table: its rows, and its range of the first key column, or None."""
 
     path: str
     rows: int
@@ -53,11 +53,11 @@ class BaseFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """What is to be done to one table; see :class:`subscriber.sinks.spark.merge.unit.Unit` for the other names.
+    """The work for one table. See :class:`subscriber.sinks.spark.merge.unit.Unit` for the other names.
 
     Attributes:
-        rewrite: whether all its files are rewritten.
-        retyped: columns that are of another type in these files.
+        rewrite: whether all files are rewritten.
+        retyped: columns that have another type in these files.
     """
 
     directory: str
@@ -78,10 +78,10 @@ class Plan:
 
     Attributes:
         units: the work, in parts.
-        removed: the table's files that are gone after them.
+        removed: files of the table that are removed afterwards.
         cleared: whether there was a TRUNCATE among the changes.
-        growth: of each unit that is about ranges of keys, how many more rows changes insert there than they delete.
-        changes: how many there are, since TRUNCATE; 0 if keys do not divide the table.
+        growth: for each unit with ranges of keys: rows that the changes insert minus rows that they delete.
+        changes: number of changes since the last TRUNCATE. 0 if keys do not divide the table.
     """
 
     units: tuple[Unit, ...]
@@ -113,8 +113,8 @@ def plan_table(work: TableWork, changes: pa.Table) -> Plan:
     """Divide a table's work.
 
     Args:
-        work: what there is.
-        changes: those of all stretches, in order, with the columns of :func:`plan_columns`.
+        work: the work to do.
+        changes: the changes of all stretches, in order, with the columns of :func:`plan_columns`.
     """
     changes, cleared = since_truncate(changes)
     base = () if cleared else work.base
@@ -198,10 +198,10 @@ def _count(clusters: Sequence[_Cluster], ops: pa.ChunkedArray, keys: pa.ChunkedA
 
 
 def _counted(lows: Sequence[Bound], keys: pa.ChunkedArray) -> list[int]:
-    """The count of the keys in each cluster."""
+    """Count the keys in each cluster."""
     known = pc.drop_null(keys)
     known = known.take(pc.sort_indices(known))
-    # the first cluster takes what is below it, too
+    # the first cluster also takes the keys below it
     starts = [0, *(bisect_left(known, low, key=lambda value: rank(value.as_py())) for low in lows[1:]), len(known)]
     counts = [end - start for start, end in pairwise(starts)]
     if keys.null_count:

@@ -1,4 +1,4 @@
-"""Starts the applier, with its engine and its copies: as a program (``spark-apply``), or as a thread of ``run``."""
+"""Starts the applier, with its engine and its copies, as a program (``spark-apply``) or as a thread of ``run``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def apply_lake(
     target_rows: int,
     once: bool,
 ) -> None:
-    """See :func:`subscriber.subscription.targets.spark_apply`."""
+    """Apply a lake until ``stop`` is set, see :func:`subscriber.subscription.targets.spark_apply`."""
     location = Location.of(lake)
     storage = Storage.open(location)
     settings = ApplierSettings(target_rows=target_rows)
@@ -57,12 +57,12 @@ def apply_lake(
 
 
 def apply_in_process(location: Location, stop: threading.Event, rest_seconds: float) -> None:
-    """Apply a lake in this process, as its URL says, until ``stop`` is set. Blocks: for a thread.
+    """Apply a lake in this process, as its URL says, until ``stop`` is set. Blocks, so call it in a thread.
 
-    The Spark session stays open, whether it existed before or is started here: starting one takes a quarter of a minute.
+    The Spark session stays open, whether it existed before or is started here, because starting one takes a quarter of a minute.
 
     Args:
-        location: its ``apply`` says how.
+        location: its ``apply`` selects the engine.
         stop: see :func:`subscriber.sinks.spark.pipeline.apply_loop.apply_forever`.
         rest_seconds: likewise.
 

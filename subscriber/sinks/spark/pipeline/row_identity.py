@@ -1,11 +1,11 @@
-"""Whether the rows of a table can be found by the replica identity that its changes have, after ALTER TABLE.
+"""Checks, after ALTER TABLE, that the rows of a table can be found by the replica identity of its changes.
 
-* A key column that was added later is NULL in rows from before: the publisher does not send the values that ADD COLUMN or RENAME COLUMN
+* A key column that was added later is NULL in older rows, because the publisher does not send the values that ADD COLUMN or RENAME COLUMN
   gave them. (With REPLICA IDENTITY FULL, ``row_matching.py`` finds such a row by its other columns.)
-* A column whose type changed may have other values at the publisher than here (``type_changes.py``).
+* A column whose type changed may have other values on the publisher than in the lake (``type_changes.py``).
 
-An UPDATE or DELETE that identifies a row by such a column would find none, and be skipped. Rows that were only inserted are safe, and so
-are those that a TRUNCATE removed.
+An UPDATE or DELETE that identifies a row by such a column would find no row, and be skipped. There is no problem with rows that were only
+inserted, or that a TRUNCATE removed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ANY_CHANGES = ("c", "i", "u", "d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBefore:
-    """A table as it is before changes come.
+    """A table before the changes are applied.
 
     Attributes:
         directory: of its files, relative to the lake.
-        files: those that have rows.
-        columns: its columns by their fields, as they were described last.
-        late: fields of it that came when it had rows.
-        doubtful: fields whose values may be others than the publisher's.
+        files: files that have rows.
+        columns: its columns by their fields, as last described.
+        late: fields that were added when the table had rows.
+        doubtful: fields whose values may differ from the publisher's.
     """
 
     directory: str
@@ -48,7 +48,7 @@ class TableBefore:
 
 @dataclass(frozen=True, slots=True)
 class RowIdentityResult:
-    """The columns in doubt after the changes, and the reason if the row of a change cannot be found."""
+    """The doubtful columns after the changes, and the reason if the row of a change cannot be found."""
 
     doubtful: frozenset[str]
     lost: str | None
@@ -56,7 +56,7 @@ class RowIdentityResult:
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk through changes in their order."""
+    """Goes through the changes in order."""
 
     types: pa.Schema
     rows: bool
@@ -87,7 +87,7 @@ class _Walk:
             elif not keeps_values(before, column, self.types.field(name).type):
                 self.doubtful.add(name)
         self.described, self.columns = schema, columns
-        self.doubtful &= set(columns)  # what went is NULL everywhere
+        self.doubtful &= set(columns)  # a dropped column is NULL in all rows
 
     def _lost(self, schema: TableSchema) -> str | None:
         for key in schema.keys:
@@ -101,11 +101,11 @@ class _Walk:
 
 @dataclass(slots=True)
 class RowIdentityCheck:
-    """See the module.
+    """The check, see the module.
 
     Attributes:
-        storage: the lake's.
-        complete: columns, and the files that have a value of each in all rows: files never change.
+        storage: of the lake.
+        complete: a cache: for each column, the files in which all rows have a value. Files never change.
     """
 
     storage: Storage
@@ -118,15 +118,15 @@ class RowIdentityCheck:
 
         Args:
             before: the table.
-            schema: its columns from now on.
-            files: landed ones, with what each was described with, in order.
-            after: changes up to this LSN are in the table already.
+            schema: its new columns.
+            files: the landed files, each with its schema, in order.
+            after: changes up to this LSN are already in the table.
             truncated: whether there is a TRUNCATE among the changes.
 
         Raises:
             TargetError: a file cannot be read.
         """
-        # whatever the changes are, mostly none of it can be: then nothing is read
+        # first assume all kinds of changes: usually no row can be lost even then, and no file is read
         walk = _Walk(schema.current, bool(before.files), before.columns, set(before.late), set(before.doubtful))
         for _, described in files:
             walk.take(described, _ANY_CHANGES)
@@ -155,7 +155,7 @@ class RowIdentityCheck:
 
 
 def columns_before(described: TableSchema | None, present: pa.Schema) -> dict[str, LakeColumn]:
-    """A table's columns by their fields: as they were described; where that is unknown, as the table itself has them."""
+    """A table's columns by their fields, as they were described. If that is unknown, as the table has them."""
     if described is not None:
         return {column.field: column for column in described.columns}
     return {column.name: LakeColumn(column.name, column.name, column.type, key=False) for column in present if column.name != SPECIAL}

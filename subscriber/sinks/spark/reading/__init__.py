@@ -1,1 +1,1 @@
-"""Reading a lake by Spark: snapshots as DataFrames, and changes as a data source."""
+"""Reading a lake with Spark: snapshots as DataFrames, and changes as a data source."""

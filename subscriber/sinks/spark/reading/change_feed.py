@@ -1,9 +1,9 @@
-"""Changes of one table in their order: from its change log, and after that from landed files that are not yet in the log.
+"""The changes of one table in order: from its change log, and then from landed files that are not yet in the log.
 
-Each change has the LSN of its transaction's end, so a range of LSNs is a range of changes, wherever they are stored. When landed files
-move to the log during a read, the rest of the range is located again. Rows of an initial copy have the LSN of its snapshot.
-A table that is being copied gives no changes: its log begins with the copy. A table that was removed and is copied again gives the changes
-of before, once its log has the new copy.
+Each change has the LSN of its transaction's end. So a range of LSNs is a range of changes, wherever they are stored. When landed files
+move to the log during a read, the rest of the range is located again. Rows of an initial copy have the LSN of its snapshot. A table that is
+being copied has no changes, because its log begins with the copy. A table that was removed and is copied again has the earlier changes once
+its log has the new copy.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from subscriber.sinks.spark.tables.delta import LakeDelta
 __all__ = ["Changes", "Piece"]
 
 _ATTEMPTS: Final = 10
-"""How often in a row landed files may be gone when they are to be read: each time the log has them."""
+"""How many attempts in a row may find landed files removed. Each time, the log has their changes."""
 _UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a range that can be read by itself.
+    """A part of a range that can be read independently.
 
     Attributes:
-        start, end: behind the one, up to the other.
-        file: of the log, relative to the lake; None: whatever is in the range by then.
+        start, end: after ``start``, up to ``end``.
+        file: of the log, relative to the lake. None: everything that is in the range at the time of reading.
     """
 
     start: int
@@ -56,15 +56,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A table as it is now.
+    """The current state of a table.
 
     Attributes:
-        table: as the catalog has it.
-        removed: it is no longer of the subscription.
-        log: None if there is none.
-        reached: up to where its log has everything.
-        begun: whether there are changes behind that, as they are landed.
-        added: before it none is missing, even if they have not begun.
+        table: the table in the catalog.
+        removed: whether it no longer belongs to the subscription.
+        log: its change log, or None.
+        reached: the log has everything up to here.
+        begun: whether there are changes after that, which can be read as landed.
+        added: no change before this LSN is missing, even if the changes have not begun.
     """
 
     table: LakeTable
@@ -76,11 +76,11 @@ class _Known:
 
 
 class Changes:
-    """See the module.
+    """Reads the changes of one table, see the module.
 
     Args:
-        storage: the lake's.
-        name: the table's.
+        storage: of the lake.
+        name: name of the table.
     """
 
     def __init__(self, storage: Storage, name: TableName) -> None:
@@ -102,18 +102,18 @@ class Changes:
         there = log.load()
         application = f"subscriber-{lake.target_identifier}-{table.id}-{{}}-log"
         found = [log.applied(application.format(generation)) if there else None for generation in range(table.generation + 1)]
-        # what is logged of a table that is about to be copied is of its former copies; one that was not copied has changes from the start
+        # before a copy is done, the log has changes of earlier copies only; a table that is not copied has changes from the start
         begun = table.entry.state not in _UNFINISHED and (found[-1] is not None or not table.generation)
         added = table.added
         if was is not None and found[was.generation] is None:
-            # its rows are of LSNs from before the table was added again, and can only be read once the log has them
+            # its rows have LSNs from before the table was added again, and can only be read once the log has them
             added = was.added
         return _Known(table, removed, log if there else None, max(done or INVALID_LSN for done in found), begun, added)
 
     def _copied_before(self, lake: Lake) -> LakeTable | None:
-        """The table as it was before it was added to be copied again, if its copy is still there.
+        """The table before it was added again to be copied, if its earlier copy still exists.
 
-        To be asked before the log is opened: the copy goes once the log has it. One that is never to become log is gone, too.
+        Call it before the log is opened, because the copy is removed once the log has it. A copy that the log never gets is removed too.
         """
         was = lake.state.removed.get(self._name) if self._name in lake.state.tables else None
         if was is None or was.until is None or not was.generation:
@@ -121,12 +121,12 @@ class Changes:
         return was if read_copy(self._storage, copy_directory(was)) is not None else None
 
     def schema(self) -> pa.Schema:
-        """The columns of the changes: metadata, and the table's own as they are now, including those of changes not yet in the log.
+        """The columns of the changes: metadata, and the table's current columns, including those of changes not yet in the log.
 
         Raises:
-            TargetError: nothing is known of the table yet.
+            TargetError: the table has no changes yet.
         """
-        # the manifests first, as in latest
+        # read the manifests first, as in latest
         manifests = read_manifests(self._storage, LANDING)
         known = self._look()
         described = [file.schema for manifest in manifests for file in manifest.files if file.table_id == known.table.id]
@@ -144,14 +144,14 @@ class Changes:
         Raises:
             TargetError: there is no such table.
         """
-        # the manifests first: what they lose meanwhile the log has
+        # read the manifests first: if one is removed in the meantime, the log has its changes
         last = Lsn(max(manifest_ends(self._storage, LANDING), default=0))
         known = self._look()
         until = known.table.until or INVALID_LSN
         if known.removed:
             last = min(last, until)
         found = max(known.added, known.reached, last if known.begun else INVALID_LSN)
-        # a copy that was begun and given up leaves a table that went as it was before it was added again
+        # if a copy was begun and given up, a table that is removed returns to its state before it was added again
         self._told = max(self._told, found)
         return self._told
 
@@ -182,7 +182,7 @@ class Changes:
             return
         start, attempts = piece.start, 0
         while start < piece.end:
-            # the manifests first, as in latest
+            # read the manifests first, as in latest
             manifests = read_manifests(self._storage, LANDING, Lsn(start))
             known = self._look()
             reached = min(int(known.reached), piece.end)
@@ -209,7 +209,7 @@ class Changes:
                 continue
             files = [file for file in manifest.files if file.table_id == known.table.id]
             names = [new_names(file.schema, *resolve_fields(schema.names, [file.schema])) for file in files]
-            # read whole, before any of it is given away: it may be gone in the midst of it
+            # read it completely before any of it is returned: a file may be removed during the read
             yield manifest, [row for file, new in zip(files, names, strict=True) for row in self._rows(file.path, start, end, schema, new)]
 
     def _rows(self, path: str, start: int, end: int, schema: pa.Schema, names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
@@ -233,7 +233,7 @@ class Changes:
             raise damaged_file(self._storage.what(path)) from None
 
     def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
-        """Check that a query's columns can hold the values. A cast to a narrower type would change values, or name one in its error."""
+        """Check that a query's columns can hold the values. A cast to a narrower type would change values, or show one in its error."""
         for field in wanted:
             if field.name in there.names and widened(there.field(field.name).type, field.type) != field.type:
                 raise TargetError(

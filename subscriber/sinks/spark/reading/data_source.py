@@ -1,16 +1,16 @@
 """``spark.readStream.format("postgres_changes")``: the changes of one table of a lake as a source of Structured Streaming, or of a batch.
 
-Offsets are LSNs: ``{"lsn": "16/B374D848"}`` has everything of transactions that end there or before. A query that restarts from its
-checkpoint resumes after that LSN, whether the changes are in the landing zone or in the change log by then.
+Offsets are LSNs: ``{"lsn": "16/B374D848"}`` includes all transactions that end there or before. A query that restarts from its checkpoint
+resumes after that LSN, whether its changes are in the landing zone or already in the change log.
 
 ================  =====================  =============================================================================
-option
+option            value or default
 ================  =====================  =============================================================================
-``path``          the lake               the subscription's target, or its directory as it is
+``path``          the lake               the subscription's target, or its directory
 ``table``         ``schema.table``
-``startingLsn``   ``earliest``           an LSN: what ends behind it; ``earliest``: with the initial copy; ``latest``:
-                                         changes from now on (streams only)
-``endingLsn``     what there is          of a batch: up to there
+``startingLsn``   ``earliest``           an LSN: transactions that end after it; ``earliest``: from the initial copy;
+                                         ``latest``: changes from now on (streams only)
+``endingLsn``     what there is          for a batch: transactions up to this LSN
 ================  =====================  =============================================================================
 """
 
@@ -38,7 +38,7 @@ _OPTIONS = ("path", "table", "startingLsn", "endingLsn")
 
 
 class PostgresChanges(DataSource):
-    """See the module."""
+    """The data source, see the module."""
 
     @classmethod
     def name(cls) -> str:
@@ -46,7 +46,7 @@ class PostgresChanges(DataSource):
         return "postgres_changes"
 
     def schema(self) -> StructType:
-        """The schema of the changes as of now; a query keeps it until it restarts."""
+        """The current schema of the changes. A query keeps it until it restarts."""
         return from_arrow_schema(self._changes().schema(), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -106,14 +106,14 @@ class _BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         if partition is None:
-            # what pyspark makes of a list without partitions
+            # pyspark does this for a list without partitions
             return iter(())
         assert isinstance(partition, _Partition)
         return self._changes.read(partition.piece, self._schema)
 
 
 class _StreamReader(DataSourceStreamReader):
-    """``start``: where a new query begins; None: at the end."""
+    """``start`` is where a new query begins. None: at the end."""
 
     def __init__(self, changes: Changes, schema: pa.Schema, start: Lsn | None) -> None:
         self._changes = changes
@@ -135,7 +135,7 @@ class _StreamReader(DataSourceStreamReader):
         return self._changes.read(partition.piece, self._schema)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Nothing to do: the changes that a reader has read stay where they are."""
+        """Do nothing: changes that were read remain where they are."""
 
 
 def _arrow(schema: StructType) -> pa.Schema:

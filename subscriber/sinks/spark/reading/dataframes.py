@@ -1,4 +1,4 @@
-"""Reads a lake by Spark: DataFrames of one published cut, with the Delta jar or without it."""
+"""Reads a lake with Spark: DataFrames of one published cut, with the Delta jar or without it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def cut_of(target: str, as_of_lsn: Lsn | str | None = None) -> Cut:
 
     Args:
         target: the subscription's target, or the lake's directory.
-        as_of_lsn: as ``pg_lsn`` has it.
+        as_of_lsn: an LSN, as text in the form of ``pg_lsn`` or as an object.
 
     Raises:
-        ConfigurationError: no URL, or no LSN.
+        ConfigurationError: the URL or the LSN is invalid.
         TargetError: there is no such cut.
     """
     storage = Storage.open(Location.of(target))
@@ -55,14 +55,15 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     """A table's rows as of a cut.
 
     Args:
-        spark: any session that reaches the lake.
+        spark: a session that can access the lake.
         target: the subscription's target, or the lake's directory.
         table: ``schema.table``.
         as_of_lsn: see :func:`cut_of`.
-        cut: of :func:`cut_of`, for several tables at one moment.
+        cut: a result of :func:`cut_of`, to read several tables at one moment.
 
     Raises:
-        ConfigurationError, TargetError: there is no such table in the cut.
+        ConfigurationError: the URL or the LSN is invalid.
+        TargetError: the cut does not exist, or does not have the table.
     """
     from pyspark.sql.types import StructType  # noqa: PLC0415 -- an extra
 
@@ -81,9 +82,9 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
-    # not as Delta's library gives them, which are parts of URLs
+    # not the paths from Delta's library, which are URL-encoded
     files = [escape_glob(f"{delta.uri}/{path}") for path in delta.files_at(where.version)]
-    # whatever calendar the session takes files without Spark's mark for
+    # independent of the calendar that the session assumes for files without Spark's mark
     reader = spark.read.schema(schema)
     return reader.parquet(*files, datetimeRebaseMode="CORRECTED") if files else spark.createDataFrame([], schema)
 
@@ -93,12 +94,12 @@ _VIEW: Final = "subscriber_cut"
 
 
 class CutRows:
-    """Rows of the tables of one cut, for comparing a lake with its publisher. Everything here blocks.
+    """Rows of the tables of one cut, for comparing a lake with its publisher. All methods block.
 
     Args:
-        spark: a session that reaches the lake.
-        target: the subscription's.
-        cut: which.
+        spark: a session that can access the lake.
+        target: the subscription's target.
+        cut: the cut.
     """
 
     def __init__(self, spark: SparkSession, target: str, cut: Cut) -> None:
@@ -107,13 +108,13 @@ class CutRows:
         self._cut = cut
 
     def columns(self, table: TableName) -> list[str]:
-        """The columns of a table; none if the cut has no such table."""
+        """The columns of a table. Empty if the cut has no such table."""
         if table not in self._cut.tables:
             return []
         return list(read_table(self._spark, self._target, str(table), cut=self._cut).columns)
 
     def batches(self, table: TableName, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
-        """All rows, in batches; a value that its column cannot hold is its text."""
+        """All rows, in batches. A value that its column cannot hold is given as text."""
         read_table(self._spark, self._target, str(table), cut=self._cut).createOrReplaceTempView(_VIEW)
         names = ", ".join(f"`{name.replace('`', '``')}`" for name in [*columns, SPECIAL])
         query = f"SELECT {names} FROM {_VIEW}"  # noqa: S608 -- names, quoted

@@ -1,11 +1,11 @@
 """How a table's columns in the lake follow the publisher's.
 
-* A new column is added; rows from before have NULL in it, whatever its default: the publisher does not send them again.
-* A dropped column stays, and is NULL in all rows from then on, which takes one rewrite of the table's files. A column of that name
-  that comes back later is that one.
-* A type that changed becomes the narrowest one that holds both, text if nothing else does; then all files are rewritten once.
-* A replica identity that changed holds for the changes that were described with it: changes of one round with several are applied in
-  stretches, one after the other. So are they around a column that went, or came back.
+* A new column is added. Older rows have NULL in it, even if it has a default, because the publisher does not send them again.
+* A dropped column remains, and becomes NULL in all rows, which takes one rewrite of the table's files. If a column of that name is added
+  later, it is the same column in the lake.
+* If a type changes, the lake's type becomes the narrowest one that holds both, or text. Then all files are rewritten once.
+* A new replica identity applies to the changes that were described with it. If a round has changes with several identities, they are
+  applied in stretches, one after the other. The same is done where a column is dropped or comes back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Stretch:
 
     Attributes:
         files: relative to the lake, in order.
-        schema: the table's columns from now on, with the replica identity that these changes were described with.
-        absent: fields of the table that it did not have when they were made.
+        schema: the table's new columns, with the replica identity of these changes.
+        absent: fields of the table that the publisher's table did not have at the time of these changes.
     """
 
     files: tuple[str, ...]
@@ -37,11 +37,11 @@ class Stretch:
 
 
 def evolved_schema(present: pa.Schema | None, described: Sequence[TableSchema]) -> TableSchema:
-    """The table's columns from now on.
+    """The table's new columns.
 
     Args:
-        present: of its Delta table; None if there is none.
-        described: what changes that are to be applied were described with, in order; not empty.
+        present: columns of the Delta table. None if there is no table.
+        described: the schemas of the changes to apply, in order; not empty.
     """
     last = described[-1]
     types: dict[str, pa.DataType] = {field.name: field.type for field in present or [] if field.name != SPECIAL}
@@ -69,7 +69,7 @@ def dropped_columns(schema: TableSchema, described: TableSchema) -> tuple[str, .
 
 
 def absent_columns(schema: TableSchema, described: Sequence[TableSchema]) -> tuple[str, ...]:
-    """Fields of the table that the publisher lacked at some time, even if it has them again."""
+    """Fields of the table that the publisher did not have at some time, even if it has them again."""
     return tuple(column.field for column in schema.columns if not all(column.field in one.arrow.names for one in described))
 
 
@@ -77,9 +77,9 @@ def stretches(schema: TableSchema, valued: Collection[str], files: Sequence[tupl
     """Divide changes into stretches that can be folded together.
 
     Args:
-        schema: the table's columns from now on.
-        valued: columns of its Delta table, if there is one, in which rows may have values.
-        files: with what each was described with, in order.
+        schema: the table's new columns.
+        valued: columns of the Delta table, if it exists, in which rows may have values.
+        files: the landed files, each with its schema, in order.
     """
     found: list[tuple[list[str], list[TableSchema]]] = []
     known = set(valued)

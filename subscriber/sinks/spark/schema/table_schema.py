@@ -1,19 +1,19 @@
-"""A table as the lake knows it at one time: its columns, its replica identity, and the Arrow schemas that follow.
+"""A table's schema at one time: its columns, its replica identity, and the resulting Arrow schemas.
 
-Rows of landing files and change logs bear columns of ours before the table's own:
+Rows of landing files and change logs have metadata columns before the table's own:
 
 ===========  ==============  =============================================================================================
 ``_op``      string          ``i`` insert, ``u`` update, ``d`` delete, ``t`` truncate, ``c`` copied
-``_lsn``     int64           end LSN of the transaction's commit: what a cut at that LSN has
+``_lsn``     int64           end LSN of the transaction's commit; a cut at that LSN includes the row
 ``_seq``     int64           place in the transaction, from 0
-``_xid``     int64           the transaction's id at the publisher
+``_xid``     int64           the publisher's transaction ID
 ``_ts``      timestamp UTC   commit time
-``_moved``   bool            of ``u``: the row before this one, a ``d``, is what it was before: its key changed, or all of it is the key
+``_moved``   bool            of ``u``: the previous row, a ``d``, is the old row; its key changed, or the whole row is the key
 ``_un``      list of string  of ``u``: columns that were not changed and not sent
 ``_special`` string          JSON, column to text: values that a column's type cannot hold; such a column is NULL
 ===========  ==============  =============================================================================================
 
-A ``d`` has the columns of the replica identity only, a ``t`` none.
+A ``d`` has only the columns of the replica identity. A ``t`` has none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ META: Final = pa.schema(
 META_NAMES: Final = frozenset(META.names)
 
 _FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
-"""Characters that Delta does not allow in names of columns."""
+"""Characters that Delta does not allow in column names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class LakeColumn:
     """One column.
 
     Attributes:
-        name: PostgreSQL's.
-        field: the lake's: another one only where Delta would not have PostgreSQL's, or had it for another column.
-        type: Arrow's.
-        key: of the replica identity.
-        declared: PostgreSQL's type, its oid and modifier; None: not known, as in manifests from before it was stored.
+        name: the name in PostgreSQL.
+        field: the name in the lake. It differs only if Delta does not allow PostgreSQL's name, or the table uses it for another column.
+        type: the Arrow type.
+        key: whether the column belongs to the replica identity.
+        declared: oid and modifier of PostgreSQL's type. None if unknown, as in manifests from before it was stored.
     """
 
     name: str
@@ -74,10 +74,10 @@ class LakeColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """See the module.
+    """A table's schema, see the module.
 
     Attributes:
-        table: its name.
+        table: name of the table.
         identity: ``pg_class.relreplident``: default, nothing, full, index.
         columns: in the table's order.
     """
@@ -115,7 +115,7 @@ class TableSchema:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Fields of the replica identity; all of them if it is FULL, none if there is none."""
+        """Fields of the replica identity. All fields if it is FULL. Empty if there is none."""
         return tuple(column.field for column in self.columns if column.key)
 
     @property
@@ -139,7 +139,7 @@ class TableSchema:
         return pa.schema([*self.arrow, META.field(SPECIAL)])
 
     def to_json(self) -> dict[str, Any]:
-        """The schema as JSON, for manifests."""
+        """Convert to JSON for manifests."""
         return {
             "table": [self.table.namespace, self.table.name],
             "identity": self.identity,
@@ -148,10 +148,10 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
-        """Read it back.
+        """Read it from JSON.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no schema.
+            ValueError, KeyError, TypeError: the data is not a schema.
         """
         columns = tuple(
             LakeColumn(name, field, parse_type(type_), bool(key), tuple(declared[0]) if declared and declared[0] else None)
@@ -161,11 +161,11 @@ class TableSchema:
 
 
 def lake_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that Delta takes, none of ours, and none twice even where letter case does not count (as in Spark).
+    """Make names that Delta accepts. They are not names of our metadata columns, and unique even if letter case is ignored, as in Spark.
 
-    A name that has to be altered gets a number that is made of it alone: whatever columns come and go beside it, it is the same field, and
-    no other column's. Of names that differ in letter case only, those with capitals are altered, as long as there is the other; a table
-    that has some of them already has them under the names that it has (``column_mapping.py``).
+    A name that must be altered gets a number that depends on the name alone. So the field stays the same when other columns are added and
+    dropped, and no other column gets it. If names differ only in letter case, those with capitals are altered, as long as the other exists.
+    A table that already has some of them keeps its names (``column_mapping.py``).
     """
     listed = tuple(names)
     counts = Counter(map(folded_name, listed))
@@ -179,9 +179,9 @@ def lake_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def folded_name(name: str) -> str:
-    """The same for names that Spark does not tell apart: Java compares each letter's capital, then what that is as a small one."""
+    """Equal for names that Spark does not distinguish: Java compares the capital of each letter, and then its small letter."""
     capitals = (one if len(capital := one.upper()) > 1 else capital for one in name)
-    # of all small letters one is two characters, and Java takes it for its first here, and for both there
+    # one small letter has two characters; Java uses only the first in one place, and both in the other
     return "".join(capital.lower()[0] for capital in capitals).replace("i\u0307", "i")
 
 

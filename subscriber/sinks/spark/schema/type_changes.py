@@ -1,9 +1,9 @@
 """Whether a column still has the publisher's values after ALTER TABLE changed its type.
 
-Such an ALTER TABLE casts the values at the publisher and does not send the results; those in the lake get the lake's wider type (see
-``evolution.py``). This module knows which values are the same afterwards, for casts without USING and with the usual settings of a session:
-numbers that keep their value, texts that stay as they are, and what has one text only. Not known are rounding, blanks of ``char(n)``, time
-zones, digits of ``numeric`` in columns that are text in the lake, and types that are not built in.
+Such an ALTER TABLE casts the values on the publisher and does not send the results. The values in the lake are converted to the lake's
+wider type (see ``evolution.py``). This module knows which values are then still the same, for casts without USING and with the usual
+settings of a session: numbers that keep their value, texts that do not change, and types with only one text for each value. Not known are
+rounding, blanks of ``char(n)``, time zones, digits of ``numeric`` in columns that are text in the lake, and types that are not built in.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ONE_TEXT: Final = frozenset({
     3802,  # jsonb
     *_INTEGERS, _FLOAT4, _FLOAT8, _DATE, _TIMESTAMP, _NUMERIC, _TEXT, _VARCHAR,
 })  # fmt: skip
-"""Types whose values have the same text wherever they are written."""
+"""Types whose values have the same text in every session."""
 _LENGTHS: Final = frozenset({_VARCHAR, 1562})
-"""``varchar`` and ``varbit``: a longer one takes values as they are."""
+"""``varchar`` and ``varbit``: a longer type keeps the values unchanged."""
 _PRECISIONS: Final = frozenset({1083, _TIMESTAMP, 1184, 1266})
-"""Times: digits of seconds."""
+"""Time types, whose modifier is the number of digits of seconds."""
 _MOST_DIGITS: Final = 6
 
 
@@ -45,12 +45,12 @@ def keeps_values(before: LakeColumn, now: LakeColumn, lake: pa.DataType) -> bool
     """Whether values of one declaration are known to equal, in the lake, the results of the publisher's cast to another declaration.
 
     Args:
-        before: the column as it was.
-        now: as it is.
-        lake: its type in the lake from now on, which holds both.
+        before: the old column.
+        now: the new column.
+        lake: its new type in the lake, which holds both.
     """
     if before.declared is None or now.declared is None:
-        # of a lake that was made before declarations were stored
+        # of a lake that was created before declarations were stored
         apart = before.type != now.type and not pa.types.is_string(before.type) and not pa.types.is_string(now.type)
         return not (apart and pa.types.is_string(lake))
     return before.declared == now.declared or _keeps(*before.declared, *now.declared, lake)
@@ -59,7 +59,7 @@ def keeps_values(before: LakeColumn, now: LakeColumn, lake: pa.DataType) -> bool
 def _keeps(oid: int, modifier: int, to: int, limit: int, lake: pa.DataType) -> bool:
     elements = element_type(oid), element_type(to)
     if elements[0] is not None and elements[1] is not None:
-        # what an array's column cannot hold is kept as text, whatever its elements are
+        # if an array's column cannot hold a value, it is kept as text, for all types of elements
         return _keeps(elements[0], modifier, elements[1], limit, pa.string())
     as_text = pa.types.is_string(lake)
     if oid == to:
@@ -89,12 +89,12 @@ def _keeps_integer(oid: int, to: int, limit: int, *, as_text: bool) -> bool:
         return True
     if to == _NUMERIC:
         return _keeps_digits(0, _scale(limit), as_text=as_text)
-    # a float4 has digits for an int2 only
+    # a float4 has enough digits only for an int2
     return not as_text and (oid, to) in {(21, _FLOAT4), (21, _FLOAT8), (23, _FLOAT8)}
 
 
 def _scale(modifier: int) -> int | None:
-    """Digits behind the point; negative: zeros before it. None: as each value has them."""
+    """Digits after the point. Negative: zeros before it. None: each value has its own number."""
     if modifier < 4:
         return None
     scale = (modifier - 4) & 0x7FF

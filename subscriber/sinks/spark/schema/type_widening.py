@@ -1,10 +1,10 @@
-"""Columns of one type of the lake as another, wider one: once a column's type has changed at the publisher.
+"""Converts columns from one type of the lake to a wider one, after a column's type has changed on the publisher.
 
-What becomes text is PostgreSQL's text of it, as in a session of ours (see ``values.py``), and in UTC: casts of Arrow write some of it in
-another way, or not at all.
+Values that become text get PostgreSQL's text in UTC, as in our sessions (see ``values.py``). Casts of Arrow write some of it differently,
+or fail.
 
-A value that its column could not hold lies as text in ``_special``. What the new type can hold moves into the column, so that it is equal
-to one that comes later.
+A value that its column could not hold is in ``_special`` as text. If the new type can hold it, it moves into the column, so that it is
+equal to a value that arrives later.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
 
     Args:
         column: of any type of the lake.
-        type_: what :func:`subscriber.sinks.spark.schema.types.widened` made of it and others.
+        type_: a result of :func:`subscriber.sinks.spark.schema.types.widened` for the column's type and others.
 
     Raises:
-        pyarrow.ArrowException: it is no wider type.
+        pyarrow.ArrowException: the type is not wider.
     """
     if column.type == type_:
         return column
@@ -48,8 +48,8 @@ def with_specials_converted(after: pa.Table, before: pa.Table) -> pa.Table:
     """Move values from ``_special`` into converted columns that can hold them now.
 
     Args:
-        after: the rows; may lack ``_special``.
-        before: the same as they were.
+        after: the converted rows. May lack ``_special``.
+        before: the same rows before the conversion.
     """
     special = before[SPECIAL] if SPECIAL in before.schema.names else None
     if special is None or special.null_count == len(special):
@@ -80,7 +80,7 @@ def with_specials_converted(after: pa.Table, before: pa.Table) -> pa.Table:
 
 
 def _at_midnight(text: str) -> str:
-    """A date that Arrow has not, as PostgreSQL's timestamp."""
+    """Convert a date that Arrow does not support to PostgreSQL's timestamp."""
     date, *era = text.split(" ")
     return text if "infinity" in text else " ".join([date, "00:00:00", *era])
 
@@ -134,7 +134,7 @@ def _timestamptz(value: datetime) -> str:
 
 
 def _float4(value: float) -> str:
-    # the fewest digits that are this value again; nine always are
+    # the fewest digits that result in this value again; nine always do
     texts = (f"{value:.{digits}e}" for digits in range(9))
     return _shortest(value, next((text for text in texts if _rounded(float(text)) == value), "nan"), 6)
 
@@ -142,7 +142,7 @@ def _float4(value: float) -> str:
 def _rounded(value: float) -> float:
     try:
         (rounded,) = struct.unpack("<f", struct.pack("<f", value))
-    except OverflowError:  # rounded up, past the largest
+    except OverflowError:  # rounded up, beyond the largest value
         return math.inf
     return float(rounded)
 

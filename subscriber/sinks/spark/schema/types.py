@@ -1,13 +1,13 @@
-"""Which Arrow type a PostgreSQL column has in the lake. ``docs/reference/lake.md`` has the same table in prose.
+"""The Arrow type of each PostgreSQL type in the lake. ``docs/reference/lake.md`` has the same table in prose.
 
 ==============================================  ==========================  =====================================================
-PostgreSQL                                      Arrow (Delta, Spark)        what it cannot hold, kept as text beside it (``_special``)
+PostgreSQL                                      Arrow (Delta, Spark)        values it cannot hold, kept as text in ``_special``
 ==============================================  ==========================  =====================================================
 boolean                                         bool                        nothing
 smallint, integer, bigint, oid                  int16, int32, int64, int64  nothing
 real, double precision                          float, double               nothing (NaN and infinities are values)
 numeric(p, s) with p <= 38, 0 <= s <= p         decimal(p, s)               NaN, infinities
-numeric otherwise                               string                      nothing: its text, digits and scale as they are
+numeric otherwise                               string                      nothing: text with its digits and scale
 date                                            date32                      infinities, BC, years after 9999
 timestamp                                       timestamp[us]               the same
 timestamptz                                     timestamp[us, UTC]          the same
@@ -68,7 +68,7 @@ _ELEMENTS: Final[dict[int, int]] = {
     2951: 2950,  # uuid
     3807: 3802,  # jsonb
 }
-"""Built-in array types whose elements have a place in the table above."""
+"""Built-in array types whose elements are in the table above."""
 
 _NAMES: Final[dict[str, pa.DataType]] = {
     "bool": pa.bool_(),
@@ -90,7 +90,7 @@ _MAX_PRECISION: Final = 38
 
 
 def element_type(oid: int) -> int | None:
-    """The oid of an array type's elements; None if it is none, or one that stays text."""
+    """The oid of an array type's elements. None if it is not an array, or is an array that stays text."""
     return _ELEMENTS.get(oid)
 
 
@@ -98,8 +98,8 @@ def arrow_type(oid: int, modifier: int) -> pa.DataType:
     """The Arrow type of a column.
 
     Args:
-        oid: of its type.
-        modifier: ``atttypmod``, -1 for none.
+        oid: oid of its type.
+        modifier: ``atttypmod``; -1 for none.
     """
     element = _ELEMENTS.get(oid)
     if element is not None:
@@ -114,12 +114,12 @@ def _decimal(modifier: int) -> pa.DataType:
         return pa.string()
     precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
     if scale & 0x400 or scale > precision or precision > _MAX_PRECISION:
-        return pa.string()  # a negative scale, or more digits than there is room for
+        return pa.string()  # a negative scale, or too many digits
     return pa.decimal128(precision, scale)
 
 
 def type_name(arrow: pa.DataType) -> str:
-    """How a manifest names the type; :func:`parse_type` reads it."""
+    """The name of the type in a manifest; :func:`parse_type` reads it."""
     if pa.types.is_decimal(arrow):
         return f"decimal({arrow.precision},{arrow.scale})"
     if pa.types.is_list(arrow):
@@ -134,7 +134,7 @@ def parse_type(name: str) -> pa.DataType:
     """The reverse of :func:`type_name`.
 
     Raises:
-        ValueError: no such type.
+        ValueError: there is no such type.
     """
     if match := _DECIMAL.fullmatch(name):
         return pa.decimal128(int(match[1]), int(match[2]))
@@ -146,7 +146,7 @@ def parse_type(name: str) -> pa.DataType:
 
 
 def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The narrowest type that holds every value of both; text, if nothing else does."""
+    """The narrowest type that holds every value of both; text if there is no other."""
     if one == other:
         return one
     integers = [pa.int16(), pa.int32(), pa.int64()]
@@ -170,7 +170,7 @@ def widened(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _places(type_: pa.DataType) -> tuple[int, int] | None:
-    """Digits before and behind the point."""
+    """Digits before and after the point."""
     if pa.types.is_decimal(type_):
         return type_.precision - type_.scale, type_.scale
     return {pa.int16(): (5, 0), pa.int32(): (10, 0), pa.int64(): (19, 0)}.get(type_)

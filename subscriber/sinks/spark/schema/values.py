@@ -1,10 +1,10 @@
-"""Columns of PostgreSQL's texts to Arrow arrays. A whole column is cast at once; value by value only where that fails.
+"""Convert columns of PostgreSQL's texts to Arrow arrays. A whole column is cast at once. Values are cast one by one only if that fails.
 
-The cast of a whole column costs some ten nanoseconds a value. One value that the Arrow type cannot hold (``NaN`` in a decimal, ``infinity``
-or BC in a date) makes the cast fail; then the column is halved until the values are found. They become NULL in the column. Their texts are
-returned, and stored beside the column in ``_special``, so that no value is lost or changed.
+The cast of a whole column takes some ten nanoseconds for each value. A value that the Arrow type cannot hold (``NaN`` in a decimal,
+``infinity`` or BC in a date) makes the cast fail. Then the column is halved repeatedly until these values are found. They become NULL in
+the column. Their texts are returned, and stored in ``_special``, so that no value is lost or changed.
 
-The texts are those of our sessions: DateStyle ISO, ``extra_float_digits`` large enough, UTF-8. Array literals have one dimension here.
+The texts are those of our sessions: DateStyle ISO, sufficient ``extra_float_digits``, UTF-8. Array literals have one dimension here.
 Source: manual, Arrays, Array Input and Output Syntax.
 """
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 __all__ = ["NotText", "Specials", "cast_text", "parse_array", "to_arrow"]
 
 Specials = dict[int, str]
-"""Row number to the text of a value that the column's type cannot hold."""
+"""Maps the row number to the text of a value that the column's type cannot hold."""
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 -- of both kinds of timestamp
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -35,14 +35,14 @@ def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Arr
     """Cast a column.
 
     Args:
-        values: text format, NULL as None.
-        arrow: one of :mod:`subscriber.sinks.spark.schema.types`.
+        values: in text format, NULL as None.
+        arrow: one of the types in :mod:`subscriber.sinks.spark.schema.types`.
 
     Returns:
-        An array of that type, and what it could not hold.
+        An array of that type, and the values that it could not hold.
 
     Raises:
-        NotText: bytes that are not UTF-8, as a database with encoding SQL_ASCII may hold.
+        NotText: bytes are not UTF-8, which is possible in a database with encoding SQL_ASCII.
     """
     try:
         text = pa.array(values, pa.binary()).cast(pa.string())
@@ -52,7 +52,7 @@ def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Arr
 
 
 def cast_text(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
-    """As :func:`to_arrow`, of texts that are Arrow's already, and may not be UTF-8."""
+    """Cast a column like :func:`to_arrow`, from an Arrow array of texts, which may not be UTF-8."""
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
@@ -90,7 +90,7 @@ def _cast(text: pa.Array, arrow: pa.DataType, first: int, specials: Specials) ->
 
 
 def _moment(text: str) -> int | None:
-    """Microseconds since 1970. Time zones before standard time have offsets with seconds, which Arrow's cast does not know."""
+    """Microseconds since 1970. Time zones before standard time have offsets with seconds, which Arrow's cast does not support."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -153,7 +153,7 @@ _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse_array(text: str) -> list[str | None] | None:
-    """The elements' texts; None if it is no plain list: several dimensions, or a lower bound that is not 1.
+    """The elements' texts. None if it has several dimensions, or a lower bound that is not 1.
 
     Raises:
         ValueError: not an array literal.

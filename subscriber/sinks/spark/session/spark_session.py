@@ -1,4 +1,4 @@
-"""The Spark session of the applier, and its Delta jar. pyspark is imported only here and in the modules that read a lake by Spark."""
+"""The Spark session of the applier, and its Delta jar. Besides this package, only modules that read a lake with Spark import pyspark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONF: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
     "spark.sql.shuffle.partitions": "8",
-    # copies of tables, in a pool of their own, do not keep rounds waiting
+    # table copies have their own pool, so that they do not delay rounds
     "spark.scheduler.mode": "FAIR",
 }
 DELTA_CONF: Final[Mapping[str, str]] = {
@@ -36,7 +36,7 @@ DELTA_CONF: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What engine ``merge`` needs of a Spark 4.1 session, the jar from Maven."""
+"""Settings that engine ``merge`` needs in a Spark 4.1 session. The jar comes from Maven."""
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -51,12 +51,12 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
     """The existing session, or a new one.
 
     Args:
-        master: as ``spark-submit`` takes it; None: what the configuration says (as under spark-submit).
-        conf: settings that go before ours.
-        packages: a wheel or zip of this program that executors need; None: they have it.
+        master: as for ``spark-submit``. None: the value in the configuration, as under spark-submit.
+        conf: settings that take precedence over ours.
+        packages: a wheel or zip of this program that executors need. None: they have it.
 
     Raises:
-        ConfigurationError: no pyspark, or no Java; the wheel or zip cannot be read, or not be shipped.
+        ConfigurationError: pyspark or Java is missing, or the wheel or zip cannot be read or shipped.
         TargetUnavailable: the session does not start.
     """
     try:
@@ -105,7 +105,7 @@ def _ship_all(context: SparkContext, packages: str | None) -> None:
 
 
 def _ship(context: SparkContext, path: str) -> None:
-    """Have executors import from a wheel or zip. A wheel is a zip, but Spark puts only what is called so where Python looks."""
+    """Let executors import from a wheel or zip. A wheel is a zip, but Spark adds only files named ``.zip`` to Python's path."""
     plain = Path(_FILE.sub("", path))
     shipped = path
     try:
@@ -140,11 +140,11 @@ _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _JAR: Final = re.compile(r"delta-spark_(?:(\d+\.\d+)_)?2\.\d+-(\d+)\.(\d+)\.\d+")
 _HINT: Final = "set spark.jars.packages as docs/explanation/lake.md says, or use engine rewrite"
 _BEFORE_NAMES: Final = {("3", "2"): "3.5", ("3", "3"): "3.5", ("4", "0"): "4.0"}
-"""Which Spark a Delta was for while its jar's name did not say."""
+"""The Spark version of a Delta whose jar does not have it in its name."""
 
 
 def jar_is_for(path: str) -> str | None:
-    """The Spark (major.minor) that a Delta jar was made for, by its file's name; None: it does not say, or is none."""
+    """The Spark version (major.minor) of a Delta jar, by its file name. None: the name does not have it, or the file is not a Delta jar."""
     match = _JAR.search(path)
     if match is None:
         return None
@@ -152,7 +152,7 @@ def jar_is_for(path: str) -> str | None:
 
 
 def require_delta_jar(spark: SparkSession) -> None:
-    """Check that the Delta jar is there and made for this version of Spark. MERGE INTO would fail with obscure errors otherwise.
+    """Check that the Delta jar exists and is made for this version of Spark. Otherwise MERGE INTO would fail with obscure errors.
 
     Raises:
         ConfigurationError: the jar is missing, or made for another version.

@@ -1,10 +1,10 @@
-"""The declarations of a table's columns at the publisher, as of the last change that the table has. They are stored beside its files.
+"""How the publisher declares a table's columns, as of the last change in the lake's table. Stored in the table's directory.
 
-ALTER TABLE casts values at the publisher. Only the old declaration tells whether those in the lake are still the same (see
-``type_changes.py``). Where it is not known, the column is in doubt from then on, because it may become a replica identity much later.
+ALTER TABLE casts values on the publisher. Only the old declaration shows whether the values in the lake are still the same (see
+``type_changes.py``). If that is unknown, the column is doubtful from then on, because it may become a replica identity much later.
 
-The document is written before the commit that makes it true, together with what was true before. The LSN of the table tells which of the
-two is valid.
+The document is written before the commit that makes it true. It also contains the previous declarations. The LSN of the table shows which
+of the two are valid.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema
 __all__ = ["ColumnDeclarations", "DeclaredColumns"]
 
 _NAME: Final = "_declared.json"
-"""Readers, and those who clean up behind Delta, pass over names that begin so."""
+"""Readers of Delta, and programs that clean up its directories, ignore names that begin with an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumns:
-    """A table's columns as of an LSN. ``doubtful``: columns in which rows may have other values than at the publisher."""
+    """A table's columns as of an LSN. ``doubtful``: columns in which rows may have other values than on the publisher."""
 
     lsn: Lsn
     schema: TableSchema
     doubtful: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
-        """For the document."""
+        """Convert to JSON for the document."""
         return {"lsn": str(self.lsn), "schema": self.schema.to_json(), "doubtful": sorted(self.doubtful)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DeclaredColumns:
-        """Read it back."""
+        """Read it from JSON."""
         return cls(Lsn.parse(data["lsn"]), TableSchema.from_json(data["schema"]), frozenset(data["doubtful"]))
 
 
@@ -47,15 +47,15 @@ class ColumnDeclarations:
     """The declarations of all tables of a lake, for its applier.
 
     Attributes:
-        storage: the lake's.
-        known: by a table's directory: in whose name it is committed, and what its document holds.
+        storage: of the lake.
+        known: by a table's directory: the Delta application that commits the table, and the content of its document.
     """
 
     storage: Storage
     known: dict[str, tuple[str, tuple[DeclaredColumns, ...]]] = field(default_factory=dict)
 
     def find(self, directory: str, application: str, applied: Lsn | None) -> DeclaredColumns | None:
-        """The declarations of a table that is at an LSN; None: not known.
+        """The declarations of a table at an LSN. None if unknown.
 
         Raises:
             TargetError: the document is damaged.
@@ -79,7 +79,7 @@ class ColumnDeclarations:
             ) from None
 
     def keep(self, directory: str, application: str, before: DeclaredColumns | None, now: DeclaredColumns) -> None:
-        """Store the declarations that will hold once the table is at an LSN; ``before``: the result of :meth:`find`.
+        """Store the declarations that will be valid once the table is at an LSN. ``before`` is the result of :meth:`find`.
 
         Raises:
             TargetError: it cannot be written.

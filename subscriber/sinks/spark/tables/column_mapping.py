@@ -1,9 +1,9 @@
-"""Which field of a Delta table a column of the publisher is, while other columns are added and dropped.
+"""Map the publisher's columns to the fields of a Delta table, while other columns are added and dropped.
 
-Landed files name fields by the columns that were described with them (``lake_names``). A table also has fields of dropped columns, and no
-reader of Delta distinguishes two names by letter case. So a column that the table has keeps its field, and a new one whose name would
-differ from a field's by letter case only gets the altered name. This follows from the table alone: nothing else is stored, and rounds that
-are divided differently after a crash find the same fields.
+Landed files name fields by the columns of their description (``lake_names``). A table also has fields of dropped columns, and readers of
+Delta do not distinguish names by letter case. So a column that the table has keeps its field. A new column whose name would differ from a
+field's only by letter case gets the altered name. This follows from the table alone. Nothing else is stored, and rounds that are divided
+differently after a crash get the same fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, Lake
 __all__ = ["ROUND_DIRECTORY", "new_names", "renamed_file", "renamed_rows", "resolve_fields"]
 
 ROUND_DIRECTORY: Final = "round"
-"""Where landed files lie that were written again under the table's names."""
+"""Directory for landed files that are written again with the table's names."""
 
 
 def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> list[TableSchema]:
@@ -32,7 +32,7 @@ def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> 
 
     Args:
         present: fields of the table.
-        described: as they were landed, in order.
+        described: the schemas of landed files, in order.
     """
     there = {*present} - META_NAMES
     taken = set(map(folded_name, there))
@@ -55,13 +55,13 @@ def resolve_fields(present: Iterable[str], described: Sequence[TableSchema]) -> 
 
 
 def new_names(landed: TableSchema, table: TableSchema) -> dict[str, str]:
-    """The table's fields by the file's fields, where they differ."""
+    """Map the file's fields to the table's fields, where they differ."""
     pairs = zip(landed.columns, table.columns, strict=True)
     return {before.field: now.field for before, now in pairs if before.field != now.field}
 
 
 def renamed_rows(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
-    """Landed rows with renamed fields, including the names within ``_un`` and ``_special``."""
+    """Rename the fields of landed rows, including the names in ``_un`` and ``_special``."""
     arrays: list[Any] = []
     for name, array in zip(rows.schema.names, rows.columns, strict=True):
         if name == "_un":
@@ -83,10 +83,10 @@ def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
 
 
 def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
-    """Copy a landed file, or a base file of a copy, with renamed fields. Returns the path of the new file, in :data:`ROUND_DIRECTORY`.
+    """Copy a landed file, or a base file of a copy, with renamed fields. Return the path of the new file, in :data:`ROUND_DIRECTORY`.
 
     Raises:
-        TargetError: it cannot be read, or the other not be written.
+        TargetError: the file cannot be read, or the new one cannot be written.
     """
     storage.make_directory(ROUND_DIRECTORY)
     with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:

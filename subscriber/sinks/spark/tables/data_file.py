@@ -1,4 +1,4 @@
-"""Files of a Delta table, with the statistics that Delta's log has of them: readers skip files by these.
+"""Files of a Delta table, with the statistics for Delta's log. Readers skip files by these.
 
 Source: Delta protocol, Per-file Statistics.
 """
@@ -24,9 +24,9 @@ class DataFile:
 
     Attributes:
         path: relative to the table.
-        size, rows: bytes, and how many.
-        stats: as Delta's log has them, JSON.
-        low, high: the first key column's range; None if it has none.
+        size, rows: size in bytes, number of rows.
+        stats: as in Delta's log, as JSON.
+        low, high: range of the first key column. None if there is none.
     """
 
     path: str
@@ -38,21 +38,21 @@ class DataFile:
 
 
 def file_to_json(file: DataFile) -> dict[str, Any]:
-    """The file as JSON. Its range of keys is in the file itself."""
+    """Convert the file to JSON. Its range of keys is in the file itself."""
     return {"path": file.path, "size": file.size, "rows": file.rows, "stats": file.stats}
 
 
 def file_from_json(data: Mapping[str, Any]) -> DataFile:
-    """Read it back.
+    """Read a file from JSON.
 
     Raises:
-        KeyError, TypeError: it is none.
+        KeyError, TypeError: the data is not valid.
     """
     return DataFile(path=data["path"], size=data["size"], rows=data["rows"], stats=data["stats"], low=None, high=None)
 
 
 _TEXT_LIMIT: Final = 32
-"""Characters of a text's minimum and maximum; longer ones are left out rather than cut."""
+"""Maximum length of a text's minimum and maximum. Longer texts are left out, not cut."""
 
 
 def file_statistics(rows: pa.Table) -> str:
@@ -81,7 +81,7 @@ def _json(value: Any) -> Any:
         case str():
             return value if len(value) <= _TEXT_LIMIT else None
         case datetime():
-            # readers know milliseconds only
+            # readers support only milliseconds
             if value.microsecond % 1000:
                 return None
             text = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo is not None else value
@@ -95,4 +95,4 @@ def _json(value: Any) -> Any:
 
 
 Bound = tuple[Any, ...]
-"""What :func:`rank` gives: comparable with its like."""
+"""A result of :func:`rank`. Results of the same column can be compared."""

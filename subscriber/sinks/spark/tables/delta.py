@@ -1,11 +1,11 @@
-"""Delta tables of the lake, by delta-rs: their current files, and commits.
+"""Delta tables of the lake, with delta-rs: their current files, and commits.
 
-A commit names the position that it brings the table to, in Delta's own ``txn`` action: an application id and an LSN. So data and position
-are one, and a commit that was already made is recognised after a crash. Nobody else writes these tables: a commit that conflicts with
-another one fails.
+A commit contains the table's new position in Delta's ``txn`` action: an application ID and an LSN. So data and position are atomic, and
+after a crash a commit that was already made is recognised. No other program may write these tables: a commit that conflicts with another
+one fails.
 
-delta-rs and Spark leave it to the operating system when a commit reaches the disk. A published cut and the removal of landed files depend
-on commits, and must not outlive them: call :meth:`LakeDelta.make_durable` first.
+delta-rs and Spark do not fsync commits. A published cut and the removal of landed files depend on commits, and must not survive a crash
+that the commits do not survive. So call :meth:`LakeDelta.make_durable` first.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ __all__ = ["FileRanges", "LakeDelta", "with_added"]
 _CHECKPOINT_VERSIONS: Final = 100
 _PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": str(_CHECKPOINT_VERSIONS),
-    # a writer of a checkpoint would remove what it stands for, before the checkpoint is on disk
+    # cleanup when a checkpoint is written would remove the commits that it replaces before the checkpoint is on disk
     "delta.enableExpiredLogCleanup": "false",
-    # versions are read as of a cut, and cuts are remembered by the hundreds; a long log makes each commit slower
+    # versions are read as of a cut, and hundreds of cuts are stored; but a long log makes each commit slower
     "delta.logRetentionDuration": "interval 3 hours",
-    # of removed files in the log: longer than the grace time, after which retention.py deletes them
+    # how long the log keeps removed files: longer than the grace time, after which retention.py deletes the files
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
 _ADDED_KEY: Final = "subscriber.added"
 _ADDED: Final[Mapping[str, str]] = {_ADDED_KEY: "true"}
-"""Metadata of a column."""
+"""Metadata of a column that was added later."""
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LOG: Final = "_delta_log"
 _LAST_COMMITS: Final = 10
-"""Of a table that is opened: those that may not be durable yet."""
+"""How many of the last commits of a newly opened table may not be durable yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRanges:
-    """A file, relative to its table, and the minimum and maximum of each column."""
+    """A file, relative to its table, with the minimum and maximum of each column."""
 
     path: str
     bounds: Mapping[str, tuple[int, int]]
 
 
 class LakeDelta:
-    """One Delta table, open at its newest version.
+    """A Delta table, open at its newest version.
 
     Attributes:
         directory: relative to the lake.
@@ -70,7 +70,7 @@ class LakeDelta:
         self.directory = directory
         self._table: DeltaTable | None = None
         self._durable = -1
-        self._valued: dict[str, dict[str, bool]] = {}  # columns that went, and the files that have values of them
+        self._valued: dict[str, dict[str, bool]] = {}  # dropped columns, and for each file whether it has values of them
 
     @property
     def uri(self) -> str:
@@ -80,7 +80,7 @@ class LakeDelta:
         return f"{self._storage.place.rstrip('/')}/{self.directory}"
 
     def load(self) -> bool:
-        """Read the newest version; False if there is no table yet.
+        """Read the newest version. False if there is no table yet.
 
         Raises:
             TargetError: it cannot be read.
@@ -96,7 +96,7 @@ class LakeDelta:
         """Create the table, empty.
 
         Raises:
-            TargetError: it cannot be made.
+            TargetError: it cannot be created.
         """
         self._storage.make_directory(self.directory)
         with self._translated():
@@ -122,16 +122,16 @@ class LakeDelta:
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns, in the lake's Arrow types."""
+        """The columns, in the lake's Arrow types."""
         return pa.schema([_lake_field(field) for field in pa.schema(self._there.schema().to_arrow())])
 
     @property
     def added(self) -> frozenset[str]:
-        """Columns that were added when the table had rows."""
+        """Columns that were added when the table already had rows."""
         return frozenset(field.name for field in self._there.schema().fields if _ADDED_KEY in field.metadata)
 
     def files(self) -> dict[str, int]:
-        """The count of rows of each file; paths are relative to the table."""
+        """The number of rows of each file. Paths are relative to the table."""
         actions = self._actions()
         return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
 
@@ -143,14 +143,14 @@ class LakeDelta:
         """Paths of the files that belonged to a version.
 
         Raises:
-            TargetError: the log does not reach so far back.
+            TargetError: the log does not reach back that far.
         """
         with self._translated():
             actions = pa.table(DeltaTable(self.uri, version=version).get_add_actions(flatten=True))
         return list(actions["path"].to_pylist())
 
     def ranges(self, columns: Sequence[str]) -> list[FileRanges]:
-        """The files with the minimum and maximum of integer columns, from Delta's statistics; our files always have them."""
+        """The files with the minimum and maximum of integer columns, from Delta's statistics. Our files always have them."""
         actions = self._actions()
         if not actions.num_rows:
             return []
@@ -159,9 +159,9 @@ class LakeDelta:
         return [FileRanges(path, {name: bounds[name][number] for name in columns}) for number, path in enumerate(paths)]
 
     def has_values(self, field: str) -> bool:
-        """Whether some row has a value in this column: by Delta's statistics, or by those in the files where Delta keeps none.
+        """Whether some row has a value in this column, by Delta's statistics; or by those in the file if Delta has none.
 
-        A list without an element that is a value counts as none.
+        A list counts only if it has an element that is a value.
 
         Raises:
             TargetError: a file cannot be read.
@@ -194,7 +194,7 @@ class LakeDelta:
         return False
 
     def applied(self, application: str) -> Lsn | None:
-        """The LSN of an application's last commit; None: it never committed."""
+        """The LSN of an application's last commit. None if it never committed."""
         with self._translated():
             found = self._table.transaction_version(application) if self._table is not None else None
         return None if found is None else Lsn(found)
@@ -203,14 +203,14 @@ class LakeDelta:
         """The LSN of an application's last commit, as of a version.
 
         Raises:
-            TargetError: the log does not reach so far back.
+            TargetError: the log does not reach back that far.
         """
         with self._translated():
             found = DeltaTable(self.uri, version=version).transaction_version(application)
         return None if found is None else Lsn(found)
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Add the columns of ``schema`` that are not there, in a commit of their own; they are among :attr:`added` from then on."""
+        """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on."""
         there = set(self.schema.names)
         new = [field.with_metadata(_ADDED) for field in schema if field.name not in there]
         if new:
@@ -220,7 +220,7 @@ class LakeDelta:
             self.make_durable()
 
     def mark_added(self, fields: Iterable[str]) -> None:
-        """Mark these columns as :attr:`added`; one commit for each that is not marked yet."""
+        """Mark these columns as :attr:`added`. Makes one commit for each that is not marked yet."""
         for field in sorted({*fields} - self.added):
             with self._translated():
                 self._there.alter.set_column_metadata(field, dict(_ADDED))
@@ -240,15 +240,15 @@ class LakeDelta:
         """Commit files, and ``lsn`` as the table's position.
 
         Args:
-            added: files that lie in its directory.
-            removed: paths of files that are no longer of it.
-            application: whose LSN it is.
-            lsn: up to where the application's changes are in it.
-            overwrite: its columns from now on; then all former files are removed.
-            same_rows: the added files have the rows of the removed ones: readers that follow the table need not look.
+            added: new files in the table's directory.
+            removed: paths of files that no longer belong to the table.
+            application: the application of the LSN.
+            lsn: the application's changes up to here are in the table.
+            overwrite: the new columns of the table; then all previous files are removed.
+            same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.
 
         Raises:
-            TargetError: another writer changed it meanwhile.
+            TargetError: another writer changed the table in the meantime.
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [AddAction(file.path, file.size, {}, now, not same_rows, file.stats) for file in added]
@@ -271,7 +271,7 @@ class LakeDelta:
         self._sync_log(self.version)
 
     def _take_types(self, schema: pa.Schema) -> None:
-        """Enable the table features that these columns need, in a commit of their own."""
+        """Enable the table features that these columns need, in a separate commit."""
         needed = any(_is_without_zone(field.type) for field in schema)
         if needed and _WITHOUT_ZONE not in (self._there.protocol().writer_features or ()):
             with self._translated():
@@ -279,14 +279,14 @@ class LakeDelta:
             self.load()
 
     def make_durable(self) -> None:
-        """Make the commits that it was loaded with durable, with their files, whatever process made them.
+        """Make the loaded commits and their files durable, even if another process made them.
 
         Raises:
             TargetError: the file system refuses.
         """
         if self._table is None or self._durable >= self.version or self._storage.root is None:
             return
-        # what a process of ours left behind when it was killed is the last one; others make a few at once
+        # a killed process of ours leaves at most its last commit; other writers make a few at once
         since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
         for version in range(since + 1, self.version + 1):
             content = self._storage.read(f"{self.directory}/{_LOG}/{version:020d}.json") or b""
@@ -301,7 +301,7 @@ class LakeDelta:
         for number in range(since + 1, version + 1):
             for ending in ("json", "crc", "checkpoint.parquet"):
                 name = f"{number:020d}.{ending}"
-                # Spark writes a checksum beside each file, and believes it
+                # Spark writes a checksum file for each file, and relies on it
                 self._storage.sync_files([f"{log}/{name}", f"{log}/.{name}.crc"])
         self._storage.sync_files([f"{log}/_last_checkpoint", f"{log}/._last_checkpoint.crc"])
         self._storage.sync([log])
@@ -311,7 +311,7 @@ class LakeDelta:
                 self._there.cleanup_metadata()
 
     def unneeded(self, grace_hours: int) -> list[str]:
-        """Files in the table's directory that no version within the retention time has, and that are older than it themselves."""
+        """Files in the table's directory that no version within the retention time has, and that are older than that time themselves."""
         with self._translated():
             return list(self._there.vacuum(retention_hours=grace_hours, dry_run=True, enforce_retention_duration=False, full=True))
 
@@ -320,7 +320,7 @@ class LakeDelta:
         try:
             yield
         except CommitFailedError as error:
-            self._table = None  # what is known of it may be wrong
+            self._table = None  # the cached state may be wrong
             raise TargetError(
                 f"Delta table {self.uri} was changed by another writer",
                 hint="only the applier may write it, and only one applier: stop the other one",
@@ -348,7 +348,7 @@ def _lake_field(field: pa.Field) -> pa.Field:
 
 
 def _lake_type(type_: pa.DataType) -> pa.DataType:
-    """The lake's type: delta-rs uses views and large types for some of them."""
+    """Convert to the lake's type: delta-rs uses views and large types for some of them."""
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return pa.list_(_lake_type(type_.value_type))
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):

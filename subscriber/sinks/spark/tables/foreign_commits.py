@@ -1,11 +1,13 @@
-"""Detects commits of other writers, and loss of published versions.
+"""Detects commits of other writers, and the loss of published versions.
 
-A published version must stay, because the landed files that it was made of are gone. Other writers must not change the table: their rows
-would be published as the publisher's, and ours would be lost among theirs. Each of our commits that adds or removes files names one of our
-applications in Delta's ``txn``. A change by another writer is no error once the table has the files that it had before (RESTORE TABLE).
+A published version must remain, because the landed files that it was made from are removed. Other writers must not change the table. Their
+rows would be published as the publisher's, and could not be distinguished from ours. Each of our commits that adds or removes files has
+one of our applications in Delta's ``txn``. A change by another writer is no error once the table has its previous files again (RESTORE
+TABLE).
 
-Change logs are checked in the same way: rows of another writer would be given to readers as the publisher's changes. A log is checked
-before each commit of ours, and the commit fails if another one comes between. So a foreign commit always comes after our last one.
+Change logs are checked in the same way, because readers would get rows of another writer as the publisher's changes. A log is checked
+before each of our commits, and the commit fails if another one was made since the check. So a foreign commit always comes after our last
+one.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ __all__ = [
 ]
 
 COPY_AGAIN: Final = "take it out of the publication and in again, which copies it again"
-"""A remedy."""
+"""A hint for error messages."""
 
 
 def copy_application(application: str) -> str:
-    """The application that commits the files of a copy by executors, as the first commit of this copy."""
+    """The application for the first commit of a copy by executors, which adds its files."""
     return f"{application}-copied"
 
 
@@ -42,11 +44,11 @@ def require_published_version(delta: LakeDelta, published: CutTable, applied: Ls
 
     Args:
         delta: the table, loaded.
-        published: what was.
-        applied: up to where the table says it is.
+        published: the table in the published cut.
+        applied: the LSN of the table.
 
     Raises:
-        TargetError: it is not. What was landed for it may be gone since: going on would leave that out.
+        TargetError: it is not there. Landed files of the lost commits may already be removed, so continuing would lose changes.
     """
     found = None
     if not delta.is_there:
@@ -66,17 +68,17 @@ def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, p
     """Check that all commits after a version are ours, or were undone before our next one.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
         delta: the table, loaded.
-        since: a version that was.
-        prefix: how names of applications of ours begin.
-        application: in whose name the table is committed now; that of a new copy replaces all that was.
+        since: a version that was published.
+        prefix: the beginning of the names of our applications.
+        application: the application that commits the table now. The application of a new copy replaces everything before it.
 
     Raises:
-        TargetError: one is not.
+        TargetError: a commit is foreign and was not undone.
     """
     ours: list[int] = []
-    runs: list[list[int]] = []  # of others' commits, with none of ours between them
+    runs: list[list[int]] = []  # of foreign commits, without a commit of ours in between
     for version in range(since + 1, delta.version + 1):
         writer = _writer(storage, delta, version, prefix)
         if writer == "ours":
@@ -100,12 +102,12 @@ def require_no_foreign_commits(storage: Storage, delta: LakeDelta, since: int, p
         told = f"Delta table {delta.uri} was changed by another writer, in version {run[0]}"
         if behind is None:
             raise TargetError(told, hint=f"RESTORE TABLE … TO VERSION AS OF {run[0] - 1}; or {COPY_AGAIN}")
-        # restored to before it, the table would lack what a commit of ours brought, and say that it has it
+        # restored to the version before, the table would lack the rows of our commit, but still state its LSN
         raise TargetError(f"{told}, and by the applier behind that, in version {behind}", hint=COPY_AGAIN)
 
 
 def copied_version(storage: Storage, delta: LakeDelta, application: str) -> int:
-    """The version in which the files of a copy by executors became the table's; or the last version that the log no longer has."""
+    """The version in which a copy by executors was added to the table; or the last version that the log no longer has."""
     for version in range(delta.version, -1, -1):
         actions = _actions(storage, delta, version)
         if actions is None or any(action.get("txn", {}).get("appId") == copy_application(application) for action in actions):
@@ -117,12 +119,12 @@ def require_no_foreign_log_commits(storage: Storage, log: LakeDelta, prefix: str
     """Check that a change log has the files that our last commit left.
 
     Args:
-        storage: the lake's.
+        storage: of the lake.
         log: the table, loaded.
-        prefix: how names of applications of ours begin.
+        prefix: the beginning of the names of our applications.
 
     Raises:
-        TargetError: it has others.
+        TargetError: it has other files.
     """
     foreign = []
     for version in range(log.version, -1, -1):
