@@ -106,8 +106,10 @@ async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIt
     if not await copying.is_intact(reader, part, read=False):
         raise outdated(part.relation)
     async for piece in data:
-        yield piece
-        del piece  # not kept while the next one is read
+        pieces = [piece]
+        del piece
+        # not kept while the reader works on it
+        yield pieces.pop()
     if not await copying.is_intact(reader, part, read=True):
         raise outdated(part.relation)
 

@@ -25,6 +25,7 @@ _CRITICAL_FLAGS: Final = 0xFFFF0000
 _ESCAPE: Final = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _CONTROL: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 _NULL: Final = rb"\N"
+_HEX: Final = rb"\\x"
 
 
 class CopyDecoder(Protocol):
@@ -61,7 +62,12 @@ class _TextDecoder:
     def feed(self, data: bytes) -> list[Fields]:
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
-        return [self._fields(line) for line in lines]
+        lines.reverse()
+        rows = []
+        while lines:
+            # a large line is not kept beside its fields
+            rows.append(self._fields(lines.pop()))
+        return rows
 
     def finish(self) -> None:
         if self._rest:
@@ -78,11 +84,17 @@ class _TextDecoder:
             raise ProtocolError(f"row {self._row} of COPY data has {len(fields)} columns, not {self._columns}")
         if b"\\" not in line:
             return tuple(fields)
+        del line
         return tuple([_unescaped(field) if b"\\" in field else field for field in fields])
 
 
 def _unescaped(field: bytes) -> bytes | None:
-    return None if field == _NULL else _ESCAPE.sub(_character, field)
+    if field == _NULL:
+        return None
+    if field.startswith(_HEX) and field.rfind(b"\\") == 1:
+        # bytea: often large
+        return field[1:]
+    return _ESCAPE.sub(_character, field)
 
 
 def _character(match: re.Match[bytes]) -> bytes:

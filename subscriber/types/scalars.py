@@ -6,6 +6,7 @@ Types that are in none of these tables stay text in both formats.
 from __future__ import annotations
 
 import datetime
+from binascii import unhexlify
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from struct import Struct
@@ -117,7 +118,7 @@ def _bool_text(data: bytes) -> str:
 def _bytea_value(data: bytes) -> bytes:
     if data[:2] != b"\\x":
         return _escaped_bytea(data)
-    return bytes.fromhex(data[2:].decode("ascii"))
+    return unhexlify(memoryview(data)[2:])
 
 
 def _escaped_bytea(data: bytes) -> bytes:

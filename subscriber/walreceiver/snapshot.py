@@ -88,10 +88,9 @@ class SnapshotReader(Session):
                 rows(counted - told)
                 told = counted
             if messages:
-                chunk = b"".join(messages)
-                messages.clear()
-                yield chunk
-                del chunk
+                messages[:] = [b"".join(messages)]
+                # not kept while the reader works on it
+                yield messages.pop()
         while (last := await self._finish_copy()) is not None:
             if last.status == pq.ExecStatus.FATAL_ERROR:
                 raise result_error(last, rows=True)

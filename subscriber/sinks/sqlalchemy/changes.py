@@ -103,11 +103,16 @@ class TransactionRunner:
                             self._bytes += sum(sizes)
                             self._largest = max(self._largest, *sizes)
                             place += len(run.vectors) - 1
+                            del run
                         else:
                             self._batching.add(_operation(record, plan, prefixed=transaction.prefixed))
                             self._bytes += len(record)
                             self._largest = max(self._largest, len(record))
                         if self._batching.count >= _FLUSH_CHANGES or self._bytes >= _FLUSH_BYTES:
+                            del record
+                            if chunk is not transaction.records and isinstance(chunk, list):
+                                # read from the spool for us alone: a large record is not kept beside its values
+                                chunk[: place + 1] = [b""] * (place + 1)
                             await self.flush()
                 elif tag not in _SILENT:
                     await self._other(record, transaction, context)

@@ -242,8 +242,11 @@ class SqlAlchemyTableSink:
         waiting: list[Sequence[object]] = []
         size = 0
         async for chunk in data:
-            waiting += [binder.fields(fields, binary=binary) for fields in decoder.feed(chunk)]
             size += len(chunk)
+            rows = decoder.feed(chunk)
+            del chunk  # not kept while its rows are stored
+            waiting += [binder.fields(fields, binary=binary) for fields in rows]
+            del rows
             if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
                 await self._store(statement, target, waiting, size * BINARY_GROWS if binary else size)
                 waiting, size = [], 0
