@@ -29,7 +29,7 @@ class Settings:
     watchdog_timeout: float = option(
         60.0, TIME, "reconnect when nothing progresses for this long although the target is idle; 0: never", least=0, ours=True
     )
-    max_sync_workers_per_subscription: int = option(2, WHOLE, "tables (on PostgreSQL: or groups of small tables) copied at once", least=1)
+    max_sync_workers_per_subscription: int = option(2, WHOLE, "tables, or groups of small tables, copied at once", least=1)
     max_parallel_apply_workers_per_subscription: int = option(
         2, WHOLE, "transactions applied at once before their end, with streaming = parallel; 0: none", least=0
     )

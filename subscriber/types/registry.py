@@ -92,14 +92,16 @@ class PgType:
         return name if namespace in {CATALOG, ""} else f"{namespace}.{name}"
 
 
+_BUILTIN: Final = {fact.oid: fact for fact in builtin_facts()}
+
+
 class TypeRegistry:
     """All known types of one publisher. Oids are not valid for another one."""
 
-    __slots__ = ("_builtin", "_facts", "_named", "_resolved")
+    __slots__ = ("_facts", "_named", "_resolved")
 
     def __init__(self) -> None:
-        self._facts = {fact.oid: fact for fact in builtin_facts()}
-        self._builtin = frozenset(self._facts)
+        self._facts = dict(_BUILTIN)
         self._named: dict[int, tuple[str, str]] = {}
         self._resolved: dict[tuple[int, int], PgType] = {}
 
@@ -117,7 +119,7 @@ class TypeRegistry:
     def facts_of(self, oids: Iterable[int]) -> tuple[TypeFact, ...]:
         """Return the added entries of these types and of their parts, by oid. Another registry needs no more to resolve the types."""
         seen, _ = self._closure(oids)
-        return tuple(self._facts[oid] for oid in sorted(seen) if oid in self._facts and oid not in self._builtin)
+        return tuple(self._facts[oid] for oid in sorted(seen) if oid in self._facts and oid not in _BUILTIN)
 
     def unknown(self, oids: Iterable[int]) -> frozenset[int]:
         """Return those of the types, and of their parts, that no catalog entry describes."""

@@ -17,6 +17,7 @@ from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate
 from subscriber.sinks.sqlalchemy.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.errors import UNIQUE_VIOLATION, ChangeRefused, passing_values, translated
+from subscriber.sinks.sqlalchemy.multi_row import insert_rows
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap, SchemaBehind, has_triggers
 from subscriber.sinks.sqlalchemy.relation_plan import Operation, RelationPlan
 from subscriber.sinks.sqlalchemy.runs import RunReader
@@ -215,7 +216,7 @@ class TransactionRunner:
         pieces = limit_of(self._connection).pieces(statement.sql, rows, largest)
         if statement.kind == "INSERT":
             for piece in pieces:
-                await self._insert(statement, piece)
+                await insert_rows(self._connection, statement.sql, statement.many, piece)
             return len(rows)
         for _ in pieces:
             # each is sent by itself: only their sizes matter
@@ -224,16 +225,6 @@ class TransactionRunner:
             return _found((await self._connection.exec_driver_sql(statement.sql, rows)).rowcount, len(rows))
         # the driver does not tell how many rows many statements found
         return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in rows])
-
-    async def _insert(self, statement: Statement, rows: Sequence[Any]) -> None:
-        many = statement.many
-        if many is not None and len(rows) >= many.rows:
-            first = len(rows) % many.rows
-            if first:
-                await self._connection.exec_driver_sql(statement.sql, rows[:first])
-            await self._connection.exec_driver_sql(many.sql, many.parameters(rows, first))
-        else:
-            await self._connection.exec_driver_sql(statement.sql, rows)
 
     async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
         restart = TruncateOption.RESTART_IDENTITY in message.options

@@ -24,7 +24,7 @@ from subscriber.sinks.sqlalchemy.names import folded_column
 from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
 from subscriber.types import PgType, TypeRegistry, codec
 
-__all__ = ["ColumnPlan", "Comparison", "TargetTable", "load_target_table", "source_types"]
+__all__ = ["ColumnPlan", "Comparison", "TargetTable", "load_target_table", "plan_target_table", "source_types"]
 
 _EQUALITY: Final = frozenset(
     {
@@ -221,7 +221,18 @@ async def load_target_table(
         RelationError: the table is not there, a column is generated there, or cannot keep the published column's type.
     """
     name = relation.name if isinstance(relation, PublishedTable) else TableName(relation.namespace, relation.name)
-    found = await reflect(connection, name)
+    return plan_target_table(await reflect(connection, name), relation, published, connection.dialect.name)
+
+
+def plan_target_table(
+    found: ReflectedTable | None, relation: Relation | PublishedTable, published: PublishedTable | None, dialect: str
+) -> TargetTable:
+    """The same, of a table of the target that was read already; None: it is not there.
+
+    Raises:
+        RelationError: as :func:`load_target_table`.
+    """
+    name = relation.name if isinstance(relation, PublishedTable) else TableName(relation.namespace, relation.name)
     if found is None:
         raise RelationError(
             f'logical replication target relation "{name}" does not exist',
@@ -235,7 +246,6 @@ async def load_target_table(
         hint = "make it an ordinary column of the target's table, or leave it out of the publication"
         raise _relation_error(name, "has incompatible generated", generated, hint)
     key = _key(relation, names, found)
-    dialect = connection.dialect.name
     plans = tuple(
         _plan(name, found, column, source, dialect, indexed=key is not None and index in key)
         for index, (column, source) in enumerate(sources)

@@ -14,8 +14,9 @@ from itertools import chain
 from typing import Any, Final
 
 from sqlalchemy import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-__all__ = ["MultiRow", "multi_row"]
+__all__ = ["MultiRow", "insert_rows", "multi_row"]
 
 _PARAMETERS: Final = 999
 """Of a statement: every build of SQLite takes so many, unless it was made to take less."""
@@ -54,3 +55,14 @@ def multi_row(sql: str, parameters: int, dialect: Dialect) -> MultiRow | None:
     if dialect.name != "sqlite" or rows < 2 or not sql.endswith(f" VALUES {row}"):
         return None
     return MultiRow(sql + f", {row}" * (rows - 1), rows)
+
+
+async def insert_rows(connection: AsyncConnection, sql: str, many: MultiRow | None, rows: Sequence[Any]) -> None:
+    """Insert rows by the statement for one row, or as many at once as there is a statement for."""
+    if many is not None and len(rows) >= many.rows:
+        first = len(rows) % many.rows
+        if first:
+            await connection.exec_driver_sql(sql, rows[:first])
+        await connection.exec_driver_sql(many.sql, many.parameters(rows, first))
+    else:
+        await connection.exec_driver_sql(sql, rows)

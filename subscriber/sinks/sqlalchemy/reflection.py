@@ -1,21 +1,24 @@
-"""A table of the target as it is."""
+"""Tables of the target as they are."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Column, Connection, MetaData, Table, inspect, text
+from sqlalchemy import Column, Connection, Inspector, MetaData, Table, bindparam, inspect, text
 from sqlalchemy.exc import NoSuchTableError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.named_type import MODIFIER, NamedType
 from subscriber.sinks.sqlalchemy.names import identifier, target_name
+from subscriber.sinks.sqlalchemy.sqlite_reflection import SqliteTable, sqlite_tables
 
-__all__ = ["ReflectedTable", "reflect"]
+__all__ = ["ReflectedTable", "reflect", "reflect_all"]
 
 _ALL_CHARACTERS: Final = frozenset({"utf8mb4", "utf16", "utf16le", "utf32", "gb18030", "binary"})
 _EXACT_COLLATIONS: Final = ("_nopad_bin", "_0900_bin")
@@ -55,142 +58,182 @@ class ReflectedTable:
 
 async def reflect(connection: AsyncConnection, name: TableName) -> ReflectedTable | None:
     """Look the table up that a publisher's table goes to; None if it is not there. Reads only."""
-    schema, table_name = target_name(name, connection.dialect.name)
+    return (await reflect_all(connection, [name])).get(name)
+
+
+async def reflect_all(connection: AsyncConnection, names: Collection[TableName]) -> dict[TableName, ReflectedTable]:
+    """Those of the tables that are there. The target is asked about all of them at once, except by MySQL's SHOW CREATE TABLE."""
+    places = {name: target_name(name, connection.dialect.name) for name in names}
     if connection.dialect.name == "postgresql":
-        return await _postgresql(connection, schema or "", table_name)
-    return await connection.run_sync(_inspected, schema, table_name)
+        return await _postgresql(connection, places)
+    if connection.dialect.name == "sqlite":
+        return await connection.run_sync(_sqlite, places)
+    return await connection.run_sync(_inspected, places)
 
 
-def _inspected(connection: Connection, schema: str | None, name: str) -> ReflectedTable | None:
+Places = Mapping[TableName, tuple[str | None, str]]
+"""Schema and name of each table in the target."""
+
+
+def _sqlite(connection: Connection, places: Places) -> dict[TableName, ReflectedTable]:
+    there = sqlite_tables(connection, {table for _, table in places.values()})
+    # a quoted_name stays as it is when it is asked for in lower case
+    found = {name: (schema, table, there.get(str(table).lower())) for name, (schema, table) in places.items()}
+    return {name: _of_sqlite(schema, table, facts) for name, (schema, table, facts) in found.items() if facts is not None}
+
+
+def _of_sqlite(schema: str | None, name: str, found: SqliteTable) -> ReflectedTable:
+    not_null = frozenset(found.not_null)
+    if not found.primary_key_indexed:
+        # any other primary key of SQLite takes NULL, unless it is NOT NULL, as it is in a STRICT table and in one WITHOUT ROWID
+        not_null |= frozenset(found.primary_key)
+    keys = _keys(found.primary_key, found.unique, not_null)
+    return ReflectedTable(
+        Table(name, MetaData(), *(Column(identifier(column), kind) for column, kind in found.types.items()), schema=schema),
+        frozenset(found.generated),
+        not_null,
+        frozenset(found.required),
+        keys,
+        has_primary_key=bool(found.primary_key),
+        autoincrement="AUTOINCREMENT" in found.sql.upper(),
+        inexact=frozenset(found.inexact),
+        otherwise_unique=found.otherwise_unique or _otherwise_unique(keys, found.unique),
+    )
+
+
+def _keys(primary_key: tuple[str, ...], unique: Iterable[tuple[str, ...]], not_null: frozenset[str]) -> tuple[tuple[str, ...], ...]:
+    first = [primary_key] if primary_key else []
+    return (*first, *sorted({each for each in unique if each and not_null.issuperset(each)}))
+
+
+def _otherwise_unique(keys: Sequence[tuple[str, ...]], unique: Iterable[tuple[str, ...]]) -> bool:
+    return any(not set(keys[0]) <= set(each) for each in unique if keys)
+
+
+def _inspected(connection: Connection, places: Places) -> dict[TableName, ReflectedTable]:
     # a fresh inspector: nothing is remembered from before an ALTER TABLE
     inspector = inspect(connection)
+    facts = _mysql_facts(connection, list(places.values())) if connection.dialect.name in _MYSQL else {}
+    found = {}
     with warnings.catch_warnings():
         # "Did not recognize type": it becomes NullType, and is judged as such
         warnings.simplefilter("ignore", SAWarning)
-        try:
-            columns = inspector.get_columns(name, schema=schema)
-        except NoSuchTableError:
-            return None
-        primary_key = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
-        unique = [tuple(found["column_names"]) for found in inspector.get_unique_constraints(name, schema=schema)]
-        indexes = [found for found in inspector.get_indexes(name, schema=schema) if found["unique"]]
-        unique += [tuple(column or "" for column in found["column_names"]) for found in indexes if not _partial(found)]
-    table = Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema)
+        for name, (schema, table) in places.items():
+            with contextlib.suppress(NoSuchTableError):
+                found[name] = _by_inspector(inspector, schema, table, facts.get(str(table), _Facts()))
+    return found
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What only MySQL's information_schema says of a table."""
+
+    inexact: set[str] = field(default_factory=set)
+    character_sets: dict[str, str] = field(default_factory=dict)
+    engine: str | None = None
+
+
+def _by_inspector(inspector: Inspector, schema: str | None, name: str, facts: _Facts) -> ReflectedTable:
+    columns = inspector.get_columns(name, schema=schema)
+    primary_key = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
+    unique = [tuple(found["column_names"]) for found in inspector.get_unique_constraints(name, schema=schema)]
+    indexes = [found for found in inspector.get_indexes(name, schema=schema) if found["unique"]]
+    unique += [tuple(column or "" for column in found["column_names"]) for found in indexes if not found.get("expressions")]
     generated = frozenset(found["name"] for found in columns if found.get("computed") is not None)
-    not_null = frozenset(found["name"] for found in columns if not found["nullable"])
-    if connection.dialect.name != "sqlite" or _is_rowid(connection, name):
-        not_null |= frozenset(primary_key)
+    not_null = frozenset(found["name"] for found in columns if not found["nullable"]) | frozenset(primary_key)
     counted = frozenset(found["name"] for found in columns if found.get("autoincrement") is True)
     required = frozenset(found["name"] for found in columns if not found["nullable"] and found.get("default") is None)
-    keys = [primary_key] if primary_key else []
-    keys += sorted({each for each in unique if each and not_null.issuperset(each)})
-    inexact, engine, character_sets = _collations(connection, name)
+    keys = _keys(primary_key, unique, not_null)
     return ReflectedTable(
-        table,
+        Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema),
         generated,
         not_null,
         required - generated - counted,
-        tuple(keys),
+        keys,
         has_primary_key=bool(primary_key),
-        autoincrement=bool(counted) or _sqlite_autoincrement(connection, name),
-        inexact=inexact,
-        engine=engine,
-        character_sets=character_sets,
-        otherwise_unique=any(map(_partial, indexes)) or any(not set(keys[0]) <= set(each) for each in unique if keys),
+        autoincrement=bool(counted),
+        inexact=frozenset(facts.inexact),
+        engine=facts.engine,
+        character_sets=facts.character_sets,
+        otherwise_unique=any(found.get("expressions") for found in indexes) or _otherwise_unique(keys, unique),
     )
 
 
-def _partial(index: Mapping[str, Any]) -> bool:
-    return bool(index.get("dialect_options", {}).get("sqlite_where") is not None or index.get("expressions"))
+_MYSQL: Final = frozenset({"mysql", "mariadb"})
+_MYSQL_COLUMNS: Final = text("""
+    SELECT table_name, column_name, collation_name, character_set_name FROM information_schema.columns
+     WHERE table_schema = DATABASE() AND table_name IN :names AND collation_name IS NOT NULL
+""").bindparams(bindparam("names", expanding=True))
+_MYSQL_ENGINES: Final = text("""
+    SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN :names
+""").bindparams(bindparam("names", expanding=True))
 
 
-def _is_rowid(connection: Connection, name: str) -> bool:
-    # any other primary key of SQLite takes NULL, unless it is NOT NULL, as it is in a STRICT table and in one WITHOUT ROWID
-    found = connection.execute(text("SELECT 1 FROM pragma_index_list(:name) WHERE origin = 'pk'"), {"name": name})
-    return found.first() is None
-
-
-def _sqlite_autoincrement(connection: Connection, name: str) -> bool:
-    if connection.dialect.name != "sqlite":
-        return False
-    found = connection.execute(text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name"), {"name": name}).scalar()
-    return "AUTOINCREMENT" in str(found).upper()
-
-
-def _collations(connection: Connection, name: str) -> tuple[frozenset[str], str | None, Mapping[str, str]]:
-    match connection.dialect.name:
-        case "mysql" | "mariadb":
-            return _mysql_facts(connection, name)
-        case "sqlite":
-            found = connection.execute(_SQLITE_INEXACT, {"name": name})
-            return frozenset(str(column) for (column,) in found), None, {}
-        case _:
-            return frozenset(), None, {}
-
-
-_SQLITE_INEXACT: Final = text("""
-    SELECT part.name
-      FROM pragma_index_list(:name) AS found, pragma_index_xinfo(found.name) AS part
-     WHERE found."unique" AND part."key" AND part.cid >= 0 AND upper(part.coll) <> 'BINARY'
-""")
-
-
-def _mysql_facts(connection: Connection, name: str) -> tuple[frozenset[str], str | None, Mapping[str, str]]:
-    found = connection.execute(
-        text(
-            "SELECT column_name, collation_name, character_set_name FROM information_schema.columns "
-            "WHERE table_schema = DATABASE() AND table_name = :name AND collation_name IS NOT NULL"
-        ),
-        {"name": name},
-    )
-    columns = [tuple(map(str, row)) for row in found]
-    inexact = frozenset(column for column, collation, _ in columns if not collation.endswith(_EXACT_COLLATIONS))
-    narrow = {column: characters for column, _, characters in columns if characters not in _ALL_CHARACTERS}
-    engine = connection.execute(
-        text("SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"), {"name": name}
-    ).scalar()
-    return inexact, None if engine is None else str(engine).lower(), narrow
+def _mysql_facts(connection: Connection, places: Sequence[tuple[str | None, str]]) -> dict[str, _Facts]:
+    # by the names as they were asked for: the server may keep them in lower case
+    names = [str(table) for _, table in places]
+    asked = {name.lower(): name for name in names} | {name: name for name in names}
+    facts = {name: _Facts() for name in names}
+    for table, column, collation, characters in connection.execute(_MYSQL_COLUMNS, {"names": names}):
+        found = facts.get(asked.get(str(table), ""))
+        if found is not None:
+            if not str(collation).endswith(_EXACT_COLLATIONS):
+                found.inexact.add(str(column))
+            if str(characters) not in _ALL_CHARACTERS:
+                found.character_sets[str(column)] = str(characters)
+    for table, engine in connection.execute(_MYSQL_ENGINES, {"names": names}):
+        if str(table) in asked and engine is not None:
+            facts[asked[str(table)]].engine = str(engine).lower()
+    return facts
 
 
 _COLUMNS: Final = text("""
-    SELECT a.attname::text, n.nspname::text, t.typname::text, a.attnotnull, a.attgenerated <> '', a.attidentity <> '',
+    SELECT s.nspname::text, c.relname::text,
+           a.attname::text, n.nspname::text, t.typname::text, a.attnotnull, a.attgenerated <> '', a.attidentity <> '',
            a.atthasdef OR a.attidentity <> '', a.atttypmod
-      FROM pg_catalog.pg_class AS c
-      JOIN pg_catalog.pg_namespace AS s ON s.oid = c.relnamespace
+      FROM ROWS FROM (pg_catalog.unnest(CAST(:schemas AS text[])), pg_catalog.unnest(CAST(:names AS text[]))) AS asked (schema, name)
+      JOIN pg_catalog.pg_namespace AS s ON s.nspname = asked.schema
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = asked.name
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
       JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
       JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
-     WHERE s.nspname = CAST(:schema AS text) AND c.relname = CAST(:name AS text) AND c.relkind IN ('r', 'p')
+     WHERE c.relkind IN ('r', 'p')
      ORDER BY a.attnum
 """)
 
 _KEYS: Final = text("""
-    SELECT i.indisprimary, ARRAY(SELECT a.attname::text
+    SELECT s.nspname::text, c.relname::text, i.indisprimary, ARRAY(SELECT a.attname::text
                                    FROM pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS part (attnum, place)
                                    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = part.attnum
                                   WHERE part.place <= i.indnkeyatts
                                   ORDER BY part.place)
-      FROM pg_catalog.pg_class AS c
-      JOIN pg_catalog.pg_namespace AS s ON s.oid = c.relnamespace
+      FROM ROWS FROM (pg_catalog.unnest(CAST(:schemas AS text[])), pg_catalog.unnest(CAST(:names AS text[]))) AS asked (schema, name)
+      JOIN pg_catalog.pg_namespace AS s ON s.nspname = asked.schema
+      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = asked.name
       JOIN pg_catalog.pg_index AS i ON i.indrelid = c.oid
-     WHERE s.nspname = CAST(:schema AS text) AND c.relname = CAST(:name AS text)
-       AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indimmediate
+     WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indimmediate
      ORDER BY i.indisprimary DESC, i.indexrelid
 """)
 
 
-async def _postgresql(connection: AsyncConnection, schema: str, name: str) -> ReflectedTable | None:
-    parameters = {"schema": schema, "name": name}
-    columns = (await connection.execute(_COLUMNS, parameters)).all()
-    if not columns:
-        return None
-    keys = (await connection.execute(_KEYS, parameters)).all()
+async def _postgresql(connection: AsyncConnection, places: Places) -> dict[TableName, ReflectedTable]:
+    parameters = {"schemas": [str(schema) for schema, _ in places.values()], "names": [str(table) for _, table in places.values()]}
+    columns: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    keys: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for schema, name, *row in await connection.execute(_COLUMNS, parameters):
+        columns[schema, name].append(row)
+    for schema, name, *row in await connection.execute(_KEYS, parameters):
+        keys[schema, name].append(row)
+    asked = {name: (str(schema), str(table)) for name, (schema, table) in places.items()}
+    return {name: _of_postgresql(*places[name], columns[place], keys.get(place, [])) for name, place in asked.items() if place in columns}
+
+
+def _of_postgresql(schema: str | None, name: str, columns: Sequence[Any], keys: Sequence[Any]) -> ReflectedTable:
     # a CAST to a declared length would cut: the modifier is kept beside the type
     reflected = [Column(identifier(row[0]), NamedType(row[1], row[2]), info={MODIFIER: row[7]}) for row in columns]
-    table = Table(name, MetaData(), *reflected, schema=schema)
     not_null = frozenset(row[0] for row in columns if row[3])
     return ReflectedTable(
-        table,
+        Table(name, MetaData(), *reflected, schema=schema),
         generated=frozenset(row[0] for row in columns if row[4]),
         not_null=not_null,
         required=frozenset(row[0] for row in columns if row[3] and not row[6]),

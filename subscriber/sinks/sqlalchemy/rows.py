@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, insert, inspect, select, update
@@ -19,9 +19,10 @@ from subscriber.catalog.store import Plus, Row
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.names import target_name
+from subscriber.sinks.sqlalchemy.sqlite_reflection import sqlite_tables
 from subscriber.sinks.sqlalchemy.tables import FENCE, CatalogTables
 
-__all__ = ["SqlAlchemyRows", "has_table", "move_position", "subscription_rows"]
+__all__ = ["SqlAlchemyRows", "existing_tables", "move_position", "subscription_rows"]
 
 
 class SqlAlchemyRows:
@@ -77,14 +78,21 @@ class SqlAlchemyRows:
 
     async def new_oid(self) -> int:
         """Draw a number; the counter's row stays locked until the end of the transaction."""
+        return await self._draw(1)
+
+    async def _draw(self, count: int) -> int:
+        """Draw numbers; return the first."""
         version = self._tables.version
         # first the lock on the row, then the look at it
-        await self._connection.execute(update(version).values(next_oid=version.c.next_oid + 1))
-        return int((await self._connection.execute(select(version.c.next_oid))).scalar_one()) - 1
+        await self._connection.execute(update(version).values(next_oid=version.c.next_oid + count))
+        return int((await self._connection.execute(select(version.c.next_oid))).scalar_one()) - count
 
     async def relids(self, tables: Sequence[TableName]) -> Mapping[TableName, int | RelationError]:
         """Draw a number for each table that the target has."""
-        return {table: await self.new_oid() if await has_table(self._connection, table) else _missing(table) for table in tables}
+        there = await existing_tables(self._connection, tables)
+        first = await self._draw(len(there)) if there else 0
+        drawn = dict(zip([table for table in tables if table in there], range(first, first + len(there)), strict=True))
+        return {table: drawn.get(table) or _missing(table) for table in tables}
 
     async def target_identifier(self) -> str:
         """Drawn when the catalog was made."""
@@ -103,12 +111,21 @@ def _missing(table: TableName) -> RelationError:
     )
 
 
-async def has_table(connection: AsyncConnection, name: TableName) -> bool:
-    """Whether the target has the table that a publisher's goes to."""
-    schema, table = target_name(name, connection.dialect.name)
+async def existing_tables(connection: AsyncConnection, names: Collection[TableName]) -> frozenset[TableName]:
+    """Those of the publisher's tables that the target has a table for."""
+    dialect = connection.dialect
+    places = {name: target_name(name, dialect.name) for name in names}
 
-    def look(sync: Connection) -> bool:
-        return inspect(sync).has_table(table, schema=schema)
+    def look(sync: Connection) -> frozenset[TableName]:
+        if dialect.name == "sqlite":
+            found = sqlite_tables(sync, {table for _, table in places.values()})
+            return frozenset(name for name, (_, table) in places.items() if str(table).lower() in found)
+        inspector = inspect(sync)
+        listed = {schema: frozenset(inspector.get_table_names(schema)) for schema in {schema for schema, _ in places.values()}}
+        # names may differ in case, and be those of views
+        return frozenset(
+            name for name, (schema, table) in places.items() if table in listed[schema] or inspector.has_table(table, schema=schema)
+        )
 
     return await connection.run_sync(look)
 

@@ -5,7 +5,7 @@ DDL is idempotent, step by step: on MySQL each step commits, and a crash between
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,15 +19,17 @@ from sqlalchemy.sql.compiler import DDLCompiler
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
+from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, plan_target_table, source_types
 from subscriber.sinks.sqlalchemy.creation import CreatedTypes
 from subscriber.sinks.sqlalchemy.names import identifier, name_findings, target_name
-from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect
+from subscriber.sinks.sqlalchemy.reflection import ReflectedTable, reflect_all
 from subscriber.sinks.sqlalchemy.trial import failed_trials, not_created, structure_findings
 from subscriber.types import PgType
 from subscriber.types.codec import WITHOUT_BINARY, binary_problem
 
-__all__ = ["add_columns", "check", "create_table", "require_usable", "table_to_create", "usable"]
+__all__ = ["add_columns", "check", "create_table", "table_to_create", "unusable", "usable"]
+
+_STRUCTURE: Final = "42P16"
 
 _MYSQL: Final = {"mysql", "mariadb"}
 _ASCII_TYPES: Final = frozenset(
@@ -113,7 +115,8 @@ async def create_table(connection: AsyncConnection, published: PublishedTable) -
         RelationError: the target cannot have such a table.
         TargetError, TargetUnavailable
     """
-    _raise_first(structure_findings(published, connection.dialect))
+    for finding in structure_findings(published, connection.dialect):
+        raise RelationError(finding.message, sqlstate=_STRUCTURE, hint=finding.hint)
     try:
         table = await table_to_create(connection, published)
         if table.schema is not None:
@@ -121,11 +124,6 @@ async def create_table(connection: AsyncConnection, published: PublishedTable) -
         await connection.execute(CreateTable(table, if_not_exists=True))
     except SQLAlchemyError as error:
         raise not_created(published.name, error) from None
-
-
-def _raise_first(findings: Iterable[Finding], sqlstate: str = "42P16") -> None:
-    for finding in findings:
-        raise RelationError(finding.message, sqlstate=sqlstate, hint=finding.hint)
 
 
 async def _trial_table(connection: AsyncConnection, published: PublishedTable) -> Table:
@@ -166,24 +164,29 @@ async def usable(connection: AsyncConnection, tables: Iterable[PublishedTable]) 
     return [table for table in published if table.name not in refused]
 
 
-async def require_usable(
-    connection: AsyncConnection, table: TableName, others: Sequence[TableName], published: PublishedTable | None = None
-) -> None:
-    """See that a table would be none of ours in the target, and none of the others, and that its columns have names there.
+async def unusable(
+    connection: AsyncConnection, tables: Sequence[TableName], others: Sequence[TableName], published: Mapping[TableName, PublishedTable]
+) -> dict[TableName, RelationError]:
+    """Those of the tables that would be one of ours in the target, or another one, or whose columns have no names there.
 
     Args:
         connection: to the target.
-        table: of the publisher.
+        tables: of the publisher.
         others: that the subscription has already.
-        published: what the publisher's catalog says of it.
-
-    Raises:
-        RelationError: something is wrong with it.
+        published: what the publisher's catalog says of them.
     """
-    findings = name_findings([*others, table], connection.dialect, caseless=await _caseless(connection))
-    _raise_first((finding for finding in findings if finding.table == table), "42P07")
-    if published is not None:
-        _raise_first(structure_findings(published, connection.dialect))
+    findings = [
+        (finding, "42P07") for finding in name_findings([*others, *tables], connection.dialect, caseless=await _caseless(connection))
+    ]
+    for name in tables:
+        if name in published:
+            findings += [(finding, _STRUCTURE) for finding in structure_findings(published[name], connection.dialect)]
+    found: dict[TableName, RelationError] = {}
+    known = frozenset(others)
+    for finding, sqlstate in findings:
+        if finding.table is not None and finding.table not in known:
+            found.setdefault(finding.table, RelationError(finding.message, sqlstate=sqlstate, hint=finding.hint))
+    return found
 
 
 async def check(
@@ -210,25 +213,24 @@ async def check(
     findings = name_findings(names, connection.dialect, caseless=await _caseless(connection))
     impossible = {finding.table for finding in findings}
     missing = []
+    reflected = await reflect_all(connection, [name for name in names if name not in impossible])
     for published in tables:
         found = structure_findings(published, connection.dialect)
         if binary:
             found += _binary(published)
         if published.name not in impossible and not found:
-            there = await reflect(connection, published.name)
+            there = reflected.get(published.name)
             if there is None and creating:
                 missing.append(published)
             else:
-                found += await _there(connection, published, there, adding=adding, becomes_now=becomes_now)
+                found += _there(connection.dialect.name, published, there, adding=adding, becomes_now=becomes_now)
         findings += [replace(finding, table=published.name) for finding in found]
     return findings + await failed_trials(connection, missing, _trial_table)
 
 
-async def _there(
-    connection: AsyncConnection, published: PublishedTable, found: ReflectedTable | None, *, adding: bool, becomes_now: bool
-) -> list[Finding]:
+def _there(dialect: str, published: PublishedTable, found: ReflectedTable | None, *, adding: bool, becomes_now: bool) -> list[Finding]:
     try:
-        target = await load_target_table(connection, published)
+        target = plan_target_table(found, published, None, dialect)
         if not adding:
             target.require_complete()
     except RelationError as error:

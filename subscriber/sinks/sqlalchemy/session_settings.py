@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["RollingBack", "connect_arguments", "session_statements"]
+__all__ = ["RollingBack", "connect_arguments", "session_statements", "short_waits"]
 
 _BUSY_SECONDS: Final = 10.0
 _YEAR: Final = 31_536_000
@@ -99,5 +99,16 @@ def session_statements(dialect_name: str, application_name: str, *, writes: bool
             name = application_name.encode("utf-8", "replace")[:63].decode("utf-8", "ignore").replace("'", "''").replace("\0", "")
             named = (f"SET application_name = '{name}'",)
             return (*_POSTGRESQL, *named, *_POSTGRESQL_REPLICATES) if replicates else (*_POSTGRESQL, *named)
+        case _:
+            return ()
+
+
+def short_waits(dialect_name: str) -> Sequence[str]:
+    """What makes a session wait for a lock only a moment. SQLite has one lock, which everybody gets after a moment."""
+    match dialect_name:
+        case "mysql" | "mariadb":
+            return ("SET SESSION innodb_lock_wait_timeout = 1", "SET SESSION lock_wait_timeout = 1")
+        case "postgresql":
+            return ("SET lock_timeout = '1s'",)
         case _:
             return ()

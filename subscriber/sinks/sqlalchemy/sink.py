@@ -42,11 +42,12 @@ from subscriber.sinks.sqlalchemy.catalog import ensure_catalog
 from subscriber.sinks.sqlalchemy.checks import check_target, querying, subscription_exists
 from subscriber.sinks.sqlalchemy.engine import Database, Session
 from subscriber.sinks.sqlalchemy.fencing import Fence
+from subscriber.sinks.sqlalchemy.groups import SqlAlchemyTableGroup
 from subscriber.sinks.sqlalchemy.locks import Locks
 from subscriber.sinks.sqlalchemy.names import target_name
 from subscriber.sinks.sqlalchemy.relation_map import RelationMap
-from subscriber.sinks.sqlalchemy.rows import has_table, subscription_rows
-from subscriber.sinks.sqlalchemy.schema import create_table, require_usable, usable
+from subscriber.sinks.sqlalchemy.rows import existing_tables, subscription_rows
+from subscriber.sinks.sqlalchemy.schema import create_table, unusable, usable
 from subscriber.sinks.sqlalchemy.staging import Staging
 from subscriber.sinks.sqlalchemy.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.tables import PREFIX
@@ -60,6 +61,8 @@ __all__ = ["SqlAlchemySink"]
 
 _CLOSE_SECONDS: Final = 5.0
 """How long the target may take to release the locks."""
+_CREATED_AT_ONCE: Final = 100
+"""How many tables are made by one transaction of SQLite's."""
 _PING_SECONDS: Final = 10.0
 """How long a session may take to answer that has nothing else to do."""
 
@@ -276,17 +279,29 @@ class SqlAlchemySink(StateStore):
         # relations are planned anew with what is known now
         opened.applier.relations.forget_targets()
         async with opened.session.snapshot() as connection:
-            missing = [table for table in await usable(connection, tables) if not await has_table(connection, table.name)]
+            possible = await usable(connection, tables)
+            there = await existing_tables(connection, [table.name for table in possible])
+            missing = [table for table in possible if table.name not in there]
             if not missing or not await self._creates(connection, tables):
                 return
         for table in missing:
-            # one by one: on some databases each commits by itself anyway
             self._not_created.pop(table.name, None)
-            try:
-                async with opened.transaction() as connection:
+        # on some databases each commits by itself
+        size = _CREATED_AT_ONCE if self._database.path is not None else 1
+        for start in range(0, len(missing), size):
+            with contextlib.suppress(RelationError):
+                await self._create(missing[start : start + size])
+
+    async def _create(self, tables: Sequence[PublishedTable]) -> None:
+        async with self._open.transaction() as connection:
+            for table in tables:
+                try:
                     await create_table(connection, table)
-            except RelationError as error:
-                self._not_created[table.name] = error
+                except RelationError as error:
+                    self._not_created[table.name] = error
+                    if self._database.path is None:
+                        raise
+                    # SQLite takes back that CREATE TABLE only
 
     async def _creates(self, connection: AsyncConnection, tables: Sequence[PublishedTable]) -> bool:
         """Whether missing tables are to be made: as set; else in an SQLite file that holds no table but ours and those we made."""
@@ -303,15 +318,14 @@ class SqlAlchemySink(StateStore):
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables; those dropped in the target are removed. No synchronization of an earlier run is at work any more."""
         opened = self._open
-        found: dict[TableName, TableEntry] = {}
         async with opened.transaction() as connection:
             rows = opened.rows(connection)
-            for name, row in await rows.tables(lock=True):
-                if name is not None and await has_table(connection, name):
-                    found[name] = row.entry
-                else:
+            known = await rows.tables(lock=True)
+            there = await existing_tables(connection, [name for name, _ in known if name is not None])
+            for name, row in known:
+                if name not in there:
                     await rows.remove_table(row.relid)
-        return found
+        return {name: row.entry for name, row in known if name is not None and name in there}
 
     async def add_table(self, table: TableName, entry: TableEntry) -> None:
         """Add a table with its first state.
@@ -319,16 +333,19 @@ class SqlAlchemySink(StateStore):
         Raises:
             RelationError: it does not exist in the target, or would be one of our own tables, or one of another published table.
         """
+        for error in (await self.add_tables([table], entry)).values():
+            raise error
+
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables with their first state. See :meth:`subscriber.abc.ManyTablesSink.add_tables`."""
         opened = self._open
         async with opened.transaction() as connection:
             rows = opened.rows(connection)
-            known = [name for name, _ in await rows.tables() if name is not None]
-            if table not in known:
-                await require_usable(connection, table, known, self._published.get(table))
-                if table in self._not_created:
-                    raise self._not_created[table]
-            for error in (await rows.add_tables([table], entry)).values():
-                raise error
+            known = {name for name, _ in await rows.tables() if name is not None}
+            new = [table for table in tables if table not in known]
+            failed = {table: self._not_created[table] for table in new if table in self._not_created}
+            failed |= await unusable(connection, new, list(known), self._published)
+            return {**failed, **await rows.add_tables([table for table in tables if table not in failed], entry)}
 
     async def remove_table(self, table: TableName) -> None:
         """Forget a table. Its rows stay."""
@@ -344,10 +361,14 @@ class SqlAlchemySink(StateStore):
 
     async def set_ready(self, table: TableName, lsn: Lsn) -> None:
         """SYNCDONE to READY."""
+        await self.set_all_ready({table: lsn})
+
+    async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """SYNCDONE to READY, of many tables."""
         async with self._open.changing() as rows:
-            row = await rows.table(table, lock=True)
-            if row is not None:
-                await rows.set_entry(row.relid, TableEntry(TableState.READY, lsn), only_from=TableState.SYNCDONE, srcopy=None)
+            for name, row in await rows.tables():
+                if name is not None and name in tables:
+                    await rows.set_entry(row.relid, TableEntry(TableState.READY, tables[name]), only_from=TableState.SYNCDONE, srcopy=None)
 
     async def ping(self) -> None:
         """See :meth:`subscriber.abc.WatchedSink.ping`.
@@ -477,6 +498,11 @@ class SqlAlchemySink(StateStore):
         return SqlAlchemyTableSink(
             self._database, self._fence, table, published=self._published, settings=self._settings, tally=self._tally
         )
+
+    def open_group(self) -> SqlAlchemyTableGroup:
+        """For tables that are synchronized together. See :meth:`subscriber.abc.GroupingSink.open_group`."""
+        opened = self._open
+        return SqlAlchemyTableGroup(self._database, opened.fence, lambda: self._opened is opened)
 
     async def close(self) -> None:
         """Release the lock, disconnect. Idempotent; also after errors."""
