@@ -215,7 +215,7 @@ async def _anew(kind: str, make: Callable[[], ComplianceTarget], before: Complia
     sink = before.new_sink()
     database = sink._database  # type: ignore[attr-defined]
     async with database.writing() as connection:
-        for table, _ in database.tables.of_subscription:
+        for table in (database.tables.prepared_transaction_chunk, *database.tables.by_name.values()):
             await connection.execute(table.delete())
     await database.close()
     return before
