@@ -1,9 +1,9 @@
-"""What can be chosen: the parameters of CREATE SUBSCRIPTION and the settings, each declared once.
+"""The options: the parameters of CREATE SUBSCRIPTION and the settings, each declared once.
 
-:class:`SubscriptionOptions` holds the parameters of ``CREATE SUBSCRIPTION … WITH (…)`` under their own names and with their own meanings;
-:class:`Settings` holds what a server keeps in its configuration file, under the names it has there. A field of these classes declares an
-option with everything that is known of it (:class:`Option`). Parser, ``--help``, the reference documentation, the columns of the target's
-catalog and the refusals are derived from it, so a new option is one field, plus the code that uses it.
+:class:`SubscriptionOptions` holds the parameters of ``CREATE SUBSCRIPTION … WITH (…)`` with PostgreSQL's names and meanings.
+:class:`Settings` holds settings that PostgreSQL keeps in ``postgresql.conf``, with the same names, and settings of our own. A field of
+these classes declares one option with all its properties (:class:`Option`). The parser, ``--help``, the reference documentation, the
+columns of the target's catalog and the error messages are derived from it. A new option is one field, plus the code that uses it.
 """
 
 from subscriber.config.option import Option, declared, reference

@@ -1,4 +1,4 @@
-"""One option, as a dataclass field declares it, and what is derived from the declarations."""
+"""One option, declared by a dataclass field, and the parser and reference table derived from the declarations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from subscriber.errors import ConfigurationError
 __all__ = ["Alterable", "Option", "ReferenceRow", "declared", "option", "parse_options", "reference"]
 
 Alterable = Literal["never", "always", "disabled"]
-"""When ``ALTER SUBSCRIPTION … SET`` may change a parameter; ``disabled``: while the subscription is disabled, and has a slot name."""
+"""When ``ALTER SUBSCRIPTION … SET`` may change a parameter. ``disabled``: while the subscription is disabled and has a slot name."""
 
 _Value = TypeVar("_Value")
 _KEY: Final = "option"
@@ -20,7 +20,7 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What is known of one option.
+    """The properties of one option.
 
     Attributes:
         name: its name.
@@ -28,15 +28,15 @@ class Option:
         type: how its values are written.
         help: one line, for ``--help`` and the reference documentation.
         default_text: shown instead of ``default``.
-        least: the smallest value of a number.
+        least: the smallest allowed number.
         flag: the command line has a flag of this name that sets it to true.
         ours: PostgreSQL has no option of this name and meaning.
-        since: the first major version of a publisher that knows it; 0: all.
+        since: the first major version of a publisher that supports it; 0: all.
         alter: when it may be altered.
-        alter_since: the first major version of a publisher whose slot can be altered accordingly; 0: the slot has nothing to do with it.
-        column: of ``pg_subscription`` in the target's catalog; empty: it is not kept there, or is part of the subscription's state.
+        alter_since: the first major version of a publisher whose slot can be altered accordingly; 0: the slot does not depend on it.
+        column: its column of ``pg_subscription`` in the target's catalog; empty: it is not stored there, or is part of the state.
         codes: values of the column by values of the option, where they differ.
-        catalog_version: version of the target's catalog that added the column. A new column takes the next version of the catalog.
+        catalog_version: the version of the target's catalog that added the column. A new column takes the next version of the catalog.
     """
 
     name: str = ""
@@ -56,12 +56,12 @@ class Option:
 
     @property
     def shown_default(self) -> str:
-        """The default as a user would write it."""
+        """The default as a user writes it."""
         return self.default_text or self.type.show(self.default)
 
     @property
     def stored_words(self) -> tuple[str, ...]:
-        """All values of the column, that of the default first, if these are few."""
+        """All values of the column, the default first, if the option has a fixed list of values; else empty."""
         words = sorted(self.type.words, key=lambda word: word != self.default)
         return tuple(self.stored(word) for word in words)
 
@@ -89,8 +89,8 @@ def parse_options(items: Iterable[str], known: Mapping[str, Option], what: str) 
 
     Args:
         items: the texts.
-        known: the options that they can be.
-        what: begins the message about any other.
+        known: the options that are allowed.
+        what: the beginning of the message about any other option.
 
     Raises:
         ConfigurationError: an unknown name or value.
@@ -104,7 +104,7 @@ def parse_options(items: Iterable[str], known: Mapping[str, Option], what: str) 
 
 
 class ReferenceRow(NamedTuple):
-    """One option as the reference documentation shows it; an empty text: nothing to show."""
+    """One option as the reference documentation shows it. An empty text: nothing to show."""
 
     name: str
     type: str

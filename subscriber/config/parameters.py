@@ -28,14 +28,14 @@ SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"
 OriginFilter = Literal["none", "any"]
 
 NO_SLOT: Final = "none"
-"""The value of ``slot_name`` that stands for NONE; no slot can be named so."""
+"""The value of ``slot_name`` that means NONE. The parameter cannot name a slot ``none``."""
 
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 _UNRECOGNIZED: Final = "unrecognized subscription parameter:"
 
 
 def check_slot_name(name: str) -> None:
-    """Refuse what cannot be the name of a replication slot.
+    """Reject a text that cannot be the name of a replication slot.
 
     Raises:
         ConfigurationError: with PostgreSQL's message and hint.
@@ -56,7 +56,7 @@ def _parse_slot_name(_: str, text: str) -> str:
 
 
 def _switch(*more: str, message: str, hint: str) -> OptionType:
-    """The type of what was a boolean once, and has more values now."""
+    """The type of an option that was a boolean in earlier versions of PostgreSQL and now has more values."""
 
     def parse(name: str, text: str) -> str:
         word = text.strip().lower()
@@ -84,7 +84,7 @@ _SYNCHRONOUS_COMMIT: Final = _switch(
 class SubscriptionOptions:
     """The parameters of CREATE SUBSCRIPTION.
 
-    What the publisher is too old for is not asked of it, as with a native subscription (:mod:`subscriber.protocol.capabilities`).
+    As in a native subscription, a parameter that the publisher is too old for is not sent to it (:mod:`subscriber.protocol.capabilities`).
     """
 
     connect: bool = option(
@@ -99,7 +99,7 @@ class SubscriptionOptions:
         default_text="the subscription's name",
         alter="always",
     )
-    """None: the subscription's own name. :data:`NO_SLOT`: none at all."""
+    """None: the subscription's name. :data:`NO_SLOT`: no slot."""
     binary: bool = option(False, BOOLEAN, "receive values in binary format", since=14, alter="always", column="subbinary")
     copy_data: bool = option(True, BOOLEAN, "copy the rows that the published tables have when replication starts")
     streaming: Streaming = option(
@@ -119,7 +119,7 @@ class SubscriptionOptions:
     password_required: bool = option(
         False, BOOLEAN, "fail if the publisher asks for no password", alter="always", column="subpasswordrequired"
     )
-    """Unlike PostgreSQL's the default is false: this program has the rights of the user who starts it, not a superuser's."""
+    """Unlike in PostgreSQL, the default is false: this program has the rights of the user who starts it, not those of a superuser."""
     run_as_owner: bool = option(
         False, BOOLEAN, "apply as the subscription's owner, not each table's", alter="always", column="subrunasowner"
     )
@@ -135,7 +135,7 @@ class SubscriptionOptions:
         """Build from ``parameter=value`` texts.
 
         Raises:
-            ConfigurationError: unknown parameter or value, or a combination that CREATE SUBSCRIPTION refuses.
+            ConfigurationError: unknown parameter or value, or a combination that CREATE SUBSCRIPTION rejects.
         """
         values = parse_options(items, declared(cls), _UNRECOGNIZED)
         for conflicting in ("enabled", "create_slot", "copy_data"):
@@ -156,13 +156,13 @@ class SubscriptionOptions:
 
 
 PARAMETERS: Final = declared(SubscriptionOptions)
-"""All of them, by name."""
+"""All parameters, by name."""
 
 STORED: Final = {name: each for name, each in PARAMETERS.items() if each.column}
-"""Those that have a column in the target's catalog."""
+"""The parameters that have a column in the target's catalog."""
 
 ALTERABLE: Final = {name: each for name, each in PARAMETERS.items() if each.alter != "never"}
-"""What ``ALTER SUBSCRIPTION … SET (…)`` takes."""
+"""The parameters that ``ALTER SUBSCRIPTION … SET (…)`` takes."""
 
 
 def parse_changes(items: Iterable[str], allowed: Mapping[str, Option] = ALTERABLE) -> dict[str, Any]:

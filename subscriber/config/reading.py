@@ -1,4 +1,4 @@
-"""``name=value`` texts, and the types of their values: read as PostgreSQL reads them, and shown as it shows them.
+"""``name=value`` texts and the types of their values, read and shown as PostgreSQL does.
 
 Booleans are on/off/true/false/yes/no/1/0 and their prefixes; times and sizes may have units.
 """
@@ -41,9 +41,9 @@ class OptionType:
     Attributes:
         name: for the reference documentation.
         parse: reads a value; its arguments are the option's name and the text. Raises ConfigurationError.
-        show: writes a value as a user would write it.
-        unit: of a number without one.
-        words: all values, if there are only these.
+        show: writes a value as a user writes it.
+        unit: the unit of a number that is given without a unit.
+        words: all values, if the list is fixed; else empty.
     """
 
     name: str
@@ -54,7 +54,7 @@ class OptionType:
 
 
 def parse_bool(name: str, text: str) -> bool:
-    """Read a boolean as PostgreSQL does: true/yes/on/1 and false/no/off/0, and unambiguous prefixes.
+    """Read a boolean as PostgreSQL does: true/yes/on/1 and false/no/off/0, and their unambiguous prefixes.
 
     Raises:
         ConfigurationError: with PostgreSQL's message.
@@ -77,12 +77,12 @@ def _parse_quantity(name: str, text: str, units: Mapping[str, float], base: str)
 
 
 def parse_seconds(name: str, text: str, base: str = "ms") -> float:
-    """Read a time such as ``10s``, ``500ms`` or ``1min``; without a unit it is in ``base``, as in postgresql.conf."""
+    """Read a time such as ``10s``, ``500ms`` or ``1min``. A number without a unit is in ``base``, as in postgresql.conf."""
     return _parse_quantity(name, text, _TIME_UNITS, base)
 
 
 def parse_bytes(name: str, text: str) -> int:
-    """Read a size such as ``64MB``; without a unit it is in kB, as in postgresql.conf."""
+    """Read a size such as ``64MB``. A number without a unit is in kB, as in postgresql.conf."""
     return int(_parse_quantity(name, text, _SIZE_UNITS, "kB"))
 
 
@@ -100,10 +100,10 @@ def _parse_word(words: tuple[str, ...], name: str, text: str) -> str:
 
 
 def _with_unit(units: Mapping[str, float], value: float) -> str:
-    """The value in the largest unit of which it is a whole number."""
+    """The value in the largest unit that gives a whole number."""
     if not value:
         return "0"
-    # 0.1 s is 100 ms, though 0.1 is no multiple of 0.001 in binary
+    # 0.1 s is 100 ms, although 0.1 is not a multiple of 0.001 in binary
     whole = [unit for unit, factor in units.items() if math.isclose(round(value / factor) * factor, value, rel_tol=1e-14)]
     unit = max(whole, key=units.__getitem__)
     return f"{value / units[unit]:.0f}{unit}"
@@ -116,7 +116,7 @@ WHOLE: Final = OptionType(name="integer", parse=_parse_whole)
 STRING: Final = OptionType(name="string", parse=lambda name, text: text)
 TIME: Final = OptionType(name="time", parse=parse_seconds, show=_show_seconds, unit="ms")
 SECONDS: Final = OptionType(name="time", parse=partial(parse_seconds, base="s"), show=_show_seconds, unit="s")
-"""A time that is in seconds without a unit."""
+"""A time. A number without a unit is in seconds."""
 SIZE: Final = OptionType(name="size", parse=parse_bytes, show=partial(_with_unit, _SIZE_UNITS), unit="kB")
 
 
@@ -124,8 +124,8 @@ def choice(*words: str, parse: Callable[[str, str], str] | None = None) -> Optio
     """The type of an option that is one of ``words``.
 
     Args:
-        words: all of them.
-        parse: reads one, where a text is not just the word itself.
+        words: all values.
+        parse: reads a value, where other texts than the words are allowed; None: only the words are.
     """
     return OptionType(name="enum", parse=parse or partial(_parse_word, words), words=words)
 
@@ -135,7 +135,7 @@ def parse_assignments(items: Iterable[str], *, case_matters: bool = False) -> di
 
     Args:
         items: the texts.
-        case_matters: leave names as they are, as Spark's; PostgreSQL's become lower case.
+        case_matters: leave names as they are, for Spark's options. PostgreSQL's names become lower case.
 
     Raises:
         ConfigurationError: a text without ``=``, or a name given twice (native: conflicting or redundant options).

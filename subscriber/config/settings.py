@@ -1,4 +1,4 @@
-"""What a server keeps in postgresql.conf, under the same names; and settings of our own for batches and copies."""
+"""Settings that PostgreSQL keeps in postgresql.conf, with the same names, and settings of our own for batches and copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ InsertConflict = Literal["error", "upsert"]
 SchemaChange = Literal["error", "add", "ignore"]
 
 SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
-"""``callback(schema, table, columns)``: what to do about columns that the publisher has and the target's table has not."""
+"""``callback(schema, table, columns)`` decides about columns that the publisher has and the target's table lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Settings:
     schema_change: SchemaChange | SchemaChangeCallback = option(
         "error", choice("error", "add", "ignore"), "what to do about a new column of the publisher; not for a PostgreSQL target", ours=True
     )
-    """Or a function that decides."""
+    """A word, or a function that decides for each table."""
     insert_conflict: InsertConflict = option(
         "error", choice("error", "upsert"), "what to do about an INSERT of a key that exists; not for a PostgreSQL target", ours=True
     )
@@ -63,7 +63,7 @@ class Settings:
         """Build from ``name=value`` texts.
 
         Raises:
-            ConfigurationError: unknown name, or a value out of its range.
+            ConfigurationError: unknown name or value, or a value out of its range.
         """
         return cls(**parse_options(items, declared(cls), "unrecognized configuration parameter"))
 
@@ -77,4 +77,4 @@ class Settings:
 
 
 SETTINGS: Final = declared(Settings)
-"""All of them, by name."""
+"""All settings, by name."""
