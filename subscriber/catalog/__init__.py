@@ -1,4 +1,4 @@
-"""The catalog of subscriptions that a target keeps: its tables, its logic over small primitives, and what others see of it."""
+"""The catalog of subscriptions in a target: its tables, its logic over a few primitives, and the data that ``status`` shows."""
 
 from subscriber.catalog.definition import Definition, claimed_elsewhere
 from subscriber.catalog.interface import Catalog, OwnedCatalog

@@ -1,4 +1,4 @@
-"""A subscription as the target's catalog defines it, and as its row of ``pg_subscription``."""
+"""The definition of a subscription, and its conversion to and from a row of ``pg_subscription`` in the target's catalog."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "pending_refresh": "subrefresh",
     **{name: option.column for name, option in STORED.items()},
 }
-"""Attribute of :class:`Definition`, or of its options, and its column."""
+"""Columns by attributes of :class:`Definition`, or of its options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,18 @@ class Definition:
         oid: unique in the target's cluster; 0 before it is stored.
         name: unique in the catalog.
         enabled: whether the launcher runs it.
-        conninfo: of the publisher. None: its command line gives it (``subscriber run --connection``), and no launcher runs it.
-        slot_name: None: it has none.
-        publications: names, at least one.
-        options: its parameters. ``connect``, ``create_slot``, ``copy_data``, ``enabled`` and ``slot_name`` in it mean nothing.
+        conninfo: the connection to the publisher. None: the command line of its run gives it (``subscriber run --connection``), and no
+            launcher runs it.
+        slot_name: None: it has no slot.
+        publications: their names; a subscription of a run that has not begun has none.
+        options: its parameters. ``connect``, ``create_slot``, ``copy_data``, ``enabled`` and ``slot_name`` in it have no meaning.
         two_phase: ``subtwophasestate``; ``options.two_phase`` follows from it.
-        skip_lsn: finish LSN of the transaction to be skipped, or INVALID_LSN.
-        position: up to where the target has everything, or None before the first.
-        made: False while it is being created, and when that was cut off.
-        generation: grows with every claim.
-        pending_refresh: the publications were changed, and the tables have to follow: with a copy (True) or without (False).
-        claimed: a verb is at work on it: it must not be run.
+        skip_lsn: the finish LSN of the transaction to skip, or INVALID_LSN.
+        position: the target has all changes up to this LSN; None: no position is stored yet.
+        made: False while it is being created, and after its creation was interrupted.
+        generation: a number that each claim increases.
+        pending_refresh: the publications were changed and the tables have to be refreshed, with a copy (True) or without (False).
+        claimed: a verb has claimed it: it must not be run.
     """
 
     oid: int = 0
@@ -77,7 +78,7 @@ class Definition:
 
 
 def columns_of(changes: Mapping[str, Any]) -> Row:
-    """New values of a definition's attributes, or of its options', as values of columns."""
+    """Convert new values of a definition's attributes, or of its options, to values of columns."""
     return {_COLUMNS[name]: _stored(name, value) for name, value in changes.items()}
 
 
@@ -94,15 +95,15 @@ def _stored(name: str, value: Any) -> Any:
 
 
 def definition_of(row: Row, position: Lsn | None, *, claimed: bool = False) -> Definition:
-    """The definition that a row of ``pg_subscription`` holds.
+    """Build the definition from a row of ``pg_subscription``.
 
     Args:
-        row: by column.
-        position: up to where the target has everything.
-        claimed: whether a verb is at work on it.
+        row: values by column.
+        position: the subscription's position, or None.
+        claimed: whether a verb has claimed the subscription.
 
     Raises:
-        TargetError: it has a value that this program does not know.
+        TargetError: the row has a value that this program does not know.
     """
     with known_values(PG_SUBSCRIPTION):
         two_phase = TwoPhaseState(row["subtwophasestate"])
@@ -126,17 +127,17 @@ def definition_of(row: Row, position: Lsn | None, *, claimed: bool = False) -> D
 
 
 def claimed_elsewhere(name: str) -> SubscriptionInUse:
-    """The error of a run that its command line defines, while a verb has claimed the subscription."""
+    """The error of a run with ``--connection`` while a verb has claimed the subscription."""
     return SubscriptionInUse(
         f'subscription "{name}" is being altered or dropped by another process', hint="start it again when that process has ended"
     )
 
 
 def require_name(name: str) -> None:
-    """Reject a subscription name that PostgreSQL's own catalog could not hold.
+    """Reject a subscription name that PostgreSQL's catalog could not hold.
 
     Raises:
-        ConfigurationError: it is empty, too long, or holds a null character.
+        ConfigurationError: the name is empty, too long, or has a null character.
     """
     if not name or "\0" in name or len(name.encode("utf-8", "replace")) > _NAME_BYTES:
         shown = name.replace("\0", "?")

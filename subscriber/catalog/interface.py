@@ -1,7 +1,7 @@
-"""What the verbs, the launcher and ``status`` need of a target's catalog of subscriptions.
+"""The interface of a target's catalog of subscriptions for the verbs, the launcher and ``status``.
 
-:class:`subscriber.abc.Sink` is the work of one subscription; this is about all of them. A target keeps both in the same place, so that a
-subscription's definition, its position and its rows are consistent.
+:class:`subscriber.abc.Sink` serves one subscription; a catalog serves all subscriptions of a target. A target stores the catalog beside the
+replicated rows, so that a subscription's definition, its position and its rows are consistent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Catalog(Protocol):
     """A session with a target's catalog. One call at a time, except for :meth:`wait`'s cancellation."""
 
     async def subscriptions(self) -> Sequence[Definition]:
-        """All of them, by name.
+        """Return all subscriptions, sorted by name.
 
         Raises:
             TargetUnavailable: the connection was lost: open the catalog again.
@@ -28,86 +28,86 @@ class Catalog(Protocol):
         ...
 
     def create(self, definition: Definition) -> AbstractAsyncContextManager[Definition]:
-        """Store a new subscription, not enabled and not made, and claim it while the block lasts.
+        """Store a new subscription, not enabled and not made, and claim it until the block ends.
 
-        What a process that was killed left of this name has to be removed before (:meth:`claim`, :meth:`remove`).
+        If a killed process left a subscription of this name, remove that first (:meth:`claim`, :meth:`remove`).
 
         Raises:
-            TargetError: native's words: subscription already exists.
+            TargetError: the subscription already exists, in PostgreSQL's words.
         """
         ...
 
     def claim(self, name: str) -> AbstractAsyncContextManager[Definition]:
-        """Keep all other processes from a subscription while the block lasts; wait until the process that runs it has stopped.
+        """Keep all other processes from a subscription until the block ends; wait until the process that runs it has stopped.
 
-        Gives the definition as it is then, of a new generation. A worker that is between two connections opens the sink again, sees the new
-        generation, and stops.
+        Gives the definition as it is then, with a new generation. A worker that is between two connections opens the sink again, sees the
+        new generation, and stops.
 
         Raises:
-            TargetError: native's words: subscription does not exist.
-            SubscriptionInUse: the process that works on it does not stop.
+            TargetError: the subscription does not exist, in PostgreSQL's words.
+            SubscriptionInUse: the process that runs it, or another verb, does not stop.
         """
         ...
 
     async def update(self, oid: int, changes: Mapping[str, Any]) -> None:
-        """Change columns of a subscription, all or none. To be called under a claim.
+        """Change columns of a subscription, all or none. Call it under a claim.
 
         Args:
             oid: the subscription's.
-            changes: new values of :class:`Definition`'s attributes, or of its options', by their names.
+            changes: new values by names of attributes of :class:`Definition` or of its options.
 
         Raises:
-            TargetError: native's words: the new name is taken.
+            TargetError: the new name is taken, in PostgreSQL's words.
         """
         ...
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove a subscription with its tables, positions and notes. To be called under a claim.
+        """Remove a subscription with its table states, positions and statistics. Call it under a claim.
 
         Returns:
-            Names of prepared transactions that it leaves in the target: the user has to decide about them.
+            The names of prepared transactions that stay in the target: the user has to commit them or roll them back.
         """
         ...
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
-        """Keep an error of a worker that could not report it itself.
+        """Store an error of a worker that could not report it itself.
 
         Args:
             oid: the subscription's.
             text: the error, one line.
-            details: the worker's details from now on, until it reports again; None: they are not changed.
+            details: the worker's details until it reports again; None: do not change them.
         """
         ...
 
     async def reset_statistics(self, name: str) -> None:
-        """Set a subscription's counters to zero, and note when. A process that runs it continues, and counts from there.
+        """Set a subscription's counters to zero and store the time. A process that runs it continues to count from there.
 
         Raises:
-            TargetError: native's words: subscription does not exist.
+            TargetError: the subscription does not exist, in PostgreSQL's words.
         """
         ...
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """Names of the prepared transactions that a subscription holds in the target."""
+        """Return the names of the prepared transactions that a subscription has in the target."""
         ...
 
     async def become_launcher(self, lost: int | None = None) -> int | None:
-        """Become the one launcher of this target, until the session ends.
+        """Become the only launcher of this target until the session ends.
 
         Args:
-            lost: what this gave when this process was the launcher before, through a session that is closed. The target may still serve
-                that session: it is terminated.
+            lost: the number that this method returned when this process became the launcher before, if that session was lost. The target
+                may not have noticed that: if the session still has the lock, it is terminated.
 
         Returns:
-            The number of the session that is the launcher, if it has one.
+            The number of this session in the target, if the target numbers its sessions.
 
         Raises:
-            SubscriptionInUse: there is one.
+            SubscriptionInUse: another process is the launcher.
         """
         ...
 
     async def wait(self, timeout: float) -> None:
-        """Return when a verb changed something, or after ``timeout`` seconds.
+        """Return when the catalog may have changed, after ``timeout`` seconds at the latest.
 
         Raises:
             TargetUnavailable: the connection was lost.
@@ -121,12 +121,15 @@ class Catalog(Protocol):
 
 @runtime_checkable
 class OwnedCatalog(Protocol):
-    """A :class:`Catalog` of a target that has roles: each subscription has an owner, with whose rights it is applied."""
+    """A :class:`Catalog` of a target that has roles: each subscription has an owner.
+
+    With ``run_as_owner`` changes are made with the owner's rights; without it, the owner must be able to become each table's owner.
+    """
 
     async def set_owner(self, oid: int, role: str) -> None:
-        """Give a subscription to a role. To be called under a claim.
+        """Change the owner of a subscription. Call it under a claim.
 
         Raises:
-            TargetError: there is no such role, or this one cannot become it.
+            TargetError: the role does not exist, or the current role cannot SET ROLE to it.
         """
         ...

@@ -1,19 +1,19 @@
-"""The tables of a target's catalog, declared once. Each kind of target maps the kinds of columns to types of its own.
+"""The tables of a target's catalog, declared once. Each kind of target maps the kinds of columns to its own types.
 
-Tables and columns have the names of PostgreSQL's own where they hold the same thing:
+Tables and columns have the same names as in PostgreSQL's system catalogs, where they hold the same data:
 
 ``pg_subscription``
-    one row for each of our subscriptions.
+    one row for each subscription of this program.
 ``pg_subscription_rel``
     the state of each table. ``srrelid`` is the table's number in the target, ``srnspname`` and ``srrelname`` are its name.
 ``position``
-    up to where the target has everything (``srrelid`` 0), or a table's own position while it catches up.
+    the position of the subscription (``srrelid`` 0), and of each table that catches up.
 ``worker``
-    what the workers of a process report of themselves, each about once a second.
+    the latest reports of the workers of a process, renewed about once a second.
 ``subscription_stats``
     counters, and the last error.
 
-A kind of target adds columns and tables that only it needs (:meth:`Table.extended`).
+A kind of target can add columns and tables that only it needs (:meth:`Table.extended`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Kind(Enum):
-    """What a column holds, with the Python type of its values."""
+    """The kinds of columns, each with the Python type of its values."""
 
     OID = auto()
     """``int``."""
@@ -75,12 +75,12 @@ class Column:
 
     Attributes:
         name: its name.
-        kind: what it holds.
+        kind: the kind of its values.
         null: whether it may be NULL.
-        length: of a TEXT, at most this many characters.
+        length: the largest number of characters of a TEXT; None: no limit.
         unique: no two rows have the same value.
-        default: of a row that was there before the column.
-        version: of the catalog that added the column; 0: it was always there.
+        default: its value in rows that existed before the column.
+        version: the version of the catalog that added the column; 0: the first one.
     """
 
     name: str
@@ -97,9 +97,9 @@ class Table:
 
     Attributes:
         name: its name.
-        subscription: the column that holds the subscription's oid; None: its rows are not a subscription's.
-        columns: by name.
-        key: columns of its primary key.
+        subscription: the column that holds the subscription's oid; None: its rows do not belong to a subscription.
+        columns: its columns by name.
+        key: the columns of its primary key.
     """
 
     def __init__(self, name: str, *columns: Column, key: tuple[str, ...] = (), subscription: str | None = None) -> None:
@@ -109,7 +109,7 @@ class Table:
         self.columns = {column.name: column for column in columns}
 
     def extended(self, *columns: Column) -> Self:
-        """The same table with further columns."""
+        """A copy of the table with further columns."""
         return type(self)(self.name, *self.columns.values(), *columns, key=self.key, subscription=self.subscription)
 
     def __repr__(self) -> str:
@@ -118,10 +118,10 @@ class Table:
 
 @contextlib.contextmanager
 def known_values(table: Table) -> Iterator[None]:
-    """Read values of the catalog inside.
+    """Convert the errors of code that reads values of the catalog.
 
     Raises:
-        TargetError: this program does not know one of them.
+        TargetError: this program does not know one of the values.
     """
     try:
         yield
@@ -143,7 +143,7 @@ def pg_subscription(options: Iterable[Option]) -> Table:
     """The table of subscriptions.
 
     Args:
-        options: the parameters that it keeps.
+        options: the parameters that have a column in it.
     """
     return Table(
         "pg_subscription",
@@ -225,7 +225,7 @@ COUNTERS: Final = (
     "confl_delete_missing",
     "confl_multiple_unique_conflicts",
 )
-"""Names both of pg_stat_subscription_stats and of :class:`subscriber.abc.ApplyStatistics`."""
+"""The counters, named as in pg_stat_subscription_stats and as in :class:`subscriber.abc.ApplyStatistics`."""
 
 SUBSCRIPTION_STATS: Final = Table(
     "subscription_stats",

@@ -1,4 +1,4 @@
-"""What a target knows of a subscription, for those who look."""
+"""The state of a subscription as its target's catalog shows it to observers such as ``status``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TableObservation:
     Attributes:
         table: its name.
         entry: its state, as ``pg_subscription_rel`` has it.
-        worker: what its synchronization reports, if it runs.
-        retry: its latest synchronization, if that failed and is made again.
+        worker: the latest report of its synchronization, if that runs.
+        retry: the failed attempt of its synchronization, if that will be retried.
     """
 
     table: TableName
@@ -32,17 +32,17 @@ class TableObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplierObservation:
-    """Who applies what a subscription has landed, in a target where these are two programs.
+    """The applier of a target in which one program lands batches and another one applies them.
 
     Attributes:
-        pid: of the process; None: it does not run.
-        host: where it runs.
-        engine: how.
-        lsn: up to where everything is applied, and published; None: nothing is.
-        waiting_batches, waiting_bytes: of what was landed and is not applied. Copies of tables are not counted.
-        waiting_since: when the first transaction of these was committed, seconds since 1970; None: nothing waits.
+        pid: the id of its process; None: it does not run.
+        host: the host on which it runs.
+        engine: the engine that applies.
+        lsn: all changes up to this LSN are applied and published; None: none are.
+        waiting_batches, waiting_bytes: number and size of the landed batches that are not applied yet. Copies of tables are not counted.
+        waiting_since: when the first transaction in these batches was committed, seconds since 1970; None: nothing waits.
         last_error: the latest error, one line.
-        last_error_time: when.
+        last_error_time: when that error occurred.
     """
 
     pid: int | None = None
@@ -58,20 +58,20 @@ class ApplierObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that a target knows of one subscription.
+    """All that a target's catalog stores about one subscription.
 
     Attributes:
-        definition: its ``conninfo`` is None also where the looking role may not read it.
-        pid: of the apply worker's session in the target; None: no process runs it.
-        worker: what the apply worker reports.
-        tables: by name.
-        counters: those of pg_stat_subscription_stats, by their names.
-        stats_reset: when they were reset.
+        definition: its definition. ``conninfo`` is None also if the observing role may not read it.
+        pid: the process id of the apply worker, as the target has it; None: no process runs the subscription, or the target has no id.
+        worker: the latest report of the apply worker; None: it does not run.
+        tables: its tables, sorted by name.
+        counters: the counters of pg_stat_subscription_stats, by name.
+        stats_reset: when the counters were reset.
         last_error: the latest error of its workers, one line.
-        last_error_time: when.
-        applier: where landing and applying are two programs, the other one.
-        details: what the apply worker reported last, also if it does not run any more.
-        by_command_line: its command line defines it, as far as the looking role can see.
+        last_error_time: when that error occurred.
+        applier: the applier, if landing and applying are two programs.
+        details: the details that the apply worker reported last, even if it does not run any more.
+        by_command_line: the command line of a run defines it. False if the observing role may not read ``conninfo``.
     """
 
     definition: Definition
@@ -88,6 +88,6 @@ class Observation:
 
     @property
     def left_out(self) -> Mapping[TableName, str]:
-        """Published tables that the latest run did not replicate, each with the reason, without those that were added since."""
+        """Published tables that the latest run left out, each with the reason, except those that were added later."""
         added = {table.table for table in self.tables}
         return {table: reason for table, reason in self.details.left_out.items() if table not in added}

@@ -1,4 +1,4 @@
-"""What a target knows of its subscriptions. Changes nothing, makes nothing."""
+"""Reads the state of all subscriptions from a target's catalog. Changes nothing, creates nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["observe"]
 
 
 async def observe(store: Store) -> Sequence[Observation]:
-    """Everything, by name.
+    """Observe all subscriptions of a target, sorted by name.
 
     Raises:
         TargetUnavailable, TargetError
@@ -67,7 +67,7 @@ def _observation(
         stats_reset=_time(stats.get("stats_reset")),
         last_error=stats.get("last_error"),
         last_error_time=_time(stats.get("last_error_time")),
-        # of the latest run, also when it has ended
+        # the details of the latest run, even if it has ended
         details=WorkerDetails.from_json(workers[0]["details"] if 0 in workers else None),
         by_command_line=conninfos and definition.conninfo is None,
     )
@@ -79,7 +79,7 @@ def _table(row: Row, worker: Row | None, live: Mapping[int, int | None]) -> Tabl
         table=name,
         entry=entry_of(row),
         worker=activity_of(worker, name) if worker is not None and row["srrelid"] in live else None,
-        # between two attempts the synchronization has no session, but the apply worker has
+        # between two attempts the synchronization has no session: the apply worker's session counts
         retry=WorkerDetails.from_json(worker["details"]).retry if worker is not None and 0 in live else None,
     )
 

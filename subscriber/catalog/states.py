@@ -1,4 +1,4 @@
-"""What the catalog knows of one subscription: its row, its positions, the states of its tables."""
+"""The catalog's data about one subscription: its row, its positions, the states of its tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
 
 def entry_of(row: Row) -> TableEntry:
-    """The state that a row of ``pg_subscription_rel`` holds.
+    """Return the state in a row of ``pg_subscription_rel``.
 
     Raises:
-        TargetError: this program does not know it.
+        TargetError: this program does not know the state.
     """
     with known_values(PG_SUBSCRIPTION_REL):
         state = TableState(row["srsubstate"])
@@ -37,7 +37,7 @@ class TableRow:
     Attributes:
         relid: the table's number in the target.
         entry: its state.
-        row: all columns, those of this kind of target too.
+        row: all columns, including those that only this kind of target has.
     """
 
     relid: int
@@ -46,10 +46,10 @@ class TableRow:
 
 
 class SubscriptionRows:
-    """One subscription's rows, in a transaction that is open.
+    """One subscription's rows, in an open transaction.
 
     Args:
-        rows: of the transaction.
+        rows: the catalog's rows in that transaction.
         oid: the subscription's.
     """
 
@@ -66,8 +66,8 @@ class SubscriptionRows:
         """Read the subscription.
 
         Raises:
-            SubscriptionChanged: it is gone.
-            TargetError: it has a value that this program does not know.
+            SubscriptionChanged: it does not exist any more.
+            TargetError: its row has a value that this program does not know.
         """
         found = await self.rows.select(PG_SUBSCRIPTION, {"oid": self.oid})
         if not found:
@@ -90,27 +90,27 @@ class SubscriptionRows:
         )
 
     async def change(self, **values: object) -> None:
-        """Store new values of columns of the subscription."""
+        """Store new values of columns in the subscription's row."""
         await self.rows.update(PG_SUBSCRIPTION, {"oid": self.oid}, values)
 
     async def clear_skip(self) -> None:
-        """Clear the transaction to be skipped."""
+        """Clear the LSN of the transaction to skip."""
         await self.change(subskiplsn=INVALID_LSN)
 
     # --- positions
 
     async def position(self, relid: int) -> Position | None:
-        """Read the position of the subscription (0) or of a table."""
+        """Read the position of the subscription (``relid`` 0) or of a table; None: it has none."""
         for row in await self.rows.select(POSITION, self._key(relid)):
             return Position(row["slot_name"], row["system_identifier"], row["timeline"], row["remote_lsn"])
         return None
 
     async def slot_names(self) -> frozenset[str]:
-        """The slots of all its positions."""
+        """The slots to which its positions belong."""
         return frozenset([row["slot_name"] for row in await self.rows.select(POSITION, {"srsubid": self.oid})])
 
     async def save_position(self, relid: int, position: Position) -> None:
-        """Store a position."""
+        """Store a position, in place of an earlier one."""
         values = {
             "slot_name": position.slot_name,
             "system_identifier": position.system_identifier,
@@ -121,16 +121,16 @@ class SubscriptionRows:
         await self.rows.insert(POSITION, [{**self._key(relid), **values}])
 
     async def forget_position(self, relid: int) -> None:
-        """Remove a position."""
+        """Delete a position."""
         await self.rows.delete(POSITION, self._key(relid))
 
     # --- tables
 
     async def tables(self, *, lock: bool = False) -> Sequence[tuple[TableName | None, TableRow]]:
-        """The subscription's tables; without a name, if the target has dropped one.
+        """Return the subscription's tables. The name is None if the table was dropped in the target.
 
         Args:
-            lock: wait for transactions that change one of them.
+            lock: lock the rows: wait for transactions that change one of them.
 
         Raises:
             TargetError: this program does not know a state.
@@ -139,37 +139,37 @@ class SubscriptionRows:
         return [(_name(row), _table_row(row)) for row in rows]
 
     async def table(self, name: TableName, *, lock: bool = False) -> TableRow | None:
-        """One of them.
+        """Return one table; None: it is not in the subscription.
 
         Args:
-            name: which.
-            lock: wait for a transaction that changes it, and keep others from that.
+            name: its name.
+            lock: lock its row: wait for a transaction that changes it, and keep other transactions from changing it.
 
         Raises:
             TargetError: this program does not know its state.
         """
         rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srnspname": name.namespace, "srrelname": name.name})
         if rows and lock:
-            # by its key: MariaDB locks every row that it looks at on the way, and other tables' synchronizations would wait
+            # by its key: MariaDB locks every row that it scans, and the synchronizations of other tables would wait
             rows = await self.rows.select(PG_SUBSCRIPTION_REL, self._key(rows[0]["srrelid"]), lock=True)
         return _table_row(rows[0]) if rows else None
 
     async def entry(self, relid: int) -> TableEntry | None:
-        """State of one table."""
+        """Return the state of one table; None: it is not in the subscription."""
         for row in await self.rows.select(PG_SUBSCRIPTION_REL, self._key(relid)):
             return entry_of(row)
         return None
 
     async def in_state(self, state: TableState) -> list[int]:
-        """Numbers of the tables in a state."""
+        """Return the numbers of the tables in a state."""
         rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srsubstate": state.value})
         return [row["srrelid"] for row in rows]
 
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """Add tables, or set their state if they are there.
+        """Add tables. Set the state of those that the subscription has already.
 
         Returns:
-            Those that the target does not have, or cannot use.
+            The tables that could not be added, because the target does not have them or cannot use them, each with the error.
         """
         where = {"srsubid": self.oid, "srrelname": [table.name for table in tables]}
         known = {_name(row): int(row["srrelid"]) for row in await self.rows.select(PG_SUBSCRIPTION_REL, where)}
@@ -187,45 +187,45 @@ class SubscriptionRows:
         return {table: error for table, error in found.items() if isinstance(error, RelationError)}
 
     async def set_entry(self, relid: int, entry: TableEntry, *, only_from: TableState, **more: object) -> bool:
-        """Change a table's state if it is ``only_from``; tell whether it was.
+        """Change a table's state if it is ``only_from``. Return whether it was.
 
         Args:
             relid: the table's.
             entry: its new state.
-            only_from: the state that it must be in.
-            more: columns that only this kind of target has.
+            only_from: the state in which it must be.
+            more: new values of columns that only this kind of target has.
         """
         values = {"srsubstate": entry.state.value, "srsublsn": entry.lsn, **more}
         return await self.rows.update(PG_SUBSCRIPTION_REL, {**self._key(relid), "srsubstate": only_from.value}, values) == 1
 
     async def remove_table(self, relid: int) -> None:
-        """Remove a table, with its position."""
+        """Remove a table and its position."""
         await self.forget_position(relid)
         await self.rows.delete(PG_SUBSCRIPTION_REL, self._key(relid))
 
 
 class StateStore(ABC):
-    """What a sink stores of its subscription, each call in a transaction of its own. See :class:`subscriber.abc.Sink`."""
+    """The part of a sink that stores the state of its subscription. Each call is one transaction. See :class:`subscriber.abc.Sink`."""
 
     @abstractmethod
     def changing(self) -> AbstractAsyncContextManager[SubscriptionRows]:
-        """The rows of the subscription, in a transaction that is durable when the block is left.
+        """Open a transaction on the rows of the subscription. It is committed and durable when the block ends without an error.
 
         Raises:
             TargetUnavailable: the sink is not open, or the connection was lost.
         """
 
     async def begin_slot(self, slot_name: str | None, publications: Sequence[str], two_phase: TwoPhaseState) -> None:
-        """Note the slot's name and what it is for; None: it was not created after all."""
+        """Store the slot's name, the publications and the two-phase state before the slot is created. None withdraws the slot's name."""
         await self._change(subslotname=slot_name, subpublications=tuple(publications), subtwophasestate=two_phase.value)
 
     async def slot_names(self) -> frozenset[str]:
-        """The slots that stored positions are of."""
+        """The slots to which stored positions belong."""
         async with self.changing() as rows:
             return await rows.slot_names()
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications subscribed to."""
+        """Store the publications of the subscription."""
         await self._change(subpublications=tuple(publications))
 
     async def refreshed(self) -> None:
@@ -237,7 +237,7 @@ class StateStore(ABC):
         await self._change(subtwophasestate=state.value)
 
     async def clear_skip(self) -> None:
-        """Clear the transaction to be skipped."""
+        """Clear the LSN of the transaction to skip."""
         async with self.changing() as rows:
             await rows.clear_skip()
 

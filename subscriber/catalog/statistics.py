@@ -1,4 +1,4 @@
-"""What the workers of a subscription do, and what was counted, written where ``status`` looks for it."""
+"""Writes the activity of a subscription's workers, and its counters, to the catalog, where ``status`` reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Reporter", "Unwritten", "activity_of", "note_error", "reset_statisti
 
 _APPLY, _SYNCHRONIZATION = "apply", "table synchronization"
 
-# column -> attribute of WorkerActivity
+# attributes of WorkerActivity by columns
 _COLUMNS: Mapping[str, str] = {
     "received_lsn": "received",
     "applied_lsn": "applied",
@@ -34,25 +34,25 @@ _COLUMNS: Mapping[str, str] = {
 
 
 class Unwritten(Protocol):
-    """The sink's counters, and how much of them is in the catalog already."""
+    """The sink's counters, and how much of each is already in the catalog."""
 
     def unwritten(self, name: str) -> int:
-        """By how much a counter grew since :meth:`wrote`."""
+        """The part of a counter that was not written yet, see :meth:`wrote`."""
         ...
 
     def wrote(self, counted: Mapping[str, int]) -> None:
-        """So much is in the catalog now."""
+        """Record that these parts of the counters were written to the catalog."""
         ...
 
 
 class Reporter:
-    """Writes for one subscription, while its sink is open.
+    """Writes the reports of one subscription, while its sink is open.
 
     Args:
-        transaction: opens one.
-        now: seconds since 1970.
+        transaction: opens a transaction.
+        now: returns the time, in seconds since 1970.
         oid: the subscription's.
-        tally: the sink's.
+        tally: the sink's counters.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Reporter:
         self._tally = tally
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """Write all of it, in one transaction.
+        """Write workers, counters and, if there is one, the error, in one transaction.
 
         Raises:
             TargetUnavailable: the target cannot be reached, or another session keeps it locked.
-            TargetError: it refused.
+            TargetError: the target rejected a statement.
         """
         async with self._transaction() as rows:
             relids = await self._relids(rows, [worker.table for worker in workers if worker.table is not None])
-            # all are written again: every kind of target can do that, and there are few
+            # delete and insert all rows: every kind of target can do that, and there are few
             await rows.delete(WORKER, {"subid": self._oid})
             known = [worker for worker in workers if worker.table in relids]
             await rows.insert(WORKER, [worker_row(self._oid, relids[worker.table], worker) for worker in known])
@@ -90,7 +90,7 @@ class Reporter:
         self._tally.wrote(counted)
 
     async def _relids(self, rows: Rows, tables: Sequence[TableName]) -> dict[TableName | None, int]:
-        """Numbers of those tables that are of the subscription; None stands for the apply worker."""
+        """Return the numbers of those tables that the subscription has. The key None means the apply worker, with the number 0."""
         found: Sequence[Row] = ()
         if tables:
             found = await rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self._oid, "srrelname": [table.name for table in tables]})
@@ -107,19 +107,19 @@ class Reporter:
 
 
 def worker_row(oid: int, relid: int, worker: WorkerActivity) -> Row:
-    """A row of ``worker``."""
+    """Build a row of ``worker``."""
     kind = _SYNCHRONIZATION if relid else _APPLY
     return {"subid": oid, "relid": relid, "worker_type": kind} | {column: getattr(worker, name) for column, name in _COLUMNS.items()}
 
 
 def activity_of(row: Row, table: TableName | None) -> WorkerActivity:
-    """The activity that a row of ``worker`` holds."""
-    # one that only notes an error has no numbers
+    """Return the activity in a row of ``worker``."""
+    # a row that note_error wrote has only details
     return WorkerActivity(table=table, **{name: row[column] for column, name in _COLUMNS.items() if row[column] is not None})
 
 
 async def note_error(rows: Rows, oid: int, text: str, details: str | None, now: float) -> None:
-    """Keep an error; with ``details``, also what the apply worker reports until it does so itself."""
+    """Store an error. With ``details``, also replace the apply worker's row by one that has only these details, until it reports again."""
     await rows.update(SUBSCRIPTION_STATS, {"subid": oid}, {"last_error": text, "last_error_time": now})
     if details is not None:
         await rows.delete(WORKER, {"subid": oid, "relid": 0})
@@ -127,5 +127,5 @@ async def note_error(rows: Rows, oid: int, text: str, details: str | None, now: 
 
 
 async def reset_statistics(rows: Rows, oid: int, now: float) -> None:
-    """Set the counters to zero."""
+    """Set the counters to zero and store the time."""
     await rows.update(SUBSCRIPTION_STATS, {"subid": oid}, {**dict.fromkeys(COUNTERS, 0), "stats_reset": now})

@@ -1,8 +1,7 @@
-"""What a kind of target implements so that a catalog of subscriptions can be kept in it: rows, transactions, locks, a wait.
+"""The primitives that a kind of target implements to store a catalog of subscriptions: rows, transactions, locks, notifications.
 
-The logic over it is written once: :mod:`.subscriptions` (the verbs), :mod:`.states` (one subscription's rows), :mod:`.statistics`
-and :mod:`.observing`. What is written with each batch, the position and the fence, is not written through this: it is one statement of the
-sink's own.
+The logic above them is written once: :mod:`.subscriptions` (the verbs), :mod:`.states` (one subscription's rows), :mod:`.statistics`
+and :mod:`.observing`. The sink itself writes the position and checks the fence of each batch, with its own statements.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from subscriber.errors import RelationError
 __all__ = ["CATALOG_KEY", "LAUNCHER_KEY", "Plus", "Row", "Rows", "Store", "verb_key", "writer_key"]
 
 CATALOG_KEY: Final = "catalog"
-"""Held while the catalog is made or migrated, and while a subscription's entry is made."""
+"""Key of the lock that is held while the catalog is created or migrated, and while a subscription is added or renamed."""
 LAUNCHER_KEY: Final = "launcher"
-"""Of the target's one launcher."""
+"""Key of the lock that the target's only launcher holds."""
 
 
 def writer_key(oid: int) -> str:
-    """Of the subscription's one writer."""
+    """Key of the lock that the subscription's only writer holds."""
     return f"writer-{oid}"
 
 
 def verb_key(oid: int) -> str:
-    """Of a verb at work on the subscription."""
+    """Key of the lock that a verb holds while it works on the subscription: the claim."""
     return f"verb-{oid}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plus:
-    """In :meth:`Rows.update`: the column's value is increased by this."""
+    """A value for :meth:`Rows.update` that increases the column by ``number``."""
 
     number: int
 
 
 Row = Mapping[str, Any]
-"""Values by column, of the types that :class:`subscriber.catalog.model.Kind` names."""
+"""Values by column. :class:`subscriber.catalog.model.Kind` defines their types."""
 
 
 class Rows(Protocol):
-    """The catalog's rows, in a transaction that is open.
+    """The catalog's rows, in an open transaction.
 
-    ``where`` gives values by column: rows are meant that have all of them. A list stands for any of its values.
+    ``where`` holds values by column, and selects the rows that have all these values. A list matches any of its values.
     """
 
     @property
@@ -59,12 +58,13 @@ class Rows(Protocol):
     async def select(self, table: Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
         """Read rows.
 
-        A table of ``pg_subscription_rel`` that was dropped in the target may have None for its name.
+        A row of ``pg_subscription_rel`` may have None as the table's name, if the table was dropped in the target.
 
         Args:
-            table: which.
+            table: the table.
             where: see the class.
-            lock: wait for transactions that change one of them, and keep others from that until the end of the transaction.
+            lock: lock the rows: wait for transactions that change one of them, and keep other transactions from changing them until the
+                end of this transaction.
 
         Raises:
             TargetError: one of them has a value that this program does not know.
@@ -72,49 +72,49 @@ class Rows(Protocol):
         ...
 
     async def insert(self, table: Table, rows: Sequence[Row]) -> None:
-        """Add rows. Columns that only this kind of target has are filled in."""
+        """Insert rows. The target itself fills in columns that only this kind of target has."""
         ...
 
     async def update(self, table: Table, where: Row, values: Row) -> int:
-        """Change rows; return how many. A value may be a :class:`Plus`."""
+        """Update rows; return their number. A value may be a :class:`Plus`."""
         ...
 
     async def delete(self, table: Table, where: Row) -> None:
-        """Remove rows."""
+        """Delete rows."""
         ...
 
     async def new_oid(self) -> int:
-        """A number that no subscription in this target has had."""
+        """Return a number that no subscription in this target has had."""
         ...
 
     async def relids(self, tables: Sequence[TableName]) -> Mapping[TableName, int | RelationError]:
-        """The number that each table gets which is added to a subscription; or why it cannot be added: native's words."""
+        """Return the number of each table that is to be added to a subscription, or why it cannot be added, in PostgreSQL's words."""
         ...
 
     async def target_identifier(self) -> str:
-        """What tells this target from all others."""
+        """Return a text that identifies this target among all others."""
         ...
 
 
 class Store(Protocol):
-    """A session with a target that has a catalog."""
+    """A connection to a target that has a catalog."""
 
     @property
     def tables(self) -> Sequence[Table]:
-        """All tables with rows of subscriptions; ``pg_subscription`` is the last."""
+        """All tables that hold rows of subscriptions; ``pg_subscription`` is the last."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[Rows]:
-        """Read and write; all or nothing, durable when the block is left.
+        """Open a transaction that reads and writes. It is durable when the block ends, and rolled back after an error.
 
         Raises:
-            TargetUnavailable: the connection was lost; it is open whether the transaction took effect.
+            TargetUnavailable: the connection was lost; it is not known whether the transaction took effect.
             TargetError
         """
         ...
 
     def reading(self) -> AbstractAsyncContextManager[Rows]:
-        """Only read.
+        """Open a transaction that only reads.
 
         Raises:
             TargetUnavailable, TargetError
@@ -122,26 +122,26 @@ class Store(Protocol):
         ...
 
     async def take_lock(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
-        """Take a lock. It is released at the latest when the session or its process ends.
+        """Take a lock. It is released when the session or its process ends, or before by :meth:`release_lock`.
 
         Args:
-            key: of the lock.
-            what: is active for another process, as the error says.
-            wait: seconds; None: ten.
-            lost: number of a session that this process has lost: if that one has the lock, it is terminated.
+            key: the key of the lock.
+            what: names the locked object in the error: "<what> is active for PID …".
+            wait: how many seconds to wait for the lock; None: ten.
+            lost: the number of a session that this process has lost: if that session has the lock, it is terminated.
 
         Raises:
-            SubscriptionInUse: another session still has it after that time.
+            SubscriptionInUse: another session still has the lock after that time.
         """
         ...
 
     @property
     def session_number(self) -> int | None:
-        """Of the session that takes locks, if the target numbers its sessions."""
+        """The number of the session that takes locks, if the target numbers its sessions."""
         ...
 
     async def release_lock(self, key: str) -> None:
-        """Release a lock; fine if it is not ours.
+        """Release a lock. Does nothing if this session does not have it.
 
         Raises:
             TargetUnavailable: the session was lost, and the lock with it.
@@ -149,27 +149,27 @@ class Store(Protocol):
         ...
 
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
-        """Those of ``keys`` that any session holds, this one included."""
+        """Return those of ``keys`` that any session holds, including this one."""
         ...
 
     async def live_workers(self, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
-        """Which rows of ``worker`` are current, by ``subid`` and ``relid``, each with the worker's process id in the target."""
+        """Return which rows of ``worker`` are current, by ``subid`` and ``relid``, each with the worker's process id in the target."""
         ...
 
     async def shut_out(self, oid: int) -> None:
-        """See that nothing of an earlier writer is written any more. To be called under the writer's lock."""
+        """Ensure that no earlier writer can write anything more. Call it under the writer's lock."""
         ...
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """Names of the prepared transactions that a subscription holds in the target."""
+        """Return the names of the prepared transactions that a subscription has in the target."""
         ...
 
     async def notify(self) -> None:
-        """Wake those that :meth:`wait`."""
+        """Wake the processes in :meth:`wait`."""
         ...
 
     async def wait(self, timeout: float) -> None:
-        """Return when something was changed, or after ``timeout`` seconds.
+        """Return when the catalog may have changed, after ``timeout`` seconds at the latest.
 
         Raises:
             TargetUnavailable: the connection was lost.
@@ -177,7 +177,7 @@ class Store(Protocol):
         ...
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """The time, in seconds since 1970."""
         ...
 
     async def close(self) -> None:

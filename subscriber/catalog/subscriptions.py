@@ -1,8 +1,8 @@
 """The verbs on stored subscriptions: a :class:`subscriber.catalog.Catalog` over a :class:`subscriber.catalog.store.Store`.
 
-Verbs and the launcher meet through it alone. A verb claims a subscription by a lock of its own; the launcher sees that lock and ends the
-worker; the verb waits until the writer's lock is free. A new generation tells a worker that is between two connections that it must stop.
-A verb that is killed loses its claim with its session or its process.
+Verbs and the launcher communicate only through the catalog. A verb takes its own lock, the claim, on a subscription. The launcher sees that
+lock and stops the worker. The verb waits until the writer's lock is free. It also stores a new generation, which stops a worker that is
+between two connections. If a verb is killed, its claim ends with its session or its process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from subscriber.protocol.lsn import Lsn
 __all__ = ["StoredCatalog", "ensure_subscription", "find_subscription", "no_such_subscription", "remove_rows", "require_unclaimed"]
 
 _STOP_SECONDS: Final = 20.0
-"""How long a verb waits for the process that runs the subscription: a worker may need some seconds for its batch."""
+"""How long a verb waits until the process that runs the subscription has stopped: a worker may need some seconds for its batch."""
 _LAUNCHER_SECONDS: Final = 10.0
-"""How long the session of a launcher that was killed may keep its lock."""
+"""How long a new launcher waits for the lock: the session of a killed launcher keeps it for a while."""
 
 _Store = TypeVar("_Store", bound=Store)
 
@@ -38,7 +38,7 @@ class StoredCatalog(Generic[_Store]):
         self.store = store
 
     async def subscriptions(self) -> Sequence[Definition]:
-        """All of them, by name.
+        """Return all subscriptions, sorted by name.
 
         Raises:
             TargetUnavailable, TargetError
@@ -58,11 +58,11 @@ class StoredCatalog(Generic[_Store]):
 
     @contextlib.asynccontextmanager
     async def create(self, definition: Definition) -> AsyncIterator[Definition]:
-        """Store a new one, claimed.
+        """Store a new subscription and claim it.
 
         Raises:
-            ConfigurationError: its name is too long.
-            TargetError: subscription already exists.
+            ConfigurationError: its name is empty or too long.
+            TargetError: the subscription already exists.
         """
         require_name(definition.name)
         async with contextlib.AsyncExitStack() as claim:
@@ -70,7 +70,7 @@ class StoredCatalog(Generic[_Store]):
                 async with self.store.transaction() as rows:
                     await _require_free(rows, definition.name)
                     oid = await rows.new_oid()
-                # before others can see the subscription
+                # take the claim before other processes can see the subscription
                 await self.store.take_lock(verb_key(oid), f'subscription "{definition.name}"')
                 claim.push_async_callback(self._release, oid)
                 async with self.store.transaction() as rows:
@@ -79,23 +79,23 @@ class StoredCatalog(Generic[_Store]):
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
-        """Claim one that is there.
+        """Claim an existing subscription.
 
         Raises:
             TargetError: it does not exist.
-            SubscriptionInUse: another verb is at work on it, or the process that runs it does not stop.
+            SubscriptionInUse: another verb has claimed it, or the process that runs it does not stop.
         """
         oid = (await self._find(name)).oid
         what = f'subscription "{name}"'
         await self.store.take_lock(verb_key(oid), what)
         try:
-            # before the wait for the writer's lock: a process that takes it later sees the new generation
+            # before the wait for the writer's lock: a process that takes that lock later sees the new generation
             await self._next_generation(oid, 1)
             await self.store.notify()
             try:
                 await self.store.take_lock(writer_key(oid), what, _STOP_SECONDS)
             except SubscriptionInUse as error:
-                # nothing was done: the process that runs it may continue
+                # nothing was changed: the process that runs the subscription may continue
                 await self._next_generation(oid, -1)
                 error.hint = "it is run by a process that does not follow the catalog (subscriber run --connection): stop that first"
                 raise
@@ -119,7 +119,7 @@ class StoredCatalog(Generic[_Store]):
             await self.store.release_lock(CATALOG_KEY)
 
     async def _release(self, oid: int) -> None:
-        # a session that is lost has released it, and the launcher looks once a second anyway
+        # a lost session has released the lock already, and the launcher reads the catalog once a second anyway
         with contextlib.suppress(TargetUnavailable):
             await self.store.release_lock(verb_key(oid))
             await self.store.notify()
@@ -129,10 +129,10 @@ class StoredCatalog(Generic[_Store]):
             await rows.update(PG_SUBSCRIPTION, {"oid": oid}, {"subgeneration": Plus(step)})
 
     async def update(self, oid: int, changes: Mapping[str, Any]) -> None:
-        """Change columns, durable when it returns.
+        """Change columns. Durable on return.
 
         Raises:
-            ConfigurationError: the new name is too long.
+            ConfigurationError: the new name is empty or too long.
             TargetError: the new name is taken.
         """
         async with contextlib.AsyncExitStack() as stack:
@@ -146,7 +146,7 @@ class StoredCatalog(Generic[_Store]):
         await self.store.notify()
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove one with all its rows.
+        """Remove a subscription with all its rows.
 
         Raises:
             TargetUnavailable, TargetError
@@ -156,7 +156,7 @@ class StoredCatalog(Generic[_Store]):
         return await self.store.prepared_transactions(oid)
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
-        """Keep an error where status shows it.
+        """Store an error. ``status`` shows it.
 
         Raises:
             TargetUnavailable
@@ -176,7 +176,7 @@ class StoredCatalog(Generic[_Store]):
             await reset_statistics(rows, oid, self.store.now())
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """Names of those that the target holds.
+        """Return the names of the prepared transactions that a subscription has in the target.
 
         Raises:
             TargetUnavailable
@@ -187,7 +187,7 @@ class StoredCatalog(Generic[_Store]):
         """Take the launcher's lock. See :meth:`subscriber.catalog.Catalog.become_launcher`.
 
         Raises:
-            SubscriptionInUse: another session has it.
+            SubscriptionInUse: another session has the lock.
         """
         try:
             await self.store.take_lock(LAUNCHER_KEY, "the launcher of this target", _LAUNCHER_SECONDS, lost=lost)
@@ -197,7 +197,7 @@ class StoredCatalog(Generic[_Store]):
         return self.store.session_number
 
     async def wait(self, timeout: float) -> None:
-        """Return when something was changed, or after ``timeout`` seconds at the latest.
+        """Return when the catalog may have changed, after ``timeout`` seconds at the latest.
 
         Raises:
             TargetUnavailable: the session is lost.
@@ -210,12 +210,12 @@ class StoredCatalog(Generic[_Store]):
 
 
 async def find_subscription(rows: Rows, name: str) -> Row | None:
-    """The row of a subscription, or None."""
+    """Return the row of a subscription, or None."""
     return next(iter(await rows.select(PG_SUBSCRIPTION, {"subname": name})), None)
 
 
 async def read_positions(rows: Rows) -> Mapping[int, Lsn]:
-    """Up to where the target has everything of each subscription, by oid."""
+    """Return the LSN of each subscription's position, by oid."""
     return {row["srsubid"]: row["remote_lsn"] for row in await rows.select(POSITION, {"srrelid": 0})}
 
 
@@ -231,18 +231,18 @@ async def _insert(rows: Rows, oid: int, definition: Definition) -> None:
 
 
 async def ensure_subscription(store: Store, name: str, options: SubscriptionOptions, *, known: bool) -> int:
-    """Find the subscription's row, or make it; return its oid.
+    """Find the subscription's row or insert it. Return its oid.
 
-    A subscription that its command line defines shows the parameters of the latest one.
+    If the command line of a run defines the subscription, the row shows the parameters of the latest run.
 
     Args:
-        store: of the target.
-        name: of the subscription.
-        options: of the run.
-        known: it was there, and is not made again: no process would run the new one, and its name would be taken.
+        store: the target's.
+        name: the subscription's.
+        options: the run's.
+        known: the subscription existed before. It is not created again: no process would run the new one, and its name would be taken.
 
     Raises:
-        SubscriptionChanged: it was known, and is gone.
+        SubscriptionChanged: it existed before and does not exist any more.
         TargetUnavailable, TargetError
     """
     async with store.reading() as rows:
@@ -262,12 +262,14 @@ async def ensure_subscription(store: Store, name: str, options: SubscriptionOpti
 
 
 async def require_unclaimed(store: Store, oid: int, name: str) -> None:
-    """See, under the writer's lock, that no verb has claimed a subscription; the launcher looks at the claim itself.
+    """Check that no verb has claimed a subscription. Call it under the writer's lock.
+
+    Only a run with ``--connection`` needs this: the launcher checks the claim itself.
 
     Raises:
-        SubscriptionInUse: one has.
+        SubscriptionInUse: a verb has claimed it.
     """
-    # a verb takes its own lock before it asks for the writer's
+    # a verb takes the claim before it waits for the writer's lock
     if await store.held_locks([verb_key(oid)]):
         raise claimed_elsewhere(name)
 
@@ -290,12 +292,12 @@ async def _insert_by_command_line(store: Store, name: str, options: Subscription
 
 
 async def remove_rows(rows: Rows, tables: Sequence[Table], oid: int) -> None:
-    """Remove everything of a subscription."""
+    """Delete all rows of a subscription."""
     for table in tables:
         assert table.subscription is not None
         await rows.delete(table, {table.subscription: oid})
 
 
 def no_such_subscription(name: str) -> TargetError:
-    """The error of a verb."""
+    """The error of a verb on a subscription that does not exist."""
     return TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status lists those that do")
