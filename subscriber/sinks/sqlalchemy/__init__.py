@@ -1,1 +1,1 @@
-"""Targets of every kind that SQLAlchemy knows: SQLite, MariaDB and MySQL, and others by their URL."""
+"""Targets that SQLAlchemy supports: SQLite, MariaDB and MySQL, and other databases by their URL."""

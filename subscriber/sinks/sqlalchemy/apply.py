@@ -1,30 +1,30 @@
 """Applies transactions to the target, exactly once.
 
-*Exactly once.* A batch is one transaction of the target: the fence first, then all changes of its transactions, the position, COMMIT. So
-at every instant the target holds the changes of the transactions up to its position, whole, and none behind it. Wherever we, the
-connection or the target is killed:
+*Exactly once.* A batch is one transaction of the target: the fence, all changes of its transactions, the position, COMMIT. So the target
+always has all changes of the transactions up to its position, and no later change. After a crash of this process, of the connection or of
+the target:
 
 ===============================  ==========================  =====================================================================
- killed                           the target keeps            what comes after
+ crash                            state of the target         recovery
 ===============================  ==========================  =====================================================================
- before COMMIT reached it         the state before            position as before: the publisher sends the batch again
- while it commits                 either                      raising the fence waits for the end of that transaction (or its server
-                                                              is gone, and recovers it to either); the position read then tells
- after it, before we learn it     the state behind            position moved: transactions up to it are passed over
+ before COMMIT arrived            before the batch            the position is unchanged: the publisher sends the batch again
+ during COMMIT                    before or after the batch   raising the fence waits until that transaction has ended (a crashed
+                                                              target has recovered by then); the position then shows which
+ after COMMIT, before its answer  after the batch             the position has moved: transactions up to it are skipped
 ===============================  ==========================  =====================================================================
 
-What was acknowledged to the publisher is never behind the position: ``committed`` is called after COMMIT returned, which is when the
-database has it on disk.
+An LSN that was acknowledged to the publisher is never past the stored position: ``committed`` is called after COMMIT returned, and the
+database then has the transaction on disk.
 
-*The position is moved from where it is known to be* (``WHERE remote_lsn = …``). Whatever had gone wrong about the above, a batch that is
-there already could not come a second time: the UPDATE would find no row, and the batch be rolled back.
+*The position is updated only from its known value* (``WHERE remote_lsn = …``). This is a second safeguard: if a batch came a second time
+all the same, the UPDATE would find no row, and the batch would be rolled back.
 
-*Two paths.* First the changes are gathered (:mod:`subscriber.sinks.sqlalchemy.batching`). If anything is refused, the batch is rolled back
-and its transactions are applied one by one and change by change, with the target's tables read afresh: those before the bad one become
-durable, and the error names the right one.
+*Two paths.* The fast path groups changes (:mod:`subscriber.sinks.sqlalchemy.batching`). If the target rejects anything, the batch is rolled
+back. Then the target's tables are read again, and the transactions are applied one by one, change by change. The transactions before the
+bad one become durable, and the error names the right change.
 
-*DDL before data.* If a table lacks columns that are to be added, the batch is rolled back, the columns are added, in a transaction apart
-where the database has that, and the batch begins anew. A crash in between leaves columns that the next attempt finds there.
+*DDL before data.* If a table lacks columns that are to be added, the batch is rolled back. The columns are added in a separate transaction
+(some databases commit DDL implicitly), and the batch is retried. After a crash in between, the next attempt finds the columns in place.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from subscriber.transaction.model import Transaction
 __all__ = ["Applier", "Finish", "Owner"]
 
 Finish = Callable[[AsyncConnection], Awaitable[None]]
-"""What else belongs into the transaction, behind the changes."""
+"""Executes further statements in the transaction, after the changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose position is moved: the subscription's (``relid`` 0) or a table's while it is synchronized."""
+    """The owner of a position: the subscription (``relid`` 0), or a table while it is synchronized."""
 
     oid: int
     relid: int = 0
 
     @property
     def origin(self) -> str:
-        """The name of native's replication origin for it."""
+        """The name that its replication origin would have in PostgreSQL."""
         return f"pg_{self.oid}_{self.relid}" if self.relid else f"pg_{self.oid}"
 
 
@@ -71,13 +71,13 @@ class Applier:
     """Applies transactions through one session.
 
     Attributes:
-        relations: which remote relation is what.
-        position: what the target's is.
+        relations: the publisher's relations and their tables in the target.
+        position: the LSN of the position that the target has.
 
     Args:
-        owner: whose position is moved.
-        tally: counted into, once a transaction is committed.
-        committed: told of each position, once it is durable.
+        owner: the owner of the position that is moved.
+        tally: receives the counts of a transaction after its commit.
+        committed: called with the LSN of each position when it is durable.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Applier:
         self._committed = committed
 
     async def apply(self, batch: Batch) -> None:
-        """Apply those transactions of a batch that are past the position.
+        """Apply the transactions of a batch that are past the position. Skip the others.
 
         Raises:
-            ApplyError, RelationError, TargetError: nothing of the transaction named stays, those before it do.
-            TargetUnavailable: the position tells what stayed.
+            ApplyError, RelationError, TargetError: the transaction that the error names is rolled back, those before it are durable.
+            TargetUnavailable: read the position to learn which transactions are durable.
         """
         pending = []
         for transaction in batch.transactions:
@@ -121,7 +121,7 @@ class Applier:
         await self.apply_all(pending, batch.gate, self.relations)
 
     async def skip(self, transaction: Transaction) -> None:
-        """Pass over a transaction that the target has already; what it describes counts nevertheless.
+        """Skip a transaction, for example one that the target already has. Its Relation messages still apply.
 
         Raises:
             ProtocolError, SpoolError
@@ -132,16 +132,16 @@ class Applier:
     async def apply_all(
         self, transactions: Sequence[Transaction], gate: RelationGate, relations: RelationMap, finish: Finish | None = None
     ) -> None:
-        """Apply transactions that are past the position, together or, if that is refused, one by one.
+        """Apply transactions that are past the position: all together, or one by one if the target rejects that.
 
         Args:
             transactions: in order.
-            gate: which relations' changes are for us.
-            relations: what they describe is noted there.
-            finish: goes into the transaction of the last one.
+            gate: tells which relations' changes to apply.
+            relations: stores the Relation messages of the transactions.
+            finish: executed in the target transaction of the last one.
 
         Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable: as :meth:`apply`.
+            ApplyError, RelationError, TargetError, TargetUnavailable: as in :meth:`apply`.
         """
         try:
             await self._attempt(transactions, gate, relations, finish, exact=False)
@@ -209,11 +209,11 @@ class Applier:
             await transaction.discard()
 
     def settled(self) -> None:
-        """Tell once more of the position: what came again is durable already."""
+        """Report the position again: transactions that came again are already durable."""
         self._committed(self.position)
 
     async def move(self, lsn: Lsn, finish: Finish | None = None) -> None:
-        """Move the position without changes; never back.
+        """Move the position without changes. It never moves back.
 
         Raises:
             TargetError, TargetUnavailable

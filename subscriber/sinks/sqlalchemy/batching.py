@@ -1,20 +1,20 @@
-"""Changes gathered into groups that one ``executemany`` makes: the fast path.
+"""Groups changes so that one ``executemany`` executes each group: the fast path.
 
-What is kept, so that the rows at the end are those that change by change would have given:
+The resulting rows must be the same as if each change had been executed in order:
 
-*Per table, the order of changes that touch the same row.* A change joins a group of its own statement only if no later group of its table
-touches one of its keys (its row's before and after); else it begins a new group behind them. Changes of different keys may change places:
-nothing but the key makes rows unique there (:class:`~subscriber.sinks.sqlalchemy.relation_plan.RelationPlan` says where that is so, and
-where a change has no key, or other unique indexes or triggers look on, only neighbours are grouped).
+*Within a table, changes of the same row keep their order.* A change joins a group of the same statement only if no later group of the table
+touches one of its keys (the row's key before and after the change). Otherwise it begins a new group after them. Changes of different keys
+may be reordered, because in such tables only the key makes rows unique. :class:`~subscriber.sinks.sqlalchemy.relation_plan.RelationPlan`
+decides where this holds. If a change has no key, or the table has other unique indexes, only adjacent changes are grouped.
 
-*Between tables there is no order to keep*: foreign keys are not checked, and triggers that would see the order make their table an
-``ordered`` one, before whose changes everything is executed.
+*Between tables no order is kept.* Foreign keys are not checked. A table whose triggers could see the order is ``ordered``: all groups are
+executed before each of its changes.
 
-*An error anywhere* has the whole batch rolled back and made change by change (:mod:`subscriber.sinks.sqlalchemy.apply`).
+*After any error* the whole batch is rolled back and executed change by change (:mod:`subscriber.sinks.sqlalchemy.apply`).
 
-Two keys that Python takes for different and the database for equal (a collation, trailing blanks) may only collide with an error: rows
-are found by comparisons that take none but the very same value (:meth:`ColumnPlan.matches`). With ``insert_conflict = upsert`` they collide
-without one: there, a table whose key has such a column has changes without a key.
+Two keys may differ in Python and be equal in the database (a collation, trailing blanks). They can only collide with an error, because
+rows are found by comparisons that match only the identical value (:meth:`ColumnPlan.matches`). With ``insert_conflict = upsert`` they would
+collide without an error: a table whose key has such a column then has changes without a key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from subscriber.sinks.sqlalchemy.statements import Statement
 __all__ = ["Batching", "Group"]
 
 _LOOK_BACK: Final = 8
-"""How many groups of a table a change may be moved over."""
+"""How many groups of its table a change may be moved past."""
 
 Key = Callable[[Sequence[object]], object]
 
@@ -41,10 +41,10 @@ class Group:
     """Changes of one statement, in order.
 
     Attributes:
-        statement: it.
-        vectors: what their parameters are picked from.
-        movable: whether all of them have keys.
-        bulky: whether all of them may be made at once: each touches one row, whose key stays as it is.
+        statement: the statement.
+        vectors: the values from which the statement's parameters are picked, for each change.
+        movable: whether all changes have keys.
+        bulky: whether all changes may be made by one bulk statement: each touches one row and does not change its key.
     """
 
     statement: Statement
@@ -52,7 +52,7 @@ class Group:
     movable: bool = True
     bulky: bool = True
     _keys: set[object] = field(default_factory=set)
-    # of runs the keys are looked at when somebody asks: where one kind of change follows another of its own nobody does
+    # the keys of runs are computed only in touches(), which is not called while changes of one statement follow each other
     _key: Key | None = None
     _known: int = 0
 
@@ -74,7 +74,7 @@ class Group:
             self._key = run.key
 
     def touches(self, keys: Collection[object]) -> bool:
-        """Whether one of the rows touched has one of these keys."""
+        """Whether a change of the group touches a row with one of these keys."""
         if self._key is not None and self._known < len(self.vectors):
             self._keys.update(map(self._key, self.vectors[self._known :]))
             self._known = len(self.vectors)
@@ -82,10 +82,10 @@ class Group:
 
 
 class Batching:
-    """Groups that were not executed yet.
+    """The groups that were not executed yet.
 
     Attributes:
-        count: how many changes there are.
+        count: the number of changes in them.
     """
 
     __slots__ = ("_tables", "count")
@@ -95,13 +95,13 @@ class Batching:
         self.count = 0
 
     def add(self, operation: Operation) -> None:
-        """Add a change, behind all those that it must not overtake."""
+        """Add a change, after all changes that it must not overtake."""
         group = self._last(operation.statement) or self._joined(operation.statement, operation.keys)
         group.add(operation)
         self.count += 1
 
     def extend(self, run: Run) -> None:
-        """Add a run, behind all changes that one of it must not overtake."""
+        """Add a run, after all changes that a change of the run must not overtake."""
         group = self._last(run.statement)
         if group is None:
             group = self._joined(run.statement, () if run.key is None else set(map(run.key, run.vectors)))
@@ -109,7 +109,7 @@ class Batching:
         self.count += len(run.vectors)
 
     def _last(self, statement: Statement) -> Group | None:
-        """The last group of a statement's table, if it is of that statement."""
+        """The last group of a statement's table, if it has the same statement."""
         groups = self._tables.get(statement.table)
         return groups[-1] if groups and groups[-1].statement is statement else None
 
@@ -124,7 +124,7 @@ class Batching:
         return groups[-1]
 
     def take(self) -> list[Group]:
-        """All groups, in an order in which they may be executed; nothing is left."""
+        """Remove and return all groups, in an order in which they may be executed."""
         groups = [group for table in self._tables.values() for group in table]
         self._tables = {}
         self.count = 0

@@ -1,13 +1,14 @@
-"""Many UPDATEs or DELETEs at once, where a database takes a round trip for each: MariaDB and MySQL.
+"""Many UPDATEs or DELETEs in one statement, for databases that need a round trip for each: MariaDB and MySQL.
 
-The rows go into a temporary table of the very columns' types by one INSERT, and from there into the table by one statement. Rows are
-joined in the order in which they came (STRAIGHT_JOIN), each by the key. That is exact only for changes that leave the key as it is; of
-several changes of one row the last one counts, as all of them set the same columns.
+One INSERT stores the rows in a temporary table with the types of the table's columns. One statement then applies them to the table. It
+joins the rows by the key, in their order (STRAIGHT_JOIN). This is exact only for changes that do not change the key. If a row is changed
+several times, only the last change is kept, because all of them set the same columns.
 
-A table that is not the first one of a join is changed in a second pass, by notes of the first. Where the key is one integer, the table
-comes first: its rows are looked up by lists of keys, in their order, and changed on the way. That takes the server half the time.
+If the table is not the first one of a join, the server changes it in a second pass, from a list that the first pass wrote. If the key is
+one integer, the table comes first: the server finds its rows by lists of keys, in their order, and changes them at once. That takes the
+server half the time.
 
-A temporary table belongs to its session, and making one commits nothing.
+A temporary table belongs to its session. Creating one does not commit the transaction.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ _TABLES: Final = 32
 _STAGE: Final = "\0stage\0"
 _KEYS: Final = "\0keys\0"
 _LISTED: Final = 900
-"""Keys in a list. From 1000 on MariaDB makes a table of it."""
+"""Keys in a list. MariaDB converts a list of 1000 or more to a table."""
 _NOT_ALLOWED: Final = frozenset({1044, 1142, 1227, 1786, 1787})
-"""A privilege is missing, or the server's GTIDs do not go with temporary tables: only the statement is refused. After any other error (a
-deadlock) the transaction may be gone, and all that was in it."""
+"""Error numbers: a privilege is missing, or the server's GTID mode does not allow temporary tables. Only the statement is rejected. After
+any other error (a deadlock) the server may have rolled back the whole transaction."""
 
 
 def uses_bulk(dialect: Dialect) -> bool:
-    """Whether this is the way there."""
+    """Whether this database uses bulk statements."""
     return dialect.name in _DIALECTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bulk:
-    """The statements for one kind of change. Where the temporary table's name belongs there is a placeholder.
+    """The statements for one kind of change. They have a placeholder for the temporary table's name.
 
     Attributes:
-        make, fill, change: what they do.
-        pick: from a vector to the temporary table's columns, the key first.
-        width: how many columns the key has.
-        listed: it is one integer, and ``change`` has a placeholder for a list of such.
+        make, fill, change: the statements that create the temporary table, fill it, and change the table.
+        pick: picks the temporary table's columns from a vector, the key first.
+        width: the number of columns of the key.
+        listed: the key is one integer, and ``change`` has a placeholder for a list of keys.
     """
 
     make: str
@@ -63,7 +64,12 @@ class Bulk:
     listed: bool
 
     def changes(self, stage: str, keys: Sequence[object]) -> list[str]:
-        """The statements that make the changes of these keys, which are in order."""
+        """Return the statements that change the table.
+
+        Args:
+            stage: the name of the temporary table.
+            keys: the first key column of its rows, in order; used only if ``listed``.
+        """
         change = self.change.replace(_STAGE, stage)
         if not self.listed:
             return [change]
@@ -72,15 +78,15 @@ class Bulk:
 
 
 def bulk(target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Bulk | None:
-    """Build it.
+    """Build the statements for one kind of change.
 
     Args:
         target: the table and its columns.
         dialect: the target's.
-        changed: which columns an UPDATE sets; None: DELETE.
+        changed: the columns that an UPDATE sets; None: DELETE.
 
     Returns:
-        None if rows have no key, or there is nothing to set.
+        None if this database uses no bulk statements, rows have no key, or there is nothing to set.
     """
     key = target.key
     if not uses_bulk(dialect) or key is None or (changed is not None and not changed):
@@ -132,7 +138,7 @@ def _bytes(text: str) -> str:
 
 
 class Uncounted(TargetError):
-    """It cannot be told how many changes found no row: they are to be made one by one. Never leaves this package."""
+    """It is not known how many changes found no row: they must be made one by one. Never leaves this package."""
 
 
 class BulkTables:
@@ -144,27 +150,27 @@ class BulkTables:
         self._refused = False
 
     def takes(self, how: Bulk | None, rows: int) -> bool:
-        """Whether so many changes are to be made this way."""
+        """Whether to make this number of changes by bulk statements."""
         return how is not None and rows >= _LEAST and not self._refused
 
     async def execute(
         self, connection: AsyncConnection, how: Bulk, rows: Sequence[tuple[Any, ...]], *, deletes: bool, largest: int | None = None
     ) -> int | None:
-        """Make changes, in the transaction that is open.
+        """Make changes, in the open transaction.
 
         Args:
             connection: the session's.
-            how: their kind.
-            rows: as :attr:`Bulk.pick` gives them; by their keys, so that the table is gone through once.
-            deletes: a row that was deleted is not found again.
+            how: the statements.
+            rows: as :attr:`Bulk.pick` gives them, sorted by their keys, so that the server scans the table once.
+            deletes: whether these are DELETEs: a deleted row is not found a second time.
             largest: as for :meth:`StatementLimit.pieces`.
 
         Returns:
-            How many of them found their row; None: nothing was done, as temporary tables are refused.
+            How many changes found their row; None: nothing was done, because the server rejects temporary tables.
 
         Raises:
-            Uncounted: that cannot be told.
-            sqlalchemy.exc.SQLAlchemyError: nothing may be left of the transaction.
+            Uncounted: that number is not known.
+            sqlalchemy.exc.SQLAlchemyError: the transaction may be rolled back.
         """
         name = await self._table(connection, how)
         if name is None:

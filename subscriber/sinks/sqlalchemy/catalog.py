@@ -1,7 +1,7 @@
-"""How the catalog is made, and taken forward to this version.
+"""Creates the catalog, and migrates it to this version.
 
-Databases like MariaDB commit each CREATE TABLE by itself. So the tables are made one by one, each if it is missing, and the row of
-``version`` comes last: with that row the catalog is complete; without it the next process makes what is missing.
+Databases like MariaDB commit each CREATE TABLE implicitly. So each missing table is created on its own, and the row of ``version`` is
+inserted last. With that row the catalog is complete. Without it the next process creates the missing tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ensure_catalog", "read_version", "require_version"]
 
 
 async def ensure_catalog(database: Database) -> None:
-    """Make the catalog, or see that it is this version's. Two processes may do so at once.
+    """Create the catalog, or migrate it to this version. Two processes may do this at the same time.
 
     Raises:
         TargetUnavailable: the target cannot be reached.
@@ -48,7 +48,7 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
         return
     if version is not None:
         if version == 1:
-            # what workers report does not have to be kept
+            # the rows of worker are reports that need not be kept
             await connection.execute(DropTable(tables.worker, if_exists=True))
             await connection.execute(CreateTable(tables.worker))
         table = tables.by_name[PG_SUBSCRIPTION.name]
@@ -63,7 +63,7 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
     if tables.schema is not None:
         await connection.execute(CreateSchema(tables.schema, if_not_exists=True))
     for table in tables.metadata.sorted_tables:
-        # looked for first: IF NOT EXISTS is a warning on MariaDB
+        # check first: IF NOT EXISTS gives a warning on MariaDB
         if not await connection.run_sync(_has, table):
             await connection.execute(CreateTable(table, if_not_exists=True))
     identifier = str(secrets.randbits(63))
@@ -71,10 +71,10 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
 
 
 async def read_version(connection: AsyncConnection, tables: CatalogTables) -> int | None:
-    """The catalog's version, or None if there is none, or an unfinished one.
+    """Return the catalog's version, or None if the catalog does not exist or is incomplete.
 
     Raises:
-        TargetError: it is of a later version of this program.
+        TargetError: a later version of this program created it.
     """
     if not await connection.run_sync(lambda sync: _has(sync, tables.version)):
         return None
@@ -88,10 +88,10 @@ async def read_version(connection: AsyncConnection, tables: CatalogTables) -> in
 
 
 async def require_version(connection: AsyncConnection, tables: CatalogTables) -> bool:
-    """See that the catalog has this version, for those that only look; False: there is none.
+    """Check that the catalog has this version, for callers that only read. False: there is no catalog.
 
     Raises:
-        TargetError: it has another version.
+        TargetError: it has another version, or its table of versions is empty.
     """
     if not await connection.run_sync(_has, tables.version):
         return False

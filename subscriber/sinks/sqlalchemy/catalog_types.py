@@ -1,4 +1,4 @@
-"""Types of the catalog's columns that no database has."""
+"""Types for columns of the catalog that databases lack."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["LsnText", "Names"]
 
 
 class LsnText(TypeDecorator[Any]):
-    """An LSN as PostgreSQL writes it."""
+    """An LSN, stored as PostgreSQL writes it."""
 
     impl = String(17)
     cache_ok = True
 
     def process_bind_param(self, value: Lsn | None, dialect: Dialect) -> str | None:
-        """To the database."""
+        """Convert a value for the database."""
         return None if value is None else str(value)
 
     def process_result_value(self, value: object, dialect: Dialect) -> Lsn | None:
-        """From the database."""
+        """Convert a value of the database."""
         return None if value is None else Lsn.parse(str(value))
 
 
 class Names(TypeDecorator[Any]):
-    """Several names, as a JSON array."""
+    """Several names, stored as a JSON array."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """To the database."""
+        """Convert a value for the database."""
         return None if value is None else json.dumps(list(value))
 
     def process_result_value(self, value: object, dialect: Dialect) -> tuple[str, ...] | None:
-        """From the database."""
+        """Convert a value of the database."""
         return None if value is None else tuple(json.loads(str(value)))

@@ -1,4 +1,4 @@
-"""Records of transactions to changes of the target, within one transaction of it: exactly, one by one, or gathered."""
+"""Executes the records of transactions as changes of the target, in one target transaction: one by one, or in groups."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class TransactionRunner:
 
     Args:
         connection: with an open transaction.
-        relations: what is known of them.
-        gate: which relations' changes are for us.
-        origin: native's name of what is followed, for messages.
-        counted: counted into.
-        bulk_tables: the session's; None: one by one, and then every error names its change. Else gathered.
+        relations: the publisher's relations and their tables in the target.
+        gate: tells which relations' changes to apply.
+        origin: the name that the replication origin would have in PostgreSQL, for messages.
+        counted: receives the counts.
+        bulk_tables: the session's, to make changes in groups; None: one by one, so that every error names its change.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class TransactionRunner:
         self._readers: dict[RelationPlan, RunReader] = {}
 
     async def run(self, transaction: Transaction) -> None:
-        """Make all changes of one transaction that the gate lets through; :meth:`flush` makes those that are left.
+        """Make all changes of one transaction that the gate allows. Some may remain in groups: :meth:`flush` makes them.
 
         Raises:
-            ApplyError, RelationError: a change was refused, or its table does not fit.
-            ProtocolError: a record that is none.
+            ApplyError, RelationError: the target rejected a change, or its table does not fit.
+            ProtocolError: a record is invalid.
             TargetUnavailable, SpoolError, SchemaBehind
         """
         context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
@@ -124,7 +124,7 @@ class TransactionRunner:
         message = decode(record, in_stream=transaction.prefixed)
         match message:
             case Relation():
-                # what was gathered is of the relation as it was
+                # the grouped changes belong to the earlier description
                 await self.flush()
                 self._relations.define(message)
                 self._open.pop(message.relation_id, None)
@@ -154,7 +154,7 @@ class TransactionRunner:
         return found
 
     async def _row(self, record: bytes, tag: int, plan: RelationPlan, transaction: Transaction, context: ChangeContext) -> None:
-        """One by one."""
+        """Make one change of a row at once."""
         with _naming(plan.name, tag, context, count=self._counted if self._batching is None else None):
             await self.flush()
             operation = _operation(record, plan, prefixed=transaction.prefixed)
@@ -173,14 +173,14 @@ class TransactionRunner:
             result = await self._connection.exec_driver_sql(statement.sql, row)
             found = 1 if statement.kind == "INSERT" else _found(result.rowcount)
             if not found and statement.search is not None:
-                # a trigger may have passed over it: that is no conflict
+                # a trigger may have skipped an existing row: that is no conflict
                 query, pick = statement.search.query
                 if (await self._connection.exec_driver_sql(query, pick(operation.vector))).first() is not None:
                     found = 1
         self._counted.changes(statement.kind, statement.table, statement.identity, 1, found)
 
     async def flush(self) -> None:
-        """Make the changes that were gathered.
+        """Make the grouped changes.
 
         Raises:
             ApplyError, RelationError, TargetUnavailable
@@ -195,7 +195,7 @@ class TransactionRunner:
                 statement = group.statement
                 missing = statement.search if found < len(group.vectors) else None
                 if missing is not None and await self._connection.run_sync(has_triggers, missing.table):
-                    # the trigger was made after the table was read
+                    # the trigger was created after the plan read the table
                     raise Uncounted("a trigger may have passed over rows that exist")
                 self._counted.changes(statement.kind, statement.table, statement.identity, len(group.vectors), found)
         self._largest = 0
@@ -219,11 +219,11 @@ class TransactionRunner:
                 await insert_rows(self._connection, statement.sql, statement.many, piece)
             return len(rows)
         for _ in pieces:
-            # each is sent by itself: only their sizes matter
+            # each row is sent on its own: this only checks their sizes
             pass
         if self._counts_many:
             return _found((await self._connection.exec_driver_sql(statement.sql, rows)).rowcount, len(rows))
-        # the driver does not tell how many rows many statements found
+        # the driver does not report how many rows an executemany found
         return sum([_found((await self._connection.exec_driver_sql(statement.sql, row)).rowcount) for row in rows])
 
     async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
@@ -245,14 +245,15 @@ class TransactionRunner:
 
 
 def _found(rowcount: int, sent: int = 1) -> int:
-    """How many of ``sent`` changes found their row. A driver that cannot tell says a negative number: then they are taken to have."""
+    """Return how many of ``sent`` changes found their row. If the driver does not know (a negative number), assume all of them."""
     return sent if rowcount < 0 else min(rowcount, sent)
 
 
 def _by_key(vectors: list[Sequence[object]], order: Callable[[Sequence[object]], Any]) -> list[Sequence[object]]:
-    """Changes in the order of their rows' keys, those of one row as they came: rows that are neighbours are found, and written, together.
+    """Sort changes by the keys of their rows, so that the database finds and writes adjacent rows together.
 
-    A key with a NULL has no place in it, and no row.
+    Changes of the same row keep their order. If a key has a NULL, the changes are not sorted: a NULL cannot be compared, and no row has
+    such a key.
     """
     keys = list(map(order, vectors))
     parts: Iterable[object] = chain.from_iterable(keys) if isinstance(keys[0], tuple) else keys
@@ -275,7 +276,7 @@ def _operation(record: bytes, plan: RelationPlan, *, prefixed: bool) -> Operatio
 
 @contextlib.contextmanager
 def _naming(table: TableName, tag: int, context: ChangeContext, *, count: Counted | None = None) -> Iterator[None]:
-    """Add to an error what it was about. ``count``: where a conflict that is an error is noted; None: it will be tried again."""
+    """Add to an error which change it is about. ``count``: receives a conflict that is an error; None: the change will be retried."""
     kind = _NAMES[Tag(tag)]
     try:
         yield
@@ -291,6 +292,6 @@ def _naming(table: TableName, tag: int, context: ChangeContext, *, count: Counte
 
 
 def _describe(error: TargetError, text: str) -> None:
-    # the innermost place knows best
+    # keep the note of the innermost block: it is the most precise
     if not any(note.startswith("processing remote data") for note in getattr(error, "__notes__", ())):
         error.add_note(text)

@@ -1,4 +1,4 @@
-"""What is wrong with a target, found before it does harm. Changes nothing."""
+"""Finds problems of a target before they do harm. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKET: Final = 16 * 1024**2
 
 
 async def subscription_exists(database: Database, name: str) -> bool:
-    """Whether the target knows the subscription. A file that is not there knows none.
+    """Whether the target has the subscription. A missing SQLite file has none.
 
     Raises:
         TargetUnavailable, TargetError
@@ -44,7 +44,7 @@ async def subscription_exists(database: Database, name: str) -> bool:
 async def check_target(
     database: Database, tables: Sequence[PublishedTable], options: SubscriptionOptions, settings: Settings, *, creating: bool
 ) -> list[Finding]:
-    """Everything that would go wrong with these tables.
+    """Return all problems that these tables would meet in the target.
 
     Raises:
         TargetUnavailable, TargetError
@@ -57,7 +57,7 @@ async def check_target(
         return [*_file(database.path), *await _new_file(tables, options)]
     unwritable = [] if database.path is None else _file(database.path)
     if unwritable:
-        # nor can it be counted on to be read: a reader writes beside it, too
+        # reading may fail too: in WAL mode, SQLite writes files beside the database for a reader
         return unwritable
     async with database.reading() as connection:
         findings = await _server(connection, database.dialect_name)
@@ -67,7 +67,7 @@ async def check_target(
 
 @contextlib.asynccontextmanager
 async def querying(target: str) -> AsyncIterator[Query | None]:
-    """A transaction for SELECTs in a PostgreSQL target; None: it is another kind of database.
+    """Open a transaction for SELECTs in a PostgreSQL target. Yields None for another kind of database.
 
     Raises:
         TargetUnavailable, TargetError
@@ -88,7 +88,7 @@ async def querying(target: str) -> AsyncIterator[Query | None]:
 
 
 def _file(path: Path) -> list[Finding]:
-    """Whether the SQLite file, and its journal and our locks beside it, may be written."""
+    """Check that this process may write the SQLite file, and the journal and lock files beside it."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return [
             Finding(
@@ -101,7 +101,7 @@ def _file(path: Path) -> list[Finding]:
 
 
 async def _new_file(tables: Sequence[PublishedTable], options: SubscriptionOptions) -> list[Finding]:
-    # an empty database in memory stands for it
+    # an empty database in memory represents the new file
     engine = create_async_engine("sqlite+aiosqlite://")
     try:
         async with engine.connect() as connection:

@@ -1,7 +1,7 @@
-"""A published table and a table of the target together: where each value goes, and as what.
+"""Matches a published table with a table of the target: the target's column for each value, and the value's conversion.
 
-Columns are matched by name. On PostgreSQL every parameter is PostgreSQL's own text, cast to the column's type: the server's input functions
-decide about it. Elsewhere :mod:`subscriber.sinks.sqlalchemy.converters` does, and the driver gets what it makes.
+Columns are matched by name. On PostgreSQL every parameter is PostgreSQL's text, cast to the column's type: the server's input functions
+validate it. For other databases :mod:`subscriber.sinks.sqlalchemy.converters` converts the value for the driver, or rejects it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _EQUALITY: Final = frozenset(
         *("date", "time", "timetz", "timestamp", "timestamptz", "bit", "varbit"),
     }
 )
-"""Types whose operator = in PostgreSQL means the same value. Others have none, or one that says less (an interval, a box)."""
+"""Types for which PostgreSQL's operator = finds only the same value. Other types have no such operator, or a weaker one (interval, box)."""
 
 _ONE_TEXT: Final = frozenset({"int2", "int4", "int8", "oid", "uuid"})
-"""Types of which PostgreSQL takes two texts that its output functions write for equal only if they are."""
+"""Types whose values are equal in PostgreSQL only if the texts that its output functions write are equal."""
 
 _CREATE_HINT: Final = "create the table in the target, or run with --create-tables"
 _STREAM_HINT: Final = (
@@ -44,31 +44,31 @@ _STREAM_HINT: Final = (
     " (or subscriber alter NAME --refresh): that adds and copies it"
 )
 _CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
-"""Types that text is cast to by a function, which takes less than their input does (no "-"). For character there is no such function."""
+"""Types to which a function casts text that accepts less than their input function (no "-"). A cast from ``bpchar`` uses the latter."""
 
 Bind = Callable[[bytes], object]
 
 
 class AsIs(UserDefinedType[Any]):
-    """The type of a parameter that goes to the driver as it is. A NullType would be replaced by the column's type, with its processors."""
+    """The type of a parameter that goes to the driver unchanged. SQLAlchemy replaces NullType by the column's type, with its processors."""
 
     cache_ok = True
 
 
 class Comparison(StrEnum):
-    """How a column is compared with a value so that only the very same value is found."""
+    """How a column is compared with a value so that only the identical value matches."""
 
     PLAIN = "plain"
     TEXT = "text"
-    """By its text: PostgreSQL, where a type has no equality or one that says less."""
+    """By its text: PostgreSQL, for types without an operator = or with a weaker one."""
     COLLATED = "collated"
-    """Under the collation BINARY: SQLite, where the column may have another."""
+    """With the collation BINARY: SQLite, because the column may have another collation."""
     KEY_COLLATED = "key collated"
-    """As COLLATED, but first as it is, so that an index is found, whichever of the two it has."""
+    """With the column's collation and with BINARY, so that SQLite can use an index of either collation."""
     BYTES = "bytes"
-    """By the bytes of its text: MySQL, where the collation takes texts for equal that are not."""
+    """By the bytes of its text: MySQL, if different texts are equal under the column's collation."""
     KEY_BYTES = "key bytes"
-    """As BYTES, but first as it is, so that an index is found."""
+    """With the column's collation and by the bytes, so that MySQL can use an index."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,11 +78,11 @@ class ColumnPlan:
     Attributes:
         name: at the publisher, and in the target.
         source: its type at the publisher.
-        column: the target's; None if the target has no such column.
-        text, binary: from the bytes on the wire to the parameter for the driver, past every processor of SQLAlchemy's. They raise
-            :data:`subscriber.types.codec.READ_ERRORS` (ValueRefused, where the column cannot hold the value).
+        column: the target's column; None if the target has no such column.
+        text, binary: convert the bytes of a value, in text or binary format, to a parameter for the driver, without SQLAlchemy's
+            processors. They raise :data:`subscriber.types.codec.READ_ERRORS` (ValueRefused if the column cannot hold the value).
         comparison: how :meth:`matches` compares.
-        exact: whether values that a unique key of the target takes for equal are given to the driver as values that Python does.
+        exact: whether values that are equal under a unique key of the target always give parameters that are equal in Python.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ColumnPlan:
     exact: bool = False
 
     def parameter(self, name: str) -> ColumnElement[Any]:
-        """What stands for a value of it in a statement: a parameter of this name."""
+        """Return the expression for a value of the column in a statement: a parameter of this name, with its cast."""
         column = self._present()
         if not isinstance(column.type, NamedType):
             return bindparam(name, type_=AsIs())
@@ -104,7 +104,7 @@ class ColumnPlan:
         return cast(value, column.type)
 
     def matches(self, name: str) -> ColumnElement[bool]:
-        """The predicate that the column is a value, which is not NULL: a parameter of this name."""
+        """Return the condition that the column has a value other than NULL: that of the parameter of this name."""
         column, parameter = self._present(), self.parameter(name)
         match self.comparison:
             case Comparison.TEXT:
@@ -126,25 +126,26 @@ class ColumnPlan:
 
 
 def _bytes(column: Column[Any]) -> ColumnElement[Any]:
-    # in the character set of the connection, in which the parameter is
+    # converted to the connection's character set, which the parameter has
     return cast(func.convert(column.op("USING")(literal_column("utf8mb4"))), LargeBinary())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetTable:
-    """A published table's place in the target.
+    """A published table and its table in the target.
 
     Attributes:
         name: at the publisher.
         table: in the target.
-        columns: in the order of the published ones.
-        key: which of them (indexes) find a row; None: there is nothing but all of them (REPLICA IDENTITY FULL), and one row only is meant.
-        unique: which of them (indexes) are the target's primary key, or a unique key in its place; None: there is none, or a part of it
-            is not published.
-        missing: names of published columns that the target has not.
-        autoincrement: whether RESTART IDENTITY finds something to restart.
-        otherwise_unique: whether the target has unique keys beside ``unique``; not known of PostgreSQL.
-        taken: of the missing ones, those whose name the target takes for that of another column, with that column's name.
+        columns: in the order of the published columns.
+        key: the columns (indexes) by which a row is found; None: a row is found by all columns (REPLICA IDENTITY FULL), and a change is
+            for only one of the rows that match.
+        unique: the columns (indexes) of the target's primary key, or of a unique key instead; None: there is no such key, or not all of its
+            columns are published.
+        missing: names of published columns that the target lacks.
+        autoincrement: whether the table has a sequence or counter that RESTART IDENTITY restarts.
+        otherwise_unique: whether the target has unique keys besides ``unique``; not determined for PostgreSQL.
+        taken: the missing columns whose names the target does not distinguish from another column, each with the other column's name.
     """
 
     name: TableName
@@ -158,10 +159,10 @@ class TargetTable:
     taken: tuple[tuple[str, str], ...] = ()
 
     def require_complete(self) -> None:
-        """Refuse to work without a published column.
+        """Check that the target has every published column.
 
         Raises:
-            RelationError: native's words.
+            RelationError: it lacks one, in PostgreSQL's words.
         """
         self.require_addable()
         if self.missing:
@@ -173,7 +174,7 @@ class TargetTable:
             )
 
     def require_addable(self) -> None:
-        """Refuse to add a column that the target cannot tell from another one.
+        """Check that the target distinguishes the missing columns from its other columns.
 
         Raises:
             RelationError
@@ -188,11 +189,11 @@ class TargetTable:
 
 
 def source_types(table: Relation | PublishedTable, published: PublishedTable | None = None) -> list[tuple[str, PgType]]:
-    """Name and type of each column.
+    """Return name and type of each column.
 
     Args:
         table: as the stream or the publisher's catalog describes it.
-        published: what the catalog said last, for types that are not built in.
+        published: the latest description from the publisher's catalog, for types that are not built in.
     """
     registry = TypeRegistry()
     if published is not None:
@@ -210,15 +211,15 @@ def source_types(table: Relation | PublishedTable, published: PublishedTable | N
 async def load_target_table(
     connection: AsyncConnection, relation: Relation | PublishedTable, published: PublishedTable | None = None
 ) -> TargetTable:
-    """Find a published table in the target and plan how its values get there. Reads only.
+    """Find a published table in the target and plan the conversion of its values. Only reads.
 
     Args:
         connection: to the target.
-        relation: the table as it is described now; the plan's columns are in its order.
-        published: what the publisher's catalog said of it last, for types that are not built in.
+        relation: the current description of the table; the plan's columns have its order.
+        published: the latest description from the publisher's catalog, for types that are not built in.
 
     Raises:
-        RelationError: the table is not there, a column is generated there, or cannot keep the published column's type.
+        RelationError: the table does not exist, a column is generated there, or cannot store the published column's type without loss.
     """
     name = relation.name if isinstance(relation, PublishedTable) else TableName(relation.namespace, relation.name)
     return plan_target_table(await reflect(connection, name), relation, published, connection.dialect.name)
@@ -280,7 +281,7 @@ def _positions(columns: Sequence[str], names: Sequence[str]) -> tuple[int, ...] 
 
 
 def _key(relation: Relation | PublishedTable, names: Sequence[str], found: ReflectedTable) -> tuple[int, ...] | None:
-    """The publisher's replica identity; with FULL, a key of the target that is published whole and is never NULL."""
+    """Return the columns of the publisher's replica identity; with FULL, those of a NOT NULL key of the target that is published whole."""
     if relation.replica_identity == "f":
         for columns in found.keys:
             positions = _positions(columns, names)

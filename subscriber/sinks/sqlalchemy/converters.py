@@ -1,9 +1,9 @@
-"""From a value of a PostgreSQL type to what the DBAPI is given for a column of another database: never bent, or refused.
+"""Converts values of PostgreSQL types to DBAPI parameters for columns of other databases. A value is stored exactly or rejected.
 
-A column of the target belongs to a *family*, by its reflected type. For each family there is a list of PostgreSQL types whose values can
-be kept in it exactly; a type outside the list is refused before anything is written (:class:`Unfit`), a single value that does not fit
-(infinity into DATE) when it comes (:class:`~subscriber.types.ValueRefused`). A text column takes every type, as PostgreSQL's own text:
-that is the remedy that all refusals name. docs/reference/types-sql.md is the table for people.
+The reflected type of a target column determines its *family*. For each family there is a list of PostgreSQL types whose values it can
+store exactly. A type that is not in the list is rejected before anything is written (:class:`Unfit`). A single value that does not fit
+(infinity in a DATE column) is rejected when it arrives (:class:`~subscriber.types.ValueRefused`). A text column accepts every type, as
+PostgreSQL's text, and the hints of the errors suggest it. docs/reference/types-sql.md has the table for users.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _FLOATS: Final = frozenset({"float4", "float8"})
 _MICROSECONDS: Final = 6
 _SINGLE_INTEGERS: Final = 2**24
 _DOUBLE_INTEGERS: Final = 2**53
-"""Up to where all integers are floating point numbers."""
+"""Up to these numbers, all integers have an exact floating point number."""
 
 _TEXT_BYTES: Final = ((mysql.TINYTEXT, 2**8 - 1), (mysql.MEDIUMTEXT, 2**24 - 1), (mysql.TEXT, 2**16 - 1))
-"""What MySQL's types of text hold, in UTF-8."""
+"""The size of MySQL's text types, in bytes of UTF-8."""
 
 Bind = Callable[[bytes], object]
 
 
 class Family(StrEnum):
-    """What a target column holds."""
+    """The kind of values that a target column stores."""
 
     TEXT = "text"
     BYTES = "bytes"
@@ -61,17 +61,17 @@ class Family(StrEnum):
     UUID = "uuid"
     JSON = "json"
     ANY = "any"
-    """A column that keeps whatever class of value it is given (SQLite, no declared type or BLOB)."""
+    """A column that stores values of every storage class unchanged (SQLite: no declared type, or BLOB)."""
     OTHER = "other"
 
 
 class Unfit(Exception):
-    """A type that cannot be kept exactly in a column; the text says why."""
+    """A column cannot store a type exactly. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """The two functions that make DBAPI parameters of values, from text and from the binary format. NULL never comes to them.
+    """The two functions that convert values to DBAPI parameters, from text and from the binary format. They are never called with NULL.
 
     They raise :data:`subscriber.types.codec.READ_ERRORS`, ValueRefused among them.
     """
@@ -91,7 +91,7 @@ def family_of(column_type: sql.TypeEngine[Any], dialect_name: str) -> Family:
     found = _family(column_type)
     if dialect_name != "sqlite":
         return found
-    # SQLite: what a column does to values is told by the words in its declared type alone (Datatypes in SQLite, 3.1)
+    # SQLite: only the words in a column's declared type determine how it converts values (Datatypes in SQLite, 3.1)
     return Family.ANY if isinstance(column_type, sql.NullType) or found is Family.BYTES else found
 
 
@@ -118,7 +118,7 @@ def _family(column_type: sql.TypeEngine[Any]) -> Family:
         case sql.LargeBinary() | sql.BINARY() | sql.VARBINARY() | mysql.TINYBLOB() | mysql.MEDIUMBLOB() | mysql.LONGBLOB():
             return Family.BYTES
         case mysql.SET():
-            # it orders the members anew
+            # a SET changes the order of its members
             return Family.OTHER
         case sql.String():
             return Family.TEXT
@@ -126,15 +126,15 @@ def _family(column_type: sql.TypeEngine[Any]) -> Family:
 
 
 def converter(codec: Codec, column_type: sql.TypeEngine[Any], dialect_name: str) -> Converter:
-    """How values of a type get into a column.
+    """Return the conversion of a type's values for a column.
 
     Args:
-        codec: of the type at the publisher.
-        column_type: of the column, as reflected.
-        dialect_name: of the target. Not PostgreSQL: there every value is a text, and the server's own input functions decide.
+        codec: the codec of the type at the publisher.
+        column_type: the column's reflected type.
+        dialect_name: the target's. Not PostgreSQL: there every value is a text, and the server's input functions validate it.
 
     Raises:
-        Unfit: the column cannot keep all values of the type, or none.
+        Unfit: the column cannot store the type without loss.
     """
     family = family_of(column_type, dialect_name)
     found = (_for_sqlite if dialect_name == "sqlite" else _for_others)(codec, family, column_type)
@@ -159,7 +159,7 @@ def _for_sqlite(codec: Codec, family: Family, column_type: sql.TypeEngine[Any]) 
         return _checked(codec, nan_as_text)
     if name in INTEGERS and family is Family.FLOAT:
         return _checked(codec, exact_in(_DOUBLE_INTEGERS))
-    # all these have NUMERIC affinity: a text that is a number becomes one, and no text of those types is
+    # these columns have NUMERIC affinity: SQLite converts a text that is a number, and no text of these types is a number
     if name in _TEXTUAL_IN_SQLITE.get(family, frozenset()):
         return _texts(codec)
     return None
@@ -205,11 +205,11 @@ def _for_others(codec: Codec, family: Family, column_type: sql.TypeEngine[Any]) 
 
 def _text_column(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter | None:
     if isinstance(column_type, sql.Enum):
-        # without regard to case, and '' for what it does not know: only for an enum whose labels it has
+        # MySQL's ENUM ignores case and stores '' for an unknown label: accept only an enum whose labels it has
         labels = codec.source.labels
         return _texts(codec) if labels and set(labels) <= set(column_type.enums) else None
     if isinstance(column_type, sql.CHAR):
-        # MySQL takes blanks off the end when it reads; those of a char(n) mean nothing, and would not be found in what is read
+        # MySQL removes blanks at the end when it reads a CHAR; in PostgreSQL's char(n) they have no meaning: remove them here
         return _checked_text(codec, _stripped if codec.source.builtin == "bpchar" else _without_blanks_behind)
     fits = _within(column_type)
     return _texts(codec) if fits is None else _checked_text(codec, fits)
@@ -249,7 +249,7 @@ def _checked_text(codec: Codec, check: Callable[[str], object]) -> Converter:
 
 
 def _bytes(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter:
-    # BINARY(n) fills up with zeros
+    # BINARY(n) pads a value with zeros
     check = _of_length(column_type.length or 1) if isinstance(column_type, sql.BINARY) else _unchanged
     if codec.python is bytes:
         return _checked(codec, check)
@@ -276,7 +276,7 @@ def _without_blanks_behind(text: str) -> str:
 
 
 def _within(column_type: sql.TypeEngine[Any]) -> Callable[[str], str] | None:
-    """A value that is too long is the server's to refuse, but for blanks at its end: MySQL cuts them off, in every mode."""
+    """Return a check for blanks at the end of a value that is too long: MySQL cuts them off in every mode. The server rejects the rest."""
     limit = getattr(column_type, "length", None)
     if limit is not None:
         return _uncut(lambda text: len(text) > limit, f"blanks behind the {limit} characters of the column")
@@ -300,7 +300,7 @@ def _stripped(text: str) -> str:
 
 
 def _any(codec: Codec) -> Converter:
-    """In the class that is nearest and exact: integers, floats and bytes as such, all else as text."""
+    """Use the nearest exact storage class: integers, floats and bytes as such, all other types as text."""
     name = codec.source.builtin
     if name == "bool":
         return _BOOLEANS
@@ -314,7 +314,7 @@ def _any(codec: Codec) -> Converter:
 
 
 def _moments(codec: Codec, column_type: sql.TypeEngine[Any]) -> Converter:
-    """Timestamps. Where no digit can be lost (MySQL), the usual text is given as it is: nothing is made of it and written again."""
+    """Timestamps. If the column keeps microseconds (MySQL), the usual text goes to the driver unchanged: parsing it would cost time."""
     slow = _checked(codec, fitting_moment(fraction_digits(column_type)))
     if getattr(column_type, "fsp", None) != _MICROSECONDS:
         return slow

@@ -1,9 +1,13 @@
-"""Which column type a published column gets in a table that we create. docs/reference/types-sql.md is the table for people.
+"""Chooses the column type for a published column in a table that this sink creates. docs/reference/types-sql.md has the table for users.
 
-SQLite: what is an integer or bytes is kept as such, floats in a column without a declared type (one of REAL affinity forgets the sign of
-zero), and all else as PostgreSQL's text. MySQL and MariaDB: their own types, where those hold every ordinary value; text where they would
-bend one. Text in keys has a length there, and a binary collation without padding everywhere, so that two keys are equal where PostgreSQL's
-are. PostgreSQL through this sink: the same type, if the target has it.
+SQLite
+    Integers and bytes are stored as such. Floats are stored in a column without a declared type, because REAL affinity loses the sign of
+    zero. All other types are stored as PostgreSQL's text.
+MySQL and MariaDB
+    Their own types, if these hold every ordinary value; text if they would change a value. Text in keys has a length. All text has a
+    binary collation without padding, so that two keys are equal exactly if they are equal in PostgreSQL.
+PostgreSQL through this sink
+    The same type, if the target has it; else text.
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ from subscriber.types import PgType
 __all__ = ["CreatedTypes", "Untyped"]
 
 _KEY_BYTES: Final = 3000
-"""What an index of InnoDB holds is 3072; some for columns of other types in it."""
+"""Bytes of text in a key. An index of InnoDB holds 3072; the rest is for columns of other types."""
 _ROW_BYTES: Final = 32_768
-"""Of VARCHAR columns together; a row of MySQL has at most 65535."""
+"""Bytes of all VARCHAR columns together; a row of MySQL has at most 65535."""
 _INLINE: Final = 255
-"""A VARCHAR of more bytes may lie outside of its row's page, of which a row has half: 8126 bytes."""
+"""A VARCHAR of more bytes may be stored outside of its row's page. A row may fill half a page: 8126 bytes."""
 _INLINE_BYTES: Final = 4_096
 _BYTES_A_CHARACTER: Final = 4
 _VARCHAR: Final = 255
@@ -41,7 +45,7 @@ _FIXED_TEXTS: Final = {
     "pg_lsn": 17,
     "name": 63,
 }
-"""Texts that are never longer, in characters."""
+"""The largest length of the texts of these types, in characters."""
 
 
 _WITHOUT_INPUT: Final = frozenset(
@@ -55,16 +59,16 @@ _WITHOUT_INPUT: Final = frozenset(
         "gtsvector",
     }
 )
-"""Types of which PostgreSQL takes no value from outside."""
+"""Types for which PostgreSQL accepts no value as input."""
 
 
 class Untyped(sql.UserDefinedType[Any]):
-    """No declared type: SQLite keeps every value in the class in which it came."""
+    """No declared type: SQLite stores every value in the storage class of the parameter."""
 
     cache_ok = True
 
     def get_col_spec(self, **_: Any) -> str:
-        """As SQL."""
+        """Return the type in SQL: an empty text."""
         return ""
 
 
@@ -72,10 +76,10 @@ class CreatedTypes:
     """The column types of one table to be created.
 
     Args:
-        dialect_name: of the target.
-        is_mariadb: whether a MySQL is a MariaDB.
+        dialect_name: the target's.
+        is_mariadb: whether a target of a MySQL dialect is MariaDB.
         keys: how many text columns share the key.
-        existing: types of the target by namespace and name, for PostgreSQL.
+        existing: namespaces and names of the target's types, for PostgreSQL.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class CreatedTypes:
         self._row = self._inline = 0
 
     def of(self, source: PgType, *, key: bool) -> sql.TypeEngine[Any]:
-        """The type of a column.
+        """Return the type of a column. Call it once for each column, because it counts the bytes of a row.
 
         Args:
             source: at the publisher.
@@ -116,7 +120,7 @@ class CreatedTypes:
         if name == "bool":
             return sql.BOOLEAN()
         if name in INTEGERS and name != "xid8":
-            # an INTEGER PRIMARY KEY is the row's own number: no index beside the table
+            # an INTEGER PRIMARY KEY is the rowid: it needs no separate index
             return sql.INTEGER()
         if name in {"float4", "float8"}:
             return Untyped()
@@ -147,7 +151,7 @@ class CreatedTypes:
 
 
 def _elsewhere(source: PgType) -> sql.TypeEngine[Any]:
-    """In a database that nobody here knows: what every database has."""
+    """Choose a type for another kind of database: one that every database has."""
     match source.builtin:
         case "int2" | "int4":
             return sql.Integer()
@@ -170,7 +174,7 @@ _MYSQL: Final[dict[str, sql.TypeEngine[Any]]] = {
     "xid": mysql.INTEGER(unsigned=True),
     "cid": mysql.INTEGER(unsigned=True),
     "xid8": mysql.BIGINT(unsigned=True),
-    # a FLOAT is read with six digits only
+    # MySQL shows a FLOAT with only six digits
     "float4": mysql.DOUBLE(),
     "float8": mysql.DOUBLE(),
     "date": mysql.DATE(),
@@ -181,9 +185,9 @@ _MYSQL: Final[dict[str, sql.TypeEngine[Any]]] = {
 
 
 def modifier_text(source: PgType) -> str:
-    """A modifier as it is written behind the type's name: ``(10,3)``.
+    """Return a type's modifier as it is written after its name: ``(10,3)``.
 
-    Nothing for what has none, for arrays, and for intervals: a wider type, which takes every value.
+    Empty for types without modifier, arrays and intervals. For the last two, that gives a wider type, which accepts every value.
     """
     if source.modifier < 0:
         return ""

@@ -1,22 +1,22 @@
 """A target: its URL, its engine, and the sessions with it.
 
-Every session has a connection of its own, and one transaction at a time. What is special to a kind of database is here and in
+Every session has its own connection, and one transaction at a time. The differences between kinds of databases are here and in
 :mod:`subscriber.sinks.sqlalchemy.session_settings`:
 
 SQLite
-    A transaction that may write begins with ``BEGIN IMMEDIATE``: it has the file's one write lock from its first statement on, so that
-    it is never refused halfway because another one wrote meanwhile. All transactions of one :class:`Database` that write take turns
-    (an ``asyncio`` lock, which is fair and does not poll); those of other processes are waited for (``busy_timeout``), then
-    TargetUnavailable. The journal is a WAL with ``synchronous = FULL``: a commit that returned survives a power failure.
-others
-    Isolation level READ COMMITTED: every statement sees what is committed, which the locking of
-    :mod:`subscriber.sinks.sqlalchemy.fencing` relies on.
+    A transaction that may write begins with ``BEGIN IMMEDIATE``. It takes the file's only write lock at once, so that it cannot fail later
+    because another transaction has written. All writing transactions of one :class:`Database` run one after another (an ``asyncio`` lock,
+    which is fair and does not poll). For those of other processes they wait (``busy_timeout``), then raise TargetUnavailable. The journal
+    is a WAL with ``synchronous = FULL``: a commit that returned survives a power failure.
+PostgreSQL, MariaDB and MySQL
+    Isolation level READ COMMITTED: every statement sees all committed data. The locks of :mod:`subscriber.sinks.sqlalchemy.fencing` need
+    this.
 
-*A session that failed in an unknown state is never used again.* A driver whose call was cancelled, or that raised something else than a
-server's report, may have left half an answer on the wire, or a COMMIT under way: the connection is cut. Whether that COMMIT took effect
-the next :meth:`subscriber.abc.Sink.open` finds out, behind the fence.
+*A session in an unknown state is never used again.* If a driver's call was cancelled, or raised anything but a server's report, half an
+answer may be on the wire, or a COMMIT may be unfinished: the connection is cut. The next :meth:`subscriber.abc.Sink.open` raises the fence
+and then finds out whether the COMMIT took effect.
 
-*No end waits for ever.* ROLLBACK and the close of a connection have a time limit each: a server behind a broken network answers nothing.
+*ROLLBACK and the close of a connection have a time limit*, because a server behind a broken network never answers.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS: Final = 30.0
 _END_SECONDS: Final = 5.0
-"""How long the end of a transaction or of a connection is waited for."""
+"""How long to wait for a ROLLBACK, or for the close of a connection."""
 _ending: Final[set[asyncio.Future[None]]] = set()
-"""Connections that are being closed: the event loop keeps weak references only."""
+"""Tasks that close connections: the event loop itself keeps only weak references to them."""
 _BEGIN: Final = "subscriber_begin"
 _SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
 _MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
@@ -62,7 +62,7 @@ _NUMBERS: Final = {
     "mysql": "SELECT connection_id()",
     "mariadb": "SELECT connection_id()",
 }
-"""What gives a session's number."""
+"""Queries for a session's number."""
 _READ_COMMITTED: Final = frozenset({"mysql", "mariadb", "postgresql"})
 
 
@@ -70,9 +70,9 @@ class Session:
     """One connection to the target; one transaction at a time.
 
     Attributes:
-        number: the server's of this session, if it is a server that gives numbers.
-        busy: whether a transaction is under way.
-        locking_since: when it began to wait for the write lock of an SQLite file, by the loop's clock; None: it does not.
+        number: the server's number for this session, if the server numbers its sessions.
+        busy: whether a transaction is open.
+        locking_since: when it began to wait for the write lock of an SQLite file, by the event loop's clock; None: it does not wait.
     """
 
     def __init__(self, connection: AsyncConnection, turn: Callable[[], contextlib.AbstractAsyncContextManager[object]]) -> None:
@@ -85,7 +85,7 @@ class Session:
 
     @property
     def connection(self) -> AsyncConnection:
-        """SQLAlchemy's, while a transaction is open."""
+        """SQLAlchemy's connection, for use while a transaction is open."""
         return self._connection
 
     @property
@@ -95,18 +95,18 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """One that may write: committed at the end, rolled back if anything is raised inside. Durable on return.
+        """Open a transaction that may write. It is committed at the end of the block, or rolled back after an error. Durable on return.
 
         Raises:
-            TargetUnavailable: if it was raised by the commit, it is open whether that took effect.
-            TargetError: or another subclass; nothing of it stays.
+            TargetUnavailable: if the commit raised it, the transaction may have taken effect.
+            TargetError: or another subclass; the transaction is rolled back.
         """
         async with self._turn(), self._begun("BEGIN IMMEDIATE") as connection:
             yield connection
 
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[AsyncConnection]:
-        """One that only reads.
+        """Open a transaction that only reads.
 
         Raises:
             TargetError: or a subclass.
@@ -129,7 +129,7 @@ class Session:
                     await transaction.commit()
                 known = True
             except SubscriberError as error:
-                # not after a cancellation: the answer to what was cancelled may never come, and ROLLBACK would wait behind it
+                # no ROLLBACK after a cancellation: the answer to the cancelled call may never come, and ROLLBACK would wait for it
                 known = await self._rolled_back(transaction) and not isinstance(error, TargetUnavailable)
                 raise
         finally:
@@ -148,10 +148,10 @@ class Session:
             self.locking_since = None
 
     async def ping(self, seconds: float) -> None:
-        """See that the session is alive.
+        """Check that the session is alive.
 
         Raises:
-            TargetUnavailable: it is not, or did not answer within this time; then it cannot be used any more.
+            TargetUnavailable: it is not, or did not answer within this time. It cannot be used any more.
         """
         try:
             async with asyncio.timeout(seconds), self.snapshot() as connection:
@@ -160,7 +160,7 @@ class Session:
             raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
 
     async def _rolled_back(self, transaction: AsyncTransaction) -> bool:
-        """Roll back; False: the state of the session is not known."""
+        """Roll back. False: the state of the session is unknown."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 with translated():
@@ -170,7 +170,7 @@ class Session:
         return not self._connection.invalidated
 
     async def _cut(self) -> None:
-        """Cut the connection, at once and whatever it is doing."""
+        """Cut the connection at once, even during a call."""
         self._broken = True
         await _ended(self._connection.invalidate())
 
@@ -181,7 +181,7 @@ class Session:
 
 
 async def _ended(work: Coroutine[Any, Any, None]) -> None:
-    """Wait until a connection is closed, but not for ever: what takes longer, or is cancelled here, ends by itself."""
+    """Close a connection, and wait for a limited time. After that time, or a cancellation, the close continues in the background."""
     task = asyncio.ensure_future(work)
     _ending.add(task)
     task.add_done_callback(_has_ended)
@@ -191,7 +191,7 @@ async def _ended(work: Coroutine[Any, Any, None]) -> None:
 def _has_ended(task: asyncio.Future[None]) -> None:
     _ending.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        # whatever it is, the connection is not used again
+        # the error does not matter: the connection is not used again
         _log.debug("a connection to the target was closed with an error: %s", type(error).__name__)
 
 
@@ -199,19 +199,20 @@ class Database:
     """One target.
 
     Args:
-        url: SQLAlchemy's, with or without an async driver.
-        application_name: what the target shows of its sessions, where it can.
-        create: make the file of an SQLite database if it is missing, and set its journal; else nothing is changed by connecting.
-        replicates: its sessions apply replicated changes: foreign keys, and triggers where that is possible, are switched off.
+        url: a URL of SQLAlchemy, with or without an async driver.
+        application_name: the name of its sessions in the target, where that is supported.
+        create: create the file of an SQLite database if it is missing, and set its journal mode; if False, connecting changes nothing.
+        replicates: its sessions apply replicated changes: they do not check foreign keys, and do not fire triggers where that is possible.
 
     Attributes:
-        url: with its driver.
+        url: the URL with its driver.
         dialect_name: SQLAlchemy's name of the kind of database.
-        path: of an SQLite file, or None.
-        tables: our catalog there.
+        path: the SQLite file, or None.
+        tables: the tables of this program's catalog in the target.
 
     Raises:
-        ConfigurationError: the text is no URL; nothing serves this kind; its driver is missing or not asynchronous; or SQLite in memory.
+        ConfigurationError: the text is not a URL; there is no dialect for this kind of database; its driver is missing or not
+            asynchronous; or it is SQLite in memory.
     """
 
     def __init__(self, url: str, application_name: str = "", *, create: bool = True, replicates: bool = False) -> None:
@@ -231,7 +232,7 @@ class Database:
 
     @property
     def engine(self) -> AsyncEngine:
-        """SQLAlchemy's."""
+        """SQLAlchemy's engine."""
         return self._engine
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[object]:
@@ -241,9 +242,9 @@ class Database:
         """Open a session.
 
         Raises:
-            ConfigurationError: the driver does not take a parameter of the URL, or its port.
+            ConfigurationError: the driver rejects a parameter of the URL, or its port.
             TargetUnavailable: the target cannot be reached.
-            TargetError: it refuses us; there is no such file or database.
+            TargetError: the target rejects the login, or the file or database does not exist.
         """
         if self.path is not None:
             _prepare_file(self.path, create=self._create)
@@ -254,7 +255,7 @@ class Database:
         except TimeoutError:
             raise TargetUnavailable("the target does not answer", hint="look at its host and port, and whether it runs") from None
         except RuntimeError as error:
-            # a driver that lacks a package for the server's way to log in says so only then
+            # a driver that lacks a package for the server's authentication method reports that only here
             said = " ".join(str(error).split())
             raise TargetError(f"the target's driver cannot log in: {said}", hint="install what it names") from None
         session = Session(connection, self._turn)
@@ -276,17 +277,17 @@ class Database:
         return session
 
     def sessions(self) -> list[Session]:
-        """Those that can be used."""
+        """The sessions that can be used."""
         return [session for session in self._sessions if session.usable]
 
     @property
     def kept(self) -> list[Session]:
-        """Those of :meth:`writing` and :meth:`reading`."""
+        """The sessions of :meth:`writing` and :meth:`reading`."""
         return [session for session in (self._writing, self._reading) if session is not None]
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that may write, in a session that is kept for such. See :meth:`Session.transaction`.
+        """Open a transaction that may write, in a session kept for this purpose. See :meth:`Session.transaction`.
 
         Raises:
             TargetError: or a subclass.
@@ -299,7 +300,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that only reads, in a session that is kept for such.
+        """Open a transaction that only reads, in a session kept for this purpose.
 
         Raises:
             TargetError: or a subclass.
@@ -311,13 +312,13 @@ class Database:
                 yield connection
 
     async def close(self) -> None:
-        """Disconnect the sessions kept here. Idempotent; it can be used again.
+        """Disconnect the sessions of :meth:`writing` and :meth:`reading`. Idempotent; the database can be used again.
 
-        A session that is in use is waited for, for some seconds: a driver whose connection is closed while it waits for an answer may wait
-        for ever.
+        Wait some seconds for a session that is in use: if its connection is closed while its driver waits for an answer, the driver may
+        wait for ever.
         """
         async with contextlib.AsyncExitStack() as closing:
-            # each of them also when another one's end is cancelled
+            # each callback runs even if another one is cancelled
             closing.push_async_callback(self._engine.dispose)
             closing.push_async_callback(self._close_reading)
             closing.push_async_callback(self._close_writing)
@@ -337,7 +338,7 @@ class Database:
 
 @contextlib.asynccontextmanager
 async def _turn_or_time(turn: asyncio.Lock) -> AsyncIterator[None]:
-    """Take the turn; without it after some seconds."""
+    """Take the turn. Continue without it after some seconds."""
     taken = False
     try:
         async with asyncio.timeout(_END_SECONDS):
@@ -385,12 +386,12 @@ def _engine(url: URL) -> AsyncEngine:
         _sqlite_path(url)
     try:
         with _url_understood(), warnings.catch_warnings():
-            # a parameter that the driver would not get
+            # the warning about a parameter that would not reach the driver
             warnings.filterwarnings("error", "Query string argument", SAWarning)
             engine = create_async_engine(
                 url,
                 poolclass=NullPool,
-                # a session that is given back is closed, which rolls back; of one that was lost the pool would log a traceback
+                # a returned session is closed, which rolls back; the pool would log a traceback for a lost session
                 pool_reset_on_return=None,
                 hide_parameters=True,
                 connect_args=connect_arguments(kind, url.get_driver_name()),
@@ -407,7 +408,7 @@ def _engine(url: URL) -> AsyncEngine:
 
 @contextlib.contextmanager
 def _url_understood() -> Iterator[None]:
-    """Around what hands the URL to a driver: it judges parameters and port each in its own way, and some texts show them.
+    """Convert errors of drivers about the URL: each driver checks parameters and port in its own way, and some messages show the values.
 
     Raises:
         ConfigurationError
@@ -436,7 +437,7 @@ def _sqlite_path(url: URL) -> Path:
 
 
 def _prepare_file(path: Path, *, create: bool) -> None:
-    """See that the file is there. A new one is for its owner alone: the catalog may hold the publisher's password."""
+    """Ensure that the file exists. Only its owner may read a new file: the catalog may hold the publisher's password."""
     if path.exists():
         return
     if not create:

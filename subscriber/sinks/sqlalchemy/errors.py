@@ -1,21 +1,21 @@
-"""What databases and drivers report, as errors of this package.
+"""Converts the errors of databases and drivers to errors of this package.
 
-A database's text may hold a row's values (``Duplicate entry 'x' for key``, ``Incorrect integer value: 'x'``), SQLAlchemy's own holds the
-statement. So texts are made here, from names that are taken out of the report; the database's own text is used only for kinds of errors
-that speak of objects and of the server's state. The driver's exception is not chained: a printed traceback would show what the message
-hides.
+A database's message may hold values of a row (``Duplicate entry 'x' for key``, ``Incorrect integer value: 'x'``), and SQLAlchemy's message
+holds the statement. So the messages are written here, with names taken from the report. The database's own message is used only for kinds
+of errors that are about objects or about the server's state. The driver's exception is not chained: a printed traceback would show the
+values that the message omits.
 
 ===============================  ================================================  ===============================
- kind                             as                                                then
+ kind                             error of this package                             retry
 ===============================  ================================================  ===============================
- connection lost, busy, locked,   :class:`~subscriber.errors.TargetUnavailable`     tried again soon
+ connection lost, busy, locked,   :class:`~subscriber.errors.TargetUnavailable`     soon
  deadlock, shutting down
- disk full, read-only, privilege  :class:`~subscriber.errors.TargetError`           tried again until mended
+ disk full, read-only, privilege  :class:`~subscriber.errors.TargetError`           until the cause is fixed
  no such table or column          :class:`~subscriber.errors.RelationError`         the same
  constraint, value                :class:`~subscriber.errors.ApplyError`            the same
 ===============================  ================================================  ===============================
 
-Each gets the SQLSTATE that PostgreSQL has for it, whatever the database.
+Each error has the SQLSTATE that PostgreSQL uses for it, on every database.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _DISCONNECTED = re.compile(r"(?i)\b(closed|lost|gone|reset|broken pipe|not conne
 
 
 class ChangeRefused(ApplyError):
-    """The database refused a change.
+    """The database rejected a change.
 
     Attributes:
-        column: of the target, if the database named it.
+        column: the target's column, if the database named it, or if it was determined later.
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -54,16 +54,16 @@ class ChangeRefused(ApplyError):
 
     @property
     def of_some_column(self) -> bool:
-        """A value was refused, and the database does not say of which column."""
+        """Whether a value was rejected and the database did not name the column."""
         return self.column is None and self.sqlstate is not None and self.sqlstate.startswith(_OF_A_VALUE)
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn what SQLAlchemy and the drivers raise inside into this package's errors.
+    """Convert errors of SQLAlchemy and the drivers, raised inside the block, to errors of this package.
 
-    A driver also raises errors that SQLAlchemy does not wrap, some of them of Python's own classes: while a cursor is made, or on a
-    connection that was closed meanwhile. The session is in an unknown state then, as if the connection were lost.
+    A driver also raises errors that SQLAlchemy does not wrap, some of them of Python's own classes: while a cursor is created, or on a
+    connection that was closed in the meantime. The state of the session is then unknown, as if the connection were lost.
 
     Raises:
         TargetError: or a subclass of it.
@@ -92,7 +92,7 @@ def _passed_a_driver(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def passing_values() -> Iterator[None]:
-    """Around an execution with values of rows: what a driver raises while it makes bytes of them would show them.
+    """Convert errors that a driver raises while it encodes values of rows: their texts would show the values.
 
     Raises:
         ApplyError
@@ -106,7 +106,7 @@ def passing_values() -> Iterator[None]:
 
 
 def target_error(error: SQLAlchemyError) -> TargetError:
-    """The error of this package for one of SQLAlchemy's: its class says what the caller must do (see :mod:`subscriber.errors`)."""
+    """Convert an error of SQLAlchemy. The class of the result says what the caller must do (see :mod:`subscriber.errors`)."""
     original = error.orig if isinstance(error, DBAPIError) else None
     if original is None:
         return TargetError(f"the target's driver failed: {_one_line(str(error))}", hint="report this")
@@ -124,7 +124,7 @@ def _refusal(original: BaseException) -> Refusal | None:
         return sqlite_refusal(name, str(original))
     match original.args:
         case (int() as code, *rest):
-            # MySQL's drivers give a SQLSTATE too, of few classes
+            # MySQL's drivers give a SQLSTATE too, but it has only a few classes
             return mysql_refusal(code, str(rest[0]) if rest else "")
         case _:
             pass

@@ -1,20 +1,22 @@
-"""The fence: nothing of an earlier writer is written once a later one has opened the subscription.
+"""The fence: once a writer has opened a subscription, no earlier writer can write anything of it.
 
-Each subscription has a row in ``fence`` with a number, the *token*. :meth:`Fence.raise_` adds one to it, when the sink is opened, and that
-number is this writer's. Every transaction of ours that writes anything of the subscription (a batch, a piece of a copy, a state) begins
-with :meth:`Fence.hold`: it locks the row, shared with other transactions of the same writer, and compares the token. So for each
-transaction of an earlier writer, wherever it was when its process was killed, its connection was cut, or its task was cancelled:
+Each subscription has a row in ``fence`` with a number, the *fencing token*. When the sink is opened, :meth:`Fence.raise_` increases the
+token by one, and the new number belongs to this writer. Every transaction that writes anything of the subscription (a batch, a piece of a
+copy, a state) begins with :meth:`Fence.hold`, which locks the row and compares the token. Transactions of the same writer share the lock.
 
-* it holds the row: then raising the fence waits for its end, COMMIT or not. What is read after that is final: a COMMIT whose
-  answer was lost either shows in the position or never will. (That wait has an end: ``lock_timeout``; then TargetUnavailable, tried again.)
-* it has not come to the row: then it finds another token, writes nothing, and is rolled back with SubscriptionInUse.
+A transaction of an earlier writer may be unfinished because its process was killed, its connection was cut, or its task was cancelled:
 
-The lock is a row lock (``FOR SHARE``) where the database has one that others can share, the file's write lock on SQLite, and elsewhere
-an UPDATE of the row: exclusive, which costs only that a subscription's transactions take turns.
+* If it holds the lock, raising the fence waits until it has ended, by COMMIT or ROLLBACK. The state that is read afterwards is final: a
+  COMMIT whose answer was lost is visible in the position, or will never take effect. The wait ends after the database's lock timeout, with
+  TargetUnavailable, and the open is retried.
+* If it does not hold the lock yet, it finds another token, writes nothing, and is rolled back with SubscriptionInUse.
 
-One process opens its sink again after each error, and so raises the fence against its own earlier sessions too: one of them may still be
-about to commit. Table synchronizations, which go on while the sink is closed and opened, read the current token at the beginning
-of each transaction; one that was between reading and locking just then is turned away and tried again.
+The lock is a row lock (``FOR SHARE``) on databases that have shared row locks, and the file's write lock on SQLite. On other databases it
+is an UPDATE of the row, which is exclusive: there a subscription's transactions only run one after another.
+
+A process opens its sink again after each error. This also raises the fence against its own earlier sessions, one of which may be about to
+commit. Table synchronizations continue while the sink is closed and opened. They read the current token at the beginning of each
+transaction. If the token changes between that read and the lock, the transaction fails with TargetUnavailable and is retried.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ _FOR_SHARE: Final = frozenset({"postgresql", "mysql", "mariadb"})
 
 
 class Fence:
-    """One sink's side of it, shared by all its sessions.
+    """The fence of one sink, shared by all its sessions.
 
     Args:
-        dialect_name: SQLAlchemy's.
+        dialect_name: SQLAlchemy's name of the kind of database.
         tables: the catalog.
         oid: the subscription's.
     """
@@ -48,15 +50,15 @@ class Fence:
         self._token: int | None = None
 
     async def raise_(self, connection: AsyncConnection) -> None:
-        """Shut all earlier writers out, in the transaction that is open; :meth:`raised` once that is committed.
+        """Shut out all earlier writers, in the open transaction. Call :meth:`raised` once that is committed.
 
         Raises:
-            TargetError: the subscription is gone.
+            TargetError: the subscription does not exist any more.
             TargetUnavailable: a transaction of an earlier writer does not end.
         """
         fence = self._fence
-        # Until the commit is known to have succeeded this process has no token. One that is lost after the target has carried it out leaves
-        # a number that no other process has: a table's synchronization that finds it has to retry; it must not report another process.
+        # This process has no token until the commit is known to have succeeded. If the answer to a successful commit is lost, the row has a
+        # token that no process has: a table's synchronization that finds it has to retry, and must not report another process.
         self._token = None
         moved = await connection.execute(update(fence).where(fence.c.srsubid == self.oid).values(token=fence.c.token + 1))
         if moved.rowcount == 0:
@@ -64,15 +66,15 @@ class Fence:
         self._raising: int = (await connection.execute(select(fence.c.token).where(fence.c.srsubid == self.oid))).scalar_one()
 
     def raised(self) -> None:
-        """It is committed: from now on the new token counts."""
+        """Use the new token, after the transaction of :meth:`raise_` was committed."""
         self._token = self._raising
 
     async def hold(self, connection: AsyncConnection) -> None:
-        """Be the writer until the transaction that is open ends. To be called before anything else in it.
+        """Lock the fence until the open transaction ends, and check the token. Call it before any other statement of the transaction.
 
         Raises:
-            SubscriptionInUse: another process is.
-            TargetUnavailable: this process opened the sink again just now.
+            SubscriptionInUse: another process is the writer.
+            TargetUnavailable: this process has just opened the sink again.
         """
         fence, token = self._fence, self._token
         row = fence.c.srsubid == self.oid

@@ -1,6 +1,6 @@
-"""Locks as ``flock`` on small files beside a database file. The kernel gives them back when their process ends, however it ends.
+"""Locks by ``flock`` on small files beside a database file. The kernel releases them when their process ends, even if it is killed.
 
-The files stay: to remove one while another process opens it would leave two locks of one name.
+The files are never deleted. If one were deleted while another process opens it, two processes could hold locks of the same name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["FileLocks"]
 
 
 class FileLocks:
-    """Locks of one owner in one directory.
+    """The locks of one owner in one directory.
 
     Args:
-        directory: made with the first lock.
+        directory: created with the first lock.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -27,10 +27,10 @@ class FileLocks:
         self._mine: dict[str, int] = {}
 
     async def try_take(self, key: str) -> bool:
-        """Take one if it is free or ours already.
+        """Take a lock. Return whether this owner has it now, also from an earlier call.
 
         Raises:
-            TargetError: its file cannot be made.
+            TargetError: its file cannot be created.
         """
         if key in self._mine:
             return True
@@ -46,7 +46,7 @@ class FileLocks:
         except OSError:
             os.close(descriptor)
             return False
-        # for whoever is told that it is held
+        # the error message of another process shows this id
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -54,13 +54,13 @@ class FileLocks:
         return True
 
     async def release(self, key: str) -> None:
-        """Give one back if it is ours."""
+        """Release a lock, if this owner has it."""
         descriptor = self._mine.pop(key, None)
         if descriptor is not None:
             os.close(descriptor)
 
     async def held(self, key: str) -> bool:
-        """Whether anybody holds it. Makes no file."""
+        """Whether any process holds a lock. Creates no file."""
         if key in self._mine:
             return True
         try:
@@ -68,7 +68,7 @@ class FileLocks:
         except OSError:
             return False
         try:
-            # shared: two that look do not see one another
+            # shared, so that two processes that check at the same time do not take each other for the holder
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -77,16 +77,16 @@ class FileLocks:
         return False
 
     async def holder(self, key: str) -> str | None:
-        """What the holder wrote of itself: its process id."""
+        """Return the process id that the holder wrote to the file."""
         try:
             return (self._directory / key).read_text("ascii", "replace").strip() or None
         except OSError:
             return None
 
     async def end(self, number: int) -> None:
-        """Nothing: a file's lock goes with its process."""
+        """Do nothing: a file's lock ends with its process."""
 
     async def close(self) -> None:
-        """Give all back."""
+        """Release all locks."""
         for key in tuple(self._mine):
             await self.release(key)

@@ -1,4 +1,4 @@
-"""Whether one value fits into a column of its kind: it is given back, ready for the driver, or refused."""
+"""Checks whether a value fits into a column. Each function returns the value as a parameter for the driver, or raises ValueRefused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _refuse(what: str) -> ValueRefused:
 
 
 def in_int8(value: int) -> int:
-    """As it is, if SQLite has integers of that size."""
+    """The value, if it fits into the 64 bits of an integer of SQLite."""
     if not _INT8_MIN <= value <= _INT8_MAX:
         raise _refuse("a number of more than 64 bits in an integer column")
     return value
@@ -49,20 +49,20 @@ def integral(value: Decimal) -> int:
 
 
 def nan_as_text(value: float) -> float | str:
-    """For SQLite."""
-    # SQLite makes NULL of a NaN; any column but a STRICT one keeps a text as it is
+    """The value for SQLite: the text ``NaN`` for a NaN."""
+    # SQLite converts a NaN to NULL; every column except in a STRICT table stores this text unchanged
     return "NaN" if math.isnan(value) else value
 
 
 def finite(value: float) -> float:
-    """As it is, but no NaN and no infinity."""
+    """The value, if it is not NaN or infinity."""
     if not math.isfinite(value):
         raise _refuse("NaN or infinity in a floating point column")
     return value
 
 
 def exact_in(largest: int) -> Callable[[int], float]:
-    """An integer as a float, up to the largest that a format has all integers to."""
+    """Return a function that converts an integer to a float. ``largest``: up to it, the float format has all integers exactly."""
 
     def check(value: int) -> float:
         if not -largest <= value <= largest:
@@ -73,7 +73,7 @@ def exact_in(largest: int) -> Callable[[int], float]:
 
 
 def fitting_decimal(column_type: sql.TypeEngine[Any]) -> Callable[[Any], object]:
-    """For a DECIMAL column: nothing will be rounded."""
+    """Return a function that checks that a DECIMAL column will not round a number."""
     precision = getattr(column_type, "precision", None) or 10
     scale = getattr(column_type, "scale", None) or 0
 
@@ -81,7 +81,7 @@ def fitting_decimal(column_type: sql.TypeEngine[Any]) -> Callable[[Any], object]
         number = Decimal(value)
         if not number.is_finite():
             raise _refuse("NaN or infinity in a decimal column")
-        # MySQL rounds what has more digits behind the point without a word
+        # MySQL rounds a number with more decimal places without an error
         _, digits, exponent = number.as_tuple()
         assert isinstance(exponent, int)
         text = "".join(map(str, digits))
@@ -96,7 +96,7 @@ def fitting_decimal(column_type: sql.TypeEngine[Any]) -> Callable[[Any], object]
 
 
 def fraction_digits(column_type: sql.TypeEngine[Any]) -> int:
-    """How many digits of a second a column keeps; MySQL rounds the others without a word."""
+    """How many fractional digits of a second a column stores. MySQL rounds further digits without an error."""
     digits = getattr(column_type, "fsp", 6)
     return 0 if digits is None else int(digits)
 
@@ -107,17 +107,17 @@ def _seconds(microsecond: int, digits: int) -> None:
 
 
 def fitting_date(value: datetime.date | str) -> datetime.date:
-    """A date that Python has."""
+    """The date, if Python can represent it."""
     if isinstance(value, str):
         raise _refuse("infinity, or a year before 1 or after 9999, in a date column")
     return value
 
 
 def fitting_time(digits: int) -> Callable[[Any], object]:
-    """A time with so many digits of a second at most."""
+    """Return a function that checks that a time has at most this number of fractional digits."""
 
     def check(value: datetime.time | str) -> object:
-        # 24:00:00 is text: MySQL takes it, as a duration
+        # 24:00:00 is a text: MySQL accepts it, as a duration
         if not isinstance(value, str):
             _seconds(value.microsecond, digits)
         return value
@@ -126,7 +126,10 @@ def fitting_time(digits: int) -> Callable[[Any], object]:
 
 
 def fitting_moment(digits: int) -> Callable[[Any], object]:
-    """A timestamp that Python has, in UTC, without zone, with so many digits of a second at most."""
+    """Return a function that checks that Python can represent a timestamp, with at most this number of fractional digits.
+
+    The function returns it without its zone, which must be UTC.
+    """
 
     def check(value: datetime.datetime | str) -> object:
         if isinstance(value, str):

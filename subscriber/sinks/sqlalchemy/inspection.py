@@ -1,6 +1,6 @@
-"""Looking into a target from beside its subscriptions: what it is, what rows it holds; and taking away what a subscription left.
+"""Inspects a target independently of its subscriptions: its kind, its tables and rows. Also removes the leftovers of a subscription.
 
-For the demonstration and for proofs of equality. Values come as the driver gives them, past every conversion of ours.
+The demonstration and comparisons with the publisher use it. Values are those of the driver, without a conversion by this package.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class TargetInspection:
 
     Args:
         target: its URL.
-        application_name: of its sessions.
+        application_name: the name of its sessions.
 
     Raises:
-        ConfigurationError: no URL of SQLAlchemy's, or its driver is not installed.
+        ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
     """
 
     def __init__(self, target: str, application_name: str) -> None:
@@ -47,16 +47,16 @@ class TargetInspection:
 
     @property
     def postgres_dsn(self) -> str | None:
-        """The same for PostgreSQL's own clients; None if it is another kind of database."""
+        """The connection string for PostgreSQL's own clients; None if the target is another kind of database."""
         if self._database.dialect_name != "postgresql":
             return None
         return self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     async def describe(self) -> str:
-        """For people: kind, version and place, no password.
+        """Describe the target for users: kind, version and location, without a password.
 
         Raises:
-            TargetError: it cannot be reached, or refuses.
+            TargetError: the target cannot be reached, or rejects the login.
         """
         async with self._database.reading() as connection:
             dialect = connection.dialect
@@ -71,18 +71,18 @@ class TargetInspection:
         return f'{kind} {version} on {url.host}{port}, database "{url.database}"'
 
     async def has_catalog(self) -> bool:
-        """Whether it was a target of some subscription before."""
+        """Whether the target has this program's catalog."""
         version = self._database.tables.version
         async with self._database.reading() as connection:
             return await connection.run_sync(lambda sync: inspect(sync).has_table(version.name, schema=version.schema))
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
-        """Whether it has the table that a publisher's goes to, with these columns."""
+        """Whether the target has the table for a table of the publisher, with these columns."""
         async with self._database.reading() as connection:
             return set(columns) <= await self._columns(connection, table)
 
     async def existing(self, tables: Iterable[TableName]) -> list[str]:
-        """Of the tables that publisher's tables go to, the names of those that are there."""
+        """Return the names, in the target, of those tables of the publisher that have a table there."""
         async with self._database.reading() as connection:
             return [str(self._place(name).fullname) for name in tables if await self._columns(connection, name)]
 
@@ -103,9 +103,9 @@ class TargetInspection:
         return Table(found, MetaData(), schema=schema)
 
     async def rows(self, name: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        """Every row of a table, in one statement; values as the driver gives them."""
+        """Read all rows of a table, in one statement. Values are those of the driver."""
         place = self._place(name)
-        # columns without a type: no conversion of SQLAlchemy's
+        # columns without a type: SQLAlchemy converts nothing
         query: Executable = select(*(column(each) for each in columns)).select_from(table(place.name, schema=place.schema))
         async with self._database.reading() as connection:
             result = await connection.stream(query)
@@ -114,18 +114,18 @@ class TargetInspection:
                     yield row
 
     async def prepared_transactions(self) -> frozenset[int]:
-        """Ids, at the publisher, of the prepared transactions that wait here."""
+        """Return the publisher's ids of the prepared transactions that are stored in the target."""
         prepared = self._database.tables.prepared_transaction
         async with self._database.reading() as connection:
             return frozenset((await connection.execute(select(prepared.c.xid).where(prepared.c.complete))).scalars())
 
     async def make_text_table(self, name: TableName, key: str, columns: Sequence[str]) -> None:
-        """Make a table that takes every value there is, as PostgreSQL's text: for kinds of databases whose own types take less.
+        """Create a table that accepts every value as PostgreSQL's text, for kinds of databases whose own types accept less.
 
         Args:
-            name: of the publisher's table.
-            key: name of its key, an integer.
-            columns: names of the others.
+            name: the publisher's table.
+            key: the name of its key, an integer.
+            columns: the names of its other columns.
         """
         place = self._place(name)
         long = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
@@ -142,7 +142,7 @@ class TargetInspection:
             await connection.execute(CreateTable(made))
 
     async def drop_tables(self, tables: Iterable[TableName]) -> None:
-        """Drop the tables that publisher's tables go to, those that are there; and their schemas, if nothing is left in them."""
+        """Drop the tables for these tables of the publisher, if they exist. Also drop their schemas, except public, that are then empty."""
         places = [self._place(name) for name in tables]
         async with self._database.writing() as connection:
             for place in places:
@@ -152,7 +152,7 @@ class TargetInspection:
                     await connection.execute(DropSchema(schema, if_exists=True))
 
     async def forget(self, name: str, *, had_catalog: bool) -> None:
-        """Remove what a subscription that has ended left; the catalog too if it was not there before and nobody else came to use it."""
+        """Remove the rows of an ended subscription. If ``had_catalog`` is False and no subscription is left, drop the catalog too."""
         if not await self.has_catalog():
             return
         async with self._database.writing() as connection:

@@ -1,16 +1,16 @@
-"""Locks between processes, by name: one writer of a subscription, one verb at work on it, one launcher.
+"""Locks between processes, by name: one writer of a subscription, one verb that changes it, one launcher.
 
 ==============  ===========================================================  ======================================================
- database        a lock is                                                    it ends
+ database        lock                                                         released
 ==============  ===========================================================  ======================================================
- SQLite          ``flock`` on a file in ``<database>-locks/``                 with the process that took it, at once
- PostgreSQL      an advisory lock of a session                                with the session; after a kill the server needs a moment
+ SQLite          ``flock`` on a file in ``<database>-locks/``                 at once when the process ends
+ PostgreSQL      session-level advisory lock                                  with the session; after a kill, the server needs a moment
  MariaDB, MySQL  ``GET_LOCK`` of a session                                    the same
- others          nothing                                                      –
+ others          none                                                         –
 ==============  ===========================================================  ======================================================
 
-These locks tell an operator early that another process is at work. *Correctness does not depend on them*: a session may be lost without its
-process knowing, and some databases have no locks. :mod:`subscriber.sinks.sqlalchemy.fencing` prevents that an earlier writer writes.
+These locks show an operator early that another process is running. *Correctness does not depend on them*: a process may lose its session
+without noticing, and some databases have no locks. :mod:`subscriber.sinks.sqlalchemy.fencing` prevents writes of an earlier writer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Locks:
 
     Args:
         database: the target.
-        session: that takes them, where a session does; None: one of its own, connected with the first call.
+        session: takes the locks, on databases where locks belong to a session; None: a new session, connected by the first call.
     """
 
     def __init__(self, database: Database, session: Session | None = None) -> None:
@@ -64,21 +64,21 @@ class Locks:
 
     @property
     def number(self) -> int | None:
-        """Of the session that has them, if it is a session that has a number."""
+        """The number of the session that takes the locks; None if no session does."""
         return self._backend.session.number if isinstance(self._backend, _SessionLocks) and self._backend.session is not None else None
 
     async def take(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
         """Take a lock.
 
         Args:
-            key: of the lock.
-            what: is active for another process, as the error says.
-            wait: seconds, since the session of a killed holder may need some to go; None: ten.
-            lost: number of a session that this process has lost. A server behind a broken network does not notice for long; if it has the
-                lock, it is ended.
+            key: the key of the lock.
+            what: names the locked object in the error: "<what> is active for PID …".
+            wait: how many seconds to wait, because the session of a killed process may still exist for a while; None: ten.
+            lost: the number of a session that this process has lost. A server behind a broken network may not notice that for a long time:
+                if the session has the lock, it is terminated.
 
         Raises:
-            SubscriptionInUse: another session still has it after that time.
+            SubscriptionInUse: another session still has the lock after that time.
             TargetUnavailable, TargetError
         """
         clock = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class Locks:
             return await self._backend.try_take(key)
 
     async def release(self, key: str) -> None:
-        """Give a lock back; fine if it is not ours.
+        """Release a lock. Does nothing if this owner does not have it.
 
         Raises:
             TargetUnavailable: the session was lost, and the lock with it.
@@ -120,7 +120,7 @@ class Locks:
             await self._backend.release(key)
 
     async def held(self, key: str) -> bool:
-        """Whether anybody holds it, also ourselves. False where the database cannot tell.
+        """Whether any process holds a lock, including this one. False if the database has no locks.
 
         Raises:
             TargetUnavailable, TargetError
@@ -129,7 +129,7 @@ class Locks:
             return await self._backend.held(key)
 
     async def close(self) -> None:
-        """Give all of them back. Idempotent."""
+        """Release all locks. Idempotent."""
         async with self._turn:
             await self._backend.close()
 
@@ -147,7 +147,7 @@ def _backend(database: Database, session: Session | None) -> _Backend:
 
 
 class _SessionLocks:
-    """What those kept by a session have in common."""
+    """The common part of locks that belong to a session."""
 
     def __init__(self, database: Database, session: Session | None) -> None:
         self._database = database
@@ -183,7 +183,7 @@ class _SessionLocks:
         raise NotImplementedError
 
     async def _execute(self, statement: str) -> None:
-        # the session is there: it was asked for the lock just now. One that ended by itself meanwhile is an error of the statement
+        # self.session exists: it has just tried to take the lock. The statement fails if the session to be ended has gone already
         assert self.session is not None
         with contextlib.suppress(TargetError):
             async with self.session.snapshot() as connection:
@@ -221,7 +221,7 @@ class _PostgresqlLocks(_SessionLocks):
 
 class _MysqlLocks(_SessionLocks):
     async def try_take(self, key: str) -> bool:
-        # a session may take one twice
+        # GET_LOCK succeeds again in the same session
         if key in self._mine and self.session is not None and self.session.usable:
             return True
         taken = await self._scalar("SELECT GET_LOCK(:name, 0)", name=await self._name(key)) == 1
@@ -245,7 +245,7 @@ class _MysqlLocks(_SessionLocks):
         await self._execute(f"KILL {number}")
 
     async def _name(self, key: str) -> str:
-        # names of locks are the server's, up to 64 characters
+        # names of locks are global to the server, and have at most 64 characters
         database = str(self._database.url.database)
         return f"subscriber-{hashlib.blake2b(database.encode(), digest_size=8).hexdigest()}-{key}"
 

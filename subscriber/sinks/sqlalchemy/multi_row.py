@@ -1,9 +1,9 @@
-"""Many rows by one INSERT, where a driver makes a call for each row: SQLite.
+"""Inserts many rows by one INSERT, for a driver that makes a call for each row: SQLite.
 
-Its ``executemany`` steps through the statement once a row, and lets go of the interpreter's lock and takes it again each time. While the
-event loop has something to do, that is a long wait for each row. One statement of many rows is one step, and half of the work besides.
+Its ``executemany`` executes the statement once for each row, and releases and takes the interpreter's lock each time. While the event loop
+is busy, that is a long wait for each row. A statement of many rows is one call, and takes half the work.
 
-The rows of one statement are inserted one after another, with the column's affinity and constraints as each by itself.
+The rows of one statement are inserted one after another, with the same affinity and constraints as by separate statements.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 __all__ = ["MultiRow", "insert_rows", "multi_row"]
 
 _PARAMETERS: Final = 999
-"""Of a statement: every build of SQLite takes so many, unless it was made to take less."""
+"""Parameters of a statement: every build of SQLite accepts this number, unless it was configured for fewer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiRow:
-    """An INSERT of so many rows.
+    """An INSERT of a fixed number of rows.
 
     Attributes:
         sql: its text.
-        rows: how many.
+        rows: the number of rows.
     """
 
     sql: str
     rows: int
 
     def parameters(self, rows: Sequence[tuple[Any, ...]], first: int) -> list[tuple[Any, ...]]:
-        """Those of each statement, for the rows from number ``first`` on, which are so many that none is left."""
+        """Return the parameters of each statement, for the rows from number ``first``. Their number must be a multiple of ``rows``."""
         return [tuple(chain.from_iterable(rows[place : place + self.rows])) for place in range(first, len(rows), self.rows)]
 
 
 def multi_row(sql: str, parameters: int, dialect: Dialect) -> MultiRow | None:
-    """Build it of an INSERT of one row.
+    """Build it from an INSERT of one row.
 
     Args:
-        sql: ends with the list of its parameters.
-        parameters: how many there are.
+        sql: the statement for one row; it ends with the list of its parameters.
+        parameters: the number of its parameters.
         dialect: the target's.
 
     Returns:
-        None where it is not worth it: a driver that sends many rows at once, or a row so wide that a statement has no place for several.
+        None if it gives no advantage: the driver sends many rows at once, or a row has so many parameters that a statement cannot hold two.
     """
     rows = _PARAMETERS // parameters if parameters else 0
     row = f"({', '.join('?' * parameters)})"

@@ -1,4 +1,4 @@
-"""A type of PostgreSQL by its name, for CASTs and definitions: SQLAlchemy's own classes know some of them only."""
+"""A type of PostgreSQL by its name, for casts and definitions: SQLAlchemy has classes for only some of PostgreSQL's types."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from subscriber.protocol.quoting import quote_identifier
 __all__ = ["MODIFIER", "NamedType"]
 
 MODIFIER: Final = "modifier"
-"""Key of ``Column.info``: ``atttypmod`` of a column that is there."""
+"""Key of ``Column.info``: ``atttypmod`` of a reflected column."""
 
 
 class NamedType(UserDefinedType[Any]):
-    """``namespace.name``, with a modifier as it is written in a definition.
+    """``namespace.name``, with a modifier as a definition has it.
 
     Args:
         namespace, name: as in ``pg_type``.
-        modifier: ``(10,3)``, or nothing.
+        modifier: ``(10,3)``, or empty.
     """
 
     cache_ok = True
@@ -30,5 +30,5 @@ class NamedType(UserDefinedType[Any]):
         self.modifier = modifier
 
     def get_col_spec(self, **_: Any) -> str:
-        """As SQL."""
+        """Return the type in SQL."""
         return f"{quote_identifier(self.namespace)}.{quote_identifier(self.name)}{self.modifier}"

@@ -1,9 +1,9 @@
-"""What a publisher's table is called in the target.
+"""The names of the publisher's tables in the target.
 
-Where the database has schemas the way PostgreSQL has them, nothing changes: ``s.t`` is ``s.t``. Elsewhere the schema becomes a part of the
-name, except for ``public``: ``public.t`` is ``t``, ``s.t`` is ``s__t``. So two tables may fall together (``s.t`` and ``public.s__t``; ``t``
-and ``T`` where case does not count), a name may become too long, or be that of a table of our own: all that is refused before anything is
-made, with the remedy.
+If the database has schemas like PostgreSQL, names do not change: ``s.t`` is ``s.t``. Otherwise the schema becomes a part of the name, but
+``public`` does not: ``public.t`` is ``t``, ``s.t`` is ``s__t``. So the names of two tables may collide (``s.t`` and ``public.s__t``; ``t``
+and ``T`` if the database ignores case). A name may also become too long, or equal the name of a table of this program. All such names are
+rejected before anything is created, with a hint.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _ASCII_LOWER: Final = {ord(letter): letter.lower() for letter in ascii_uppercase
 _SQLITES_OWN: Final = "sqlite_"
 _BASIC_PLANE: Final = 0xFFFF
 _CASELESS: Final = frozenset({"sqlite"})
-"""Databases that never tell names apart by case. On MySQL it depends on the server (``lower_case_table_names``)."""
+"""Databases that always ignore the case of names. On MySQL this depends on the server (``lower_case_table_names``)."""
 
 
 def longest_name(dialect: Dialect) -> int:
-    """How many characters the name of a table or column may have. SQLAlchemy's own number is that of aliases on MySQL."""
+    """How many characters the name of a table or column may have. On MySQL, SQLAlchemy's ``max_identifier_length`` is that of aliases."""
     return _LONGEST.get(dialect.name) or dialect.max_identifier_length
 
 
 def has_schemas(dialect_name: str) -> bool:
-    """Whether tables lie in schemas there as they do in PostgreSQL."""
+    """Whether databases of this dialect have schemas like PostgreSQL."""
     return dialect_name == "postgresql"
 
 
 def identifier(name: str) -> quoted_name:
-    """A name that SQLAlchemy always quotes: it does not know every keyword of every database (NOTHING, of SQLite)."""
+    """Return a name that SQLAlchemy always quotes, because it does not know every keyword of every database (SQLite's NOTHING)."""
     return quoted_name(name, quote=True)
 
 
 def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
-    """Schema (None: the database has none) and name of the table in a target of this dialect, to be quoted."""
+    """Return schema (None: the database has no schemas) and name of the table in a target of this dialect. SQLAlchemy quotes them."""
     if has_schemas(dialect_name):
         return identifier(table.namespace), identifier(table.name)
     if table.namespace == _DEFAULT_SCHEMA:
@@ -58,19 +58,19 @@ def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
 
 
 def folded_column(name: str, dialect_name: str) -> str:
-    """The same for names of columns that the target does not distinguish."""
+    """Return a text that is equal for names of columns that the target does not distinguish."""
     match dialect_name:
         case "postgresql":
             return str(name)
         case "sqlite":
             return str(name).translate(_ASCII_LOWER)
         case _:
-            # accents count, in MariaDB and MySQL too
+            # accents are distinguished, also by MariaDB and MySQL
             return str(name).lower()
 
 
 def impossible_name(name: str, dialect: Dialect) -> str | None:
-    """Why a table or column cannot have this name in the target, or None."""
+    """Return why a table or column cannot have this name in the target, or None."""
     longest = longest_name(dialect)
     if len(name) > longest:
         return f"names have at most {longest} characters"
@@ -86,12 +86,12 @@ def impossible_name(name: str, dialect: Dialect) -> str | None:
 
 
 def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bool | None = None) -> list[Finding]:
-    """What is wrong with the names that these tables would have.
+    """Return the problems of the names that these tables would have.
 
     Args:
-        tables: all that are published. Of two that collide, the later one is at fault.
+        tables: all published tables. If the names of two collide, the later table is reported.
         dialect: the target's.
-        caseless: whether the target takes names for equal that differ in case only; None: as the dialect always does.
+        caseless: whether the target ignores the case of names; None: as the dialect always does.
     """
     ignore_case = dialect.name in _CASELESS if caseless is None else caseless
     findings = []
@@ -99,7 +99,7 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
     for table in tables:
         found = []
         schema, quoted = target_name(table, dialect.name)
-        # a quoted_name stays as it is when it is asked for in lower case
+        # a plain str: lower() does not change a quoted_name
         name = str(quoted)
         other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
         if other != table:
@@ -122,11 +122,11 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
 def _is_ours(table: TableName, name: str, dialect_name: str) -> bool:
     if has_schemas(dialect_name):
         return table.namespace == CATALOG_SCHEMA_NAME
-    # whether case counts on MySQL depends on the server
+    # ignore case: whether MySQL does depends on the server
     own = name.lower()
     return own in _OWN_TABLES or _OWN_NUMBERED.fullmatch(own) is not None
 
 
 _OWN_TABLES: Final = frozenset(catalog_tables("sqlite").metadata.tables)
 _OWN_NUMBERED: Final = re.compile(rf"{PREFIX}(copy|bulk)_[0-9]+")
-"""Tables that come and go: where a copy waits, and keys of many changes at once. They are dropped whatever they are."""
+"""Names of staging tables and of temporary tables for bulk statements. The sink drops existing tables of such names without a check."""

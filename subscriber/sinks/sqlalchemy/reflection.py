@@ -26,21 +26,22 @@ _EXACT_COLLATIONS: Final = ("_nopad_bin", "_0900_bin")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReflectedTable:
-    """What the target's catalog says of a table.
+    """The definition of a table, from the target's system catalog.
 
     Attributes:
         table: columns with their types; no keys.
-        generated: names of columns that the target computes.
-        not_null: names of columns that are NOT NULL.
-        required: of those, the ones that an INSERT has to name: there is no default.
+        generated: names of generated columns.
+        not_null: names of NOT NULL columns.
+        required: names of NOT NULL columns without a default, for which an INSERT must have a value.
         keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns. (SQLite's primary key may
             hold NULL.)
         has_primary_key: whether the first of ``keys`` is the primary key.
-        autoincrement: whether a column draws numbers from a sequence or counter of the table.
-        inexact: names of text columns whose collation takes texts for equal that are not; of SQLite, those in a unique key that does.
-        engine: MySQL's storage engine, in lower case; None elsewhere.
-        character_sets: of text columns of MySQL whose character set does not have every character.
-        otherwise_unique: whether rows may be equal under a unique key, of columns or expressions, and not under the first of ``keys``.
+        autoincrement: whether a column gets numbers from a sequence or counter of the table.
+        inexact: names of text columns whose collation makes different texts equal; on SQLite only columns of unique indexes with another
+            collation than BINARY.
+        engine: MySQL's storage engine, in lower case; None for other databases.
+        character_sets: the character sets of MySQL's text columns that lack some characters, by column.
+        otherwise_unique: whether rows may be equal under a unique key, of columns or expressions, and differ in the first of ``keys``.
     """
 
     table: Table
@@ -116,7 +117,7 @@ def _inspected(connection: Connection, places: Places) -> dict[TableName, Reflec
     facts = _mysql_facts(connection, list(places.values())) if connection.dialect.name in _MYSQL else {}
     found = {}
     with warnings.catch_warnings():
-        # "Did not recognize type": it becomes NullType, and is judged as such
+        # "Did not recognize type": the type becomes NullType, which callers handle
         warnings.simplefilter("ignore", SAWarning)
         for name, (schema, table) in places.items():
             with contextlib.suppress(NoSuchTableError):

@@ -1,4 +1,4 @@
-"""The reports of SQLite, MariaDB and MySQL, and PostgreSQL, read: what kind of refusal, and which names are in it. Never a value.
+"""Reads the error reports of SQLite, MariaDB, MySQL and PostgreSQL: the kind of error and the names in it, never a value.
 
 Sources: SQLite's Result and Error Codes; MariaDB's Error Codes and MySQL's Server Error Message Reference; PostgreSQL's Appendix A.
 """
@@ -25,14 +25,14 @@ _LOCKED_HINT: Final = "another program keeps the target locked: end it or its tr
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a database refused.
+    """An error report of a database.
 
     Attributes:
-        kind: what the caller must do.
+        kind: determines the class of the error, and so what the caller must do.
         text: one line, without any value.
-        sqlstate: PostgreSQL's for the same.
-        column: of the target, if the report names it.
-        hint: the remedy, or None for the usual one of its kind.
+        sqlstate: PostgreSQL's SQLSTATE for this error.
+        column: the target's column, if the report names it.
+        hint: what to do; None: the default hint for its kind.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ _SQLITE_DATATYPE = re.compile(r"cannot store \w+ value in (?P<type>\w+) column (
 
 
 def sqlite_refusal(name: str, message: str) -> Refusal | None:
-    """Read SQLite's extended result code, by name, and its message."""
+    """Read the name of SQLite's extended result code, and its message. None: the error is unknown."""
     text = _one_line(message)
     if name.startswith("SQLITE_CONSTRAINT"):
         return _sqlite_constraint(name, message)
@@ -158,7 +158,7 @@ _MYSQL_TARGET: Final = {
     1836: ("the target is read-only", "25006", _READ_ONLY_HINT),
     2061: ("authentication failed", "28000", "look at the URL's user and password"),
 }
-# errors of files, with the system's number in the text
+# errors of files; the message holds the operating system's error number
 _MYSQL_FILES: Final = frozenset({3, 11, 20, 1004, 1005, 1016, 1026, 1030})
 _NO_SPACE: Final = re.compile(r"(?:[Ee]rror|Errcode:|errno:) 28\b")
 _MYSQL_VALUE: Final = {
@@ -201,7 +201,7 @@ _MYSQL_RELATION: Final = {
 
 
 def mysql_refusal(code: int, message: str) -> Refusal | None:
-    """Read the error number and message of a MariaDB or MySQL server, or of its drivers (2000 and up)."""
+    """Read the error number and message of a MariaDB or MySQL server, or of a driver (from 2000)."""
     if code in _MYSQL_UNAVAILABLE:
         text, sqlstate, hint = _MYSQL_UNAVAILABLE[code]
         return Refusal("unavailable", text, sqlstate, hint=hint)
@@ -224,7 +224,7 @@ def mysql_refusal(code: int, message: str) -> Refusal | None:
 
 
 def _mysql_column(message: str) -> str | None:
-    # behind a value that the server shows, which may look like anything
+    # search after the value that the message shows: the value may look like a column
     tail = message[message.rfind("for column") :] if "for column" in message else message
     found = _QUALIFIED_COLUMN.search(tail) or (None if "value:" in tail else _COLUMN.search(tail))
     return found["name"] if found else None
@@ -253,7 +253,7 @@ _PG_APPLY: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2
 
 
 def postgresql_refusal(sqlstate: str, report: BaseException) -> Refusal:
-    """Read an error of asyncpg, whose attributes are the fields of the server's report."""
+    """Read an error of asyncpg. Its attributes are the fields of the server's report."""
     fields = {name: getattr(report, f"{name}_name", None) for name in ("table", "column", "constraint")}
     column = fields["column"] if isinstance(fields["column"], str) else None
     named = _PG_NAMED.get(sqlstate)

@@ -1,7 +1,7 @@
-"""What is known of the publisher's relations, and of their tables in the target.
+"""The publisher's relations, as Relation messages describe them, and their tables in the target.
 
-Relation messages describe relations for all that follows in the stream. So they count from the transaction that carries them on, once that
-is applied or passed over; what a transaction that was rolled back described comes again with it.
+A Relation message is valid for all later changes in the stream, and the publisher does not send it again. If its transaction is rolled
+back, its description is discarded, and the transaction will bring it again. If its transaction is skipped, its description is kept.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MYSQL: Final = frozenset({"mysql", "mariadb"})
 
 
 class SchemaBehind(TargetError):
-    """The target's table lacks columns that are to be added first. Never leaves this package.
+    """The target's table lacks columns that must be added first. Never leaves this package.
 
     Attributes:
-        relation: whose.
-        published: what the publisher's catalog said of it.
+        relation: the relation of the table.
+        published: the publisher's description of the table, or None.
     """
 
     def __init__(self, relation: Relation, published: PublishedTable | None) -> None:
@@ -41,10 +41,10 @@ class SchemaBehind(TargetError):
 
 
 class RelationMap(DescribedRelations):
-    """Remote relations by id, and the plans made of them.
+    """The publisher's relations by id, and their plans.
 
     Args:
-        published: what the publisher's catalog said of tables last; shared with the sink, which keeps it up to date.
+        published: the latest descriptions from the publisher's catalog; shared with the sink, which updates it.
         settings: ``schema_change``, ``insert_conflict``.
     """
 
@@ -55,22 +55,22 @@ class RelationMap(DescribedRelations):
         self._plans: dict[int, RelationPlan] = {}
 
     def forget_targets(self) -> None:
-        """Read the target's tables again when they are needed next."""
+        """Discard all plans, so that the target's tables are read again when they are needed."""
         self._plans.clear()
 
     def _forget_target(self, relation_id: int) -> None:
         self._plans.pop(relation_id, None)
 
     def planned(self, relation_id: int) -> RelationPlan | None:
-        """The relation with its target, if that was read already."""
+        """Return the relation's plan, if it exists already."""
         return self._plans.get(relation_id)
 
     async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
-        """The relation with its target.
+        """Return the relation's plan. Read the target's table if there is no plan yet.
 
         Raises:
-            RelationError: they do not fit.
-            SchemaBehind: columns are to be added first, in a transaction apart.
+            RelationError: the target's table does not fit.
+            SchemaBehind: columns must be added first, in a separate transaction.
             TargetUnavailable: the connection was lost.
         """
         found = self._plans.get(relation.relation_id)
@@ -95,7 +95,7 @@ class RelationMap(DescribedRelations):
         key = {target.columns[number].name for number in target.key or ()}
         keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
         if self._settings.insert_conflict == "upsert":
-            # where another key is equal in the target, an INSERT finds its row
+            # if a different key is equal in the target, the INSERT changes the row of that key
             keyed = keyed and all(target.columns[number].exact for number in target.key or ())
         return RelationPlan(
             relation,
@@ -109,13 +109,13 @@ class RelationMap(DescribedRelations):
 
 
 def schema_change(settings: Settings, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
-    """What the user wants with columns that a table of the target has not."""
+    """Return what to do about columns that a table of the target lacks, by the user's setting."""
     choice = settings.schema_change
     return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
 
 
 def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[str]]]:
-    """Whether triggers fire for our changes; and what makes rows unique: columns of each key."""
+    """Return whether triggers fire for replicated changes, and the columns of each unique key."""
     table = target.table
     inspector = inspect(connection)
     unique: list[Any] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
@@ -125,7 +125,7 @@ def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[
 
 
 def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) -> RelationError | None:
-    """Why UPDATE and DELETE are impossible, in native's words. Unlike native's, any key of the target will do."""
+    """Return why UPDATE and DELETE are impossible, in PostgreSQL's words, or None. Unlike there, any key of the target is enough."""
     identity = {column.name for column in relation.columns if column.key}
     if relation.replica_identity == "f" or any(columns <= identity for columns in unique):
         return None
@@ -144,9 +144,9 @@ def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) ->
 
 
 def has_triggers(connection: Connection, table: Table) -> bool:
-    """Whether triggers see changes as they are applied, row by row or before and behind a statement; they may pass over a row.
+    """Whether triggers fire for replicated changes, for each row or before or after a statement. They may skip a row.
 
-    So may an ON CONFLICT IGNORE in a constraint of SQLite, and a rule of PostgreSQL.
+    An ON CONFLICT IGNORE in a constraint of SQLite, and a rule of PostgreSQL, may skip a row too: they count as triggers here.
     """
     dialect = connection.dialect
     names = {"name": table.name}
@@ -166,7 +166,8 @@ _SQLITE_TRIGGERS: Final = """
 SELECT 1 FROM sqlite_master
 WHERE lower(tbl_name) = lower(:name) AND (type = 'trigger' OR type = 'table' AND sql LIKE '%ON%CONFLICT%IGNORE%') LIMIT 1
 """
-# Under session_replication_role = replica only those fire that ask for it; of a partitioned table, those of its partitions too.
+# Under session_replication_role = replica only ENABLE REPLICA and ENABLE ALWAYS triggers fire; of a partitioned table, also those of its
+# partitions.
 _POSTGRESQL_TRIGGERS: Final = """
 WITH RECURSIVE tree (oid) AS (
     SELECT pg_catalog.to_regclass(:name)::oid

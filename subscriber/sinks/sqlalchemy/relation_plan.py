@@ -1,6 +1,7 @@
-"""A relation of the publisher with its table in the target: rows to vectors of parameters, changes to statements.
+"""A relation of the publisher and its table in the target. Converts rows to vectors of parameters, and changes to statements.
 
-What makes two changes of one kind need different statements is a *pattern*: which values were not sent, and without a key which are NULL.
+Changes of one kind need different statements if their *patterns* differ. A pattern says which values were not sent, whether the key may
+have changed, and, for a table without a key, which values are NULL.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from subscriber.types.codec import READ_ERRORS
 __all__ = ["Operation", "RelationPlan", "RowBinder"]
 
 _STATEMENTS: Final = 256
-"""How many are kept of one relation."""
+"""How many statements of one relation are cached."""
 _APPLY_HINT: Final = "make the column text in the target, or compare its type with the publisher's"
 
-# a pattern names what makes two rows need different statements
+# translations from the kinds of a row's values to parts of a pattern
 _ONLY_UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
 _ONLY_NULL: Final = bytes(NULL if code in {NULL, UNCHANGED} else ord(".") for code in range(256))
 
@@ -36,14 +37,14 @@ Bind = Callable[[bytes], object]
 
 
 def _nothing(_value: bytes) -> None:
-    """Of a column that the target has not."""
+    """The parameter for a column that the target lacks: None."""
 
 
 class UnfitValue(ApplyError):
     """A value that the target's column cannot hold.
 
     Attributes:
-        column: whose.
+        column: the name of the column.
     """
 
     def __init__(self, message: str, *, hint: str | None, column: str) -> None:
@@ -52,7 +53,7 @@ class UnfitValue(ApplyError):
 
 
 class RowBinder:
-    """From the fields of a row to the parameters for the driver."""
+    """Converts the fields of a row to parameters for the driver."""
 
     __slots__ = ("_binary", "_columns", "_seen", "_text", "width")
 
@@ -65,14 +66,14 @@ class RowBinder:
 
     @property
     def reading(self) -> tuple[int, list[Bind]]:
-        """The format that values come in, as far as it is known, and what binds each column's."""
+        """The format of the last row, TEXT or BINARY, and the function of each column that binds a value in that format."""
         return self._seen, self._binary if self._seen == BINARY else self._text
 
     def fields(self, values: Sequence[bytes | None], *, binary: bool) -> list[object]:
         """Bind a row whose values all have one format.
 
         Raises:
-            ApplyError: a value is none of its column's type, or does not fit into the target's column.
+            ApplyError: a value is not valid for its column's type, or does not fit into the target's column.
         """
         binds = self._binary if binary else self._text
         try:
@@ -81,10 +82,10 @@ class RowBinder:
             raise self._refused(binds, values) from None
 
     def row(self, data: TupleData) -> list[object]:
-        """Bind a row as the stream sends it; what was not sent becomes None.
+        """Bind a row of the stream. A value that was not sent becomes None.
 
         Raises:
-            ApplyError: as :meth:`fields`.
+            ApplyError: as in :meth:`fields`.
         """
         kinds = data.kinds
         if BINARY not in kinds:
@@ -100,10 +101,10 @@ class RowBinder:
             raise self._refused(binds, data.values) from None
 
     def some(self, data: TupleData, wanted: Sequence[int]) -> list[object]:
-        """Bind some columns; the others are None.
+        """Bind some columns. The others are None.
 
         Raises:
-            ApplyError: as :meth:`fields`.
+            ApplyError: as in :meth:`fields`.
         """
         found: list[object] = [None] * self.width
         for number in wanted:
@@ -135,12 +136,12 @@ def _value_error(error: BaseException, column: str) -> ApplyError:
 
 @dataclass(slots=True)
 class Operation:
-    """One change, bound.
+    """One change, with its bound values.
 
     Attributes:
-        statement: what makes it.
-        vector: its values.
-        keys: of the rows it touches, if the table's key tells; empty: that cannot be said.
+        statement: the statement that makes it.
+        vector: the values from which the statement's parameters are picked.
+        keys: the keys of the rows that it touches; empty: they are not known.
     """
 
     statement: Statement
@@ -149,19 +150,19 @@ class Operation:
 
 
 class RelationPlan:
-    """A relation and its target, for the changes of one relation.
+    """A relation and its table in the target, for the changes of one relation.
 
     Args:
-        remote: as the publisher described it.
-        target: its table.
+        remote: the publisher's description.
+        target: the table in the target.
         dialect: the target's.
-        conflict: what an INSERT of a key that is there does.
-        keyed: the key is all that makes rows of the table unique: changes of different keys may change places.
-        ordered: the target's triggers see every change: they are made one by one, in order.
+        conflict: what an INSERT of an existing key does.
+        keyed: only the key makes rows of the table unique: changes of different keys may be reordered.
+        ordered: triggers of the target see every change: changes are made one by one, in order.
         problem: why UPDATE and DELETE are impossible, or None.
 
     Attributes:
-        key: the columns (indexes) that tell whether two changes may change places; None: they may not.
+        key: the columns (indexes) of the key, if changes of different keys may be reordered; None: they may not.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class RelationPlan:
 
     @property
     def name(self) -> TableName:
-        """The relation's."""
+        """The name of the publisher's table."""
         return self.target.name
 
     @property
@@ -208,10 +209,10 @@ class RelationPlan:
         return self._problem is None and self.target.key is not None
 
     def insert_statement(self) -> Statement:
-        """INSERT.
+        """Return the statement for an INSERT.
 
         Raises:
-            RelationError: it is to be an upsert, and there is none.
+            RelationError: ``insert_conflict`` is upsert, and that is not possible for this table.
         """
         statement = self._insert
         if statement is None:
@@ -219,15 +220,15 @@ class RelationPlan:
         return statement
 
     def update_statement(self, kinds: bytes | None = None, nulls: bytes = b"", *, key_kept: bool = True) -> Statement:
-        """UPDATE.
+        """Return the statement for an UPDATE.
 
         Args:
-            kinds: of the new row's values; None: all are sent.
-            nulls: without a key, a pattern of the old row's NULLs.
-            key_kept: the old row's key was not sent: it is as it was.
+            kinds: the kinds of the new row's values; None: all values are sent.
+            nulls: the pattern of the old row's NULLs, for a table without a key.
+            key_kept: the old row was not sent, so the key did not change.
 
         Raises:
-            RelationError: there is no key, and no way to say that one row only is meant.
+            RelationError: there is no key, and the database cannot change only one of equal rows.
         """
         pattern = (kinds.translate(_ONLY_UNCHANGED) if kinds is not None else b"." * self.width, nulls, key_kept)
         statement = self._statements.get(pattern)
@@ -239,7 +240,7 @@ class RelationPlan:
         return statement
 
     def delete_statement(self, nulls: bytes = b"") -> Statement:
-        """DELETE. The rest as :meth:`update_statement`."""
+        """Return the statement for a DELETE. ``nulls`` and errors as in :meth:`update_statement`."""
         statement = self._statements.get(nulls)
         if statement is None:
             statement = self._kept(nulls, delete_row(self.target, self._dialect, _numbers(nulls)))
@@ -252,16 +253,16 @@ class RelationPlan:
             )
 
     def require_updatable(self) -> None:
-        """Refuse UPDATE and DELETE where the row cannot be told.
+        """Check that UPDATE and DELETE can identify a row.
 
         Raises:
-            RelationError: native's words.
+            RelationError: they cannot, in PostgreSQL's words.
         """
         if self._problem is not None:
             raise RelationError(str(self._problem), sqlstate=self._problem.sqlstate, hint=self._problem.hint)
 
     def insert(self, data: TupleData) -> Operation:
-        """INSERT.
+        """Bind an INSERT.
 
         Raises:
             ApplyError, RelationError, ProtocolError
@@ -273,7 +274,7 @@ class RelationPlan:
         return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
 
     def suspect(self, data: TupleData, sqlstate: str | None) -> str | None:
-        """Name of the column that a refused value was for, where a database does not say which: as far as that can be told."""
+        """Return the column whose value was rejected, if the database did not name it; None: it cannot be determined."""
         texts: list[str | None] = []
         for plan, kind, value in zip(self.target.columns, data.kinds, data.values, strict=True):
             try:
@@ -281,12 +282,12 @@ class RelationPlan:
                     codec(plan.source).value(value, binary=kind == BINARY)
                 texts.append(None if value is None else codec(plan.source).text(value, binary=kind == BINARY))
             except ValueRefused:
-                # none of the publisher's type
+                # the value is not valid for the publisher's type
                 return plan.name
         return suspect(self.target.columns, [texts], sqlstate)
 
     def update(self, message: Update) -> Operation:
-        """UPDATE.
+        """Bind an UPDATE.
 
         Raises:
             ApplyError, RelationError, ProtocolError
@@ -307,18 +308,18 @@ class RelationPlan:
         return Operation(statement, vector + found, keys)
 
     def _kept(self, pattern: object, statement: Statement) -> Statement:
-        # without a key there may be one for each set of columns that are NULL
+        # without a key there may be one statement for each set of NULL columns
         if len(self._statements) >= _STATEMENTS:
             self._statements.clear()
         self._statements[pattern] = statement
         return statement
 
     def _search(self, old: TupleData) -> list[object]:
-        """What finds the row: its old key, or all of it."""
+        """Bind the values that find the row: its old key, or all its columns."""
         return self._binder.row(old) if self.target.key is None else self._binder.some(old, self.target.key)
 
     def delete(self, message: Delete) -> Operation:
-        """DELETE.
+        """Bind a DELETE.
 
         Raises:
             ApplyError, RelationError, ProtocolError

@@ -29,7 +29,7 @@ class SqlAlchemyRows:
     """See :class:`subscriber.catalog.store.Rows`.
 
     Args:
-        connection: with a transaction that is open.
+        connection: with an open transaction.
         tables: the catalog.
     """
 
@@ -39,7 +39,7 @@ class SqlAlchemyRows:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """None: a role that may read these tables may read all columns."""
+        """Empty: a role that may read these tables may read all columns."""
         return frozenset()
 
     async def select(self, table: model.Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
@@ -55,7 +55,7 @@ class SqlAlchemyRows:
             return [dict(row) for row in found.mappings()]
 
     async def insert(self, table: model.Table, rows: Sequence[Row]) -> None:
-        """Add rows; with a subscription its fence."""
+        """Insert rows. With a subscription, also insert its row of ``fence``."""
         if not rows:
             return
         more: Row = {}
@@ -66,13 +66,13 @@ class SqlAlchemyRows:
             await self.insert(FENCE, [{"srsubid": row["oid"], "token": 0} for row in rows])
 
     async def update(self, table: model.Table, where: Row, values: Row) -> int:
-        """Change rows."""
+        """Update rows; return their number."""
         made = self._tables.by_name[table.name]
         new = {name: made.c[name] + value.number if isinstance(value, Plus) else value for name, value in values.items()}
         return (await self._connection.execute(update(made).where(*_conditions(made, where)).values(new))).rowcount
 
     async def delete(self, table: model.Table, where: Row) -> None:
-        """Remove rows."""
+        """Delete rows."""
         made = self._tables.by_name[table.name]
         await self._connection.execute(delete(made).where(*_conditions(made, where)))
 
@@ -95,7 +95,7 @@ class SqlAlchemyRows:
         return {table: drawn.get(table) or _missing(table) for table in tables}
 
     async def target_identifier(self) -> str:
-        """Drawn when the catalog was made."""
+        """Return the random number that was stored when the catalog was created."""
         return str((await self._connection.execute(select(self._tables.version.c.target_identifier))).scalar_one())
 
 
@@ -131,15 +131,15 @@ async def existing_tables(connection: AsyncConnection, names: Collection[TableNa
 
 
 def subscription_rows(connection: AsyncConnection, tables: CatalogTables, oid: int) -> SubscriptionRows:
-    """A subscription's rows, in the transaction that is open."""
+    """Return a subscription's rows, in the open transaction."""
     return SubscriptionRows(SqlAlchemyRows(connection, tables), oid)
 
 
 async def move_position(connection: AsyncConnection, tables: CatalogTables, oid: int, relid: int, *, before: Lsn, lsn: Lsn) -> None:
-    """Move the position of a subscription (``relid`` 0) or of a table from where it is known to be.
+    """Move the position of a subscription (``relid`` 0) or of a table from the known LSN ``before`` to ``lsn``.
 
     Raises:
-        TargetUnavailable: it is not there any more: what is known of it is out of date.
+        TargetUnavailable: the stored position is not ``before`` any more.
     """
     table: Any = tables.position
     row = (table.c.srsubid == oid, table.c.srrelid == relid, table.c.remote_lsn == before)

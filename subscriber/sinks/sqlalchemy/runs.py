@@ -1,9 +1,9 @@
-"""Runs: changes of one relation and one kind that follow each other, and differ in nothing but their values. The hot path.
+"""Reads runs: consecutive changes of one relation and one kind that differ only in their values. This is the hot path.
 
-Most changes are such: an INSERT, an UPDATE that left the key as it was and sends every value, a DELETE that sends the key. They are read
-many at a time, straight from the messages' bytes into vectors, with no object for any of them. The first that is anything else ends the
-run: :class:`~subscriber.sinks.sqlalchemy.relation_plan.RelationPlan` reads it by itself, or says what is wrong with it. Either way the same
-statement and the same vector come out.
+Most changes are in runs: INSERTs, UPDATEs that do not change the key and send every value, DELETEs that send the key. The bytes of a run's
+messages are converted directly to vectors, without an object for each change. Any other change ends the run.
+:class:`~subscriber.sinks.sqlalchemy.relation_plan.RelationPlan` then reads that change alone, or raises its error. Both ways give the same
+statement and the same vector for a change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from subscriber.sinks.sqlalchemy.statements import Statement
 __all__ = ["Run", "RunReader"]
 
 _MOST: Final = 500
-"""Changes of a run: what was made of them is looked at in between, lest it grow too large."""
+"""The largest number of changes in a run, so that the caller can check the size of its groups in between."""
 _HEADER: Final = Struct(">IcH").pack
 _NEW: Final = b"N"
 _KEY: Final = b"K"
@@ -33,9 +33,9 @@ class Run:
     """Changes that one statement makes, in order.
 
     Attributes:
-        statement: it.
+        statement: the statement.
         vectors: their values.
-        key: of a vector, what tells which row it touches, and the only one; None: that cannot be said.
+        key: returns the key of the only row that a vector's change touches; None: the key is not known.
     """
 
     statement: Statement
@@ -61,14 +61,14 @@ class RunReader:
         """Read the run that begins with a record.
 
         Args:
-            records: of a transaction.
-            start: number of the first one.
-            stop: number behind the last one.
-            tag: of the first one: INSERT, UPDATE or DELETE.
-            offset: behind tag and xid.
+            records: the records of a transaction.
+            start: the number of the first record to read.
+            stop: the number after the last one.
+            tag: the tag of the first one: INSERT, UPDATE or DELETE.
+            offset: where a record continues after its tag and xid.
 
         Returns:
-            None if that record is to be read by itself.
+            None if the first record must be read alone.
 
         Raises:
             RelationError: there is no statement for such changes.

@@ -1,6 +1,6 @@
-"""Tables of the target made and widened from what the publisher says of its own, and judged before anything is written.
+"""Creates tables of the target, adds columns to them, and checks them before anything is written, by the publisher's descriptions.
 
-DDL is idempotent, step by step: on MySQL each step commits, and a crash between two leaves what the next attempt finds done.
+Each step of the DDL is idempotent: on MySQL each step commits. After a crash between two steps, the next attempt finds the first one done.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ASCII_TYPES: Final = frozenset(
         *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "bit", "varbit", "inet", "cidr", "macaddr", "macaddr8"),
     }
 )
-"""Types whose texts every character set has."""
+"""Types whose texts are ASCII, which every character set contains."""
 _TABLE_OPTIONS: Final[dict[str, Any]] = {
     f"{dialect}_{option}": value
     for dialect in ("mysql", "mariadb")
@@ -47,7 +47,7 @@ _TABLE_OPTIONS: Final[dict[str, Any]] = {
 
 
 class _AddColumn(DDLElement):
-    """ALTER TABLE ... ADD COLUMN, which SQLAlchemy has no construct for."""
+    """ALTER TABLE ... ADD COLUMN: SQLAlchemy has no construct for it."""
 
     def __init__(self, column: Column[Any]) -> None:
         self.column = column
@@ -60,7 +60,7 @@ def _add_column(element: _AddColumn, compiler: DDLCompiler, **_: Any) -> str:
 
 
 async def table_to_create(connection: AsyncConnection, published: PublishedTable, *, temporary: bool = False) -> Table:
-    """The table as it would be made: columns, NOT NULL, primary key, and the replica identity's key if that is another one."""
+    """Build the table to create: columns, NOT NULL, primary key, and the replica identity's key if it differs from the primary key."""
     schema, name = target_name(published.name, connection.dialect.name)
     sources = source_types(published)
     primary = published.primary_key
@@ -109,7 +109,7 @@ async def _created_types(connection: AsyncConnection, sources: Iterable[tuple[st
 
 
 async def create_table(connection: AsyncConnection, published: PublishedTable) -> None:
-    """Make the table, and on PostgreSQL its schema, unless it is there.
+    """Create the table, and on PostgreSQL its schema, if they do not exist.
 
     Raises:
         RelationError: the target cannot have such a table.
@@ -133,10 +133,10 @@ async def _trial_table(connection: AsyncConnection, published: PublishedTable) -
 async def add_columns(
     connection: AsyncConnection, relation: Relation | PublishedTable, published: PublishedTable | None = None
 ) -> tuple[str, ...]:
-    """Add the published columns that the target's table has not; they may be NULL there.
+    """Add the published columns that the target's table lacks. They may be NULL there.
 
     Returns:
-        Their names.
+        The names of the added columns.
     """
     target = await load_target_table(connection, relation, published)
     target.require_addable()
@@ -150,14 +150,14 @@ async def add_columns(
 
 
 async def _caseless(connection: AsyncConnection) -> bool | None:
-    """Whether names of tables that differ by case only are equal; None: as always in this kind of database."""
+    """Whether the target ignores the case of table names; None: as this kind of database always does."""
     if connection.dialect.name not in _MYSQL:
         return None
     return bool((await connection.execute(text("SELECT @@lower_case_table_names <> 0"))).scalar())
 
 
 async def usable(connection: AsyncConnection, tables: Iterable[PublishedTable]) -> list[PublishedTable]:
-    """Those of the published tables that can have a name in the target."""
+    """Return the published tables whose names are possible in the target."""
     published = sorted(tables, key=lambda table: table.name)
     findings = name_findings([table.name for table in published], connection.dialect, caseless=await _caseless(connection))
     refused = {finding.table for finding in findings}
@@ -197,14 +197,14 @@ async def check(
     adding: bool = False,
     binary: bool = False,
 ) -> list[Finding]:
-    """Everything about the tables that would go wrong. Changes nothing.
+    """Return all problems that these tables would meet in the target. Changes nothing.
 
     Args:
         connection: to the target.
-        tables: all that are published.
-        creating: tables that are missing will be made.
-        adding: columns that are missing will be added, or left out knowingly.
-        binary: values come in the binary format.
+        tables: all published tables.
+        creating: missing tables will be created.
+        adding: missing columns will be added, or ignored as the user chose.
+        binary: the publisher sends values in the binary format.
     """
     becomes_now = False
     if connection.dialect.name in _MYSQL:
@@ -234,7 +234,7 @@ def _there(dialect: str, published: PublishedTable, found: ReflectedTable | None
         if not adding:
             target.require_complete()
     except RelationError as error:
-        # a table that is not there refuses all, as natively
+        # alone=False for a missing table: it prevents the whole subscription, as in PostgreSQL
         hint = error.hint or "compare the target's table with the publisher's"
         return [Finding("error", str(error), hint, alone=found is not None, stops="without_copy")]
     if found is None:
@@ -260,7 +260,7 @@ def _binary(published: PublishedTable) -> list[Finding]:
     findings = []
     for name, source in source_types(published):
         problem = binary_problem(source)
-        # the stream sends text for it
+        # only the copy fails: the stream sends text for such a type
         only_copy = problem is None and source.builtin in WITHOUT_BINARY
         if only_copy:
             problem = f"type {source} has no binary format, the initial copy fails"
@@ -271,7 +271,7 @@ def _binary(published: PublishedTable) -> list[Finding]:
 
 
 def _timestamps(published: PublishedTable, target: TargetTable, found: ReflectedTable) -> list[Finding]:
-    """Of a server that takes NULL for the current time, where a column is NOT NULL."""
+    """Find NOT NULL columns for which the server replaces NULL by the current time."""
     return [
         Finding(
             "error",

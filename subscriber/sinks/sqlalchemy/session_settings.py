@@ -1,4 +1,4 @@
-"""What a session is told first, by kind of database: nothing may be bent, and replicated changes are applied as they are."""
+"""Settings of a new session, by kind of database. The database must not alter values, and must apply replicated changes unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BUSY_SECONDS: Final = 10.0
 _YEAR: Final = 31_536_000
 
 _SQLITE: Final = (
-    # a commit that returned is on disk; a reader never waits for a writer
+    # a commit that returned is on disk; readers never wait for writers
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
 )
@@ -21,7 +21,7 @@ _SQLITE_ALWAYS: Final = (
     "PRAGMA foreign_keys = OFF",
     "PRAGMA cache_size = -65536",
 )
-# a value that does not fit is an error, and a zero in an AUTO_INCREMENT column is a zero
+# a value that does not fit is an error, and a zero in an AUTO_INCREMENT column stays a zero
 _MYSQL_MODE: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE,"
     "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'"
@@ -30,13 +30,13 @@ _MYSQL: Final = (
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION innodb_lock_wait_timeout = 10",
     "SET SESSION lock_wait_timeout = 30",
-    # a lock is held by a session that may be silent for long
+    # a session that holds a lock may be idle for a long time
     f"SET SESSION wait_timeout = {_YEAR}",
     "SET SESSION sql_safe_updates = 0",
 )
 _MYSQL_REPLICATES: Final = ("SET SESSION foreign_key_checks = 0",)
 _POSTGRESQL: Final = (
-    # names in texts of types like regclass are qualified then
+    # with an empty search_path, names in texts of types like regclass are qualified
     "SELECT pg_catalog.set_config('search_path', '', false)",
     "SET statement_timeout = 0",
     "SET idle_in_transaction_session_timeout = 0",
@@ -52,28 +52,28 @@ _POSTGRESQL_REPLICATES: Final = ("SET session_replication_role = 'replica'",)
 
 
 class RollingBack(sqlite3.Connection):
-    """Rolls back before it closes.
+    """A connection that rolls back before it closes.
 
-    A statement that was cancelled halfway keeps what SQLite calls a zombie connection alive, and the write lock with it, until the garbage
-    collector comes by.
+    Otherwise a cancelled statement would keep the closed connection alive (SQLite calls it a zombie), and its write lock, until the garbage
+    collector runs.
     """
 
     def close(self) -> None:
         """Roll back and disconnect."""
-        # a closed one says so, and so be it
+        # the connection may be closed already
         with contextlib.suppress(sqlite3.Error):
             self.rollback()
         super().close()
 
 
 def connect_arguments(kind: str, driver: str) -> Mapping[str, Any]:
-    """Arguments of the driver's ``connect``."""
+    """Return the arguments of the driver's ``connect``."""
     match kind:
         case "sqlite":
-            # no transactions but ours
+            # the driver itself must not begin transactions
             return {"timeout": _BUSY_SECONDS, "isolation_level": None, "factory": RollingBack}
         case "mysql" | "mariadb":
-            # first of all: SQLAlchemy quotes names as the mode says that it finds (ANSI_QUOTES)
+            # set the mode before SQLAlchemy reads it to choose how to quote names (ANSI_QUOTES)
             return {"connect_timeout": 10, "charset": "utf8mb4", "init_command": _MYSQL_MODE}
         case "postgresql" if driver == "asyncpg":
             return {"timeout": 10.0}
@@ -82,13 +82,13 @@ def connect_arguments(kind: str, driver: str) -> Mapping[str, Any]:
 
 
 def session_statements(dialect_name: str, application_name: str, *, writes: bool, replicates: bool) -> Sequence[str]:
-    """What to execute first.
+    """Return the statements to execute first in a session.
 
     Args:
-        dialect_name: SQLAlchemy's.
-        application_name: what the server shows of the session, if it can.
-        writes: it may change something.
-        replicates: it applies replicated changes.
+        dialect_name: SQLAlchemy's name of the kind of database.
+        application_name: the session's name in the target, where that is supported.
+        writes: the session may change something.
+        replicates: the session applies replicated changes.
     """
     match dialect_name:
         case "sqlite":

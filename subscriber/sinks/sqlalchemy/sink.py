@@ -1,4 +1,4 @@
-"""The sink for databases of SQLAlchemy's: what the rooms above see of this one."""
+"""The sink for databases that SQLAlchemy supports: the class that other packages use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _CLOSE_SECONDS: Final = 5.0
 _CREATED_AT_ONCE: Final = 100
 """How many tables are made by one transaction of SQLite's."""
 _PING_SECONDS: Final = 10.0
-"""How long a session may take to answer that has nothing else to do."""
+"""How long an idle session may take to answer."""
 
 _CAPABILITIES: Final = Capabilities(
     transactional=True,
@@ -79,7 +79,7 @@ _CAPABILITIES: Final = Capabilities(
 
 
 class _Open:
-    """What exists between ``open`` and ``close``."""
+    """The objects that exist between ``open`` and ``close``."""
 
     def __init__(
         self,
@@ -114,43 +114,43 @@ class _Open:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """One that holds the fence."""
+        """Open a transaction that holds the fence."""
         async with self.session.transaction() as connection:
             await self.fence.hold(connection)
             yield connection
 
     def rows(self, connection: AsyncConnection) -> SubscriptionRows:
-        """The subscription's rows, in the transaction that is open."""
+        """Return the subscription's rows, in the open transaction."""
         return subscription_rows(connection, self._tables, self.fence.oid)
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SubscriptionRows]:
-        """The subscription's rows, in a transaction that holds the fence."""
+        """Open a transaction that holds the fence, on the subscription's rows."""
         async with self.transaction() as connection:
             yield self.rows(connection)
 
     async def clear_skip(self, connection: AsyncConnection) -> None:
-        """Clear the transaction to be skipped, in the transaction that is open."""
+        """Clear the LSN of the transaction to skip, in the open transaction."""
         await self.rows(connection).clear_skip()
 
 
 class SqlAlchemySink(StateStore):
-    """A :class:`subscriber.abc.Sink` for SQLite, MariaDB and MySQL, and other databases that SQLAlchemy has an asynchronous driver for.
+    """A :class:`subscriber.abc.Sink` for SQLite, MariaDB and MySQL, and other databases for which SQLAlchemy has an asynchronous driver.
 
     Args:
-        target: SQLAlchemy's URL.
-        options: of the subscription.
-        settings: of the process.
-        defined: the subscription was made by a verb, and is not made by :meth:`open`.
+        target: a URL of SQLAlchemy.
+        options: the subscription's parameters.
+        settings: the process's settings.
+        defined: the subscription was created by ``subscriber create``: :meth:`open` does not create it.
 
     Raises:
-        ConfigurationError: the text is no URL, or nothing serves this kind.
+        ConfigurationError: the text is not a URL, or there is no driver for this kind of database.
     """
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._target = target
         self._defined = defined
-        # one that was there is not made again: nobody would know of the new one
+        # a subscription that existed is not created again: no process would run the new one
         self._known = defined
         self._database = Database(target, replicates=True)
         self._options = options
@@ -165,12 +165,12 @@ class SqlAlchemySink(StateStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Prepared transactions are kept by us; nothing is applied before its commit."""
+        """The sink itself stores prepared transactions. No transaction is applied before its commit."""
         return _CAPABILITIES
 
     @property
     def statistics(self) -> ApplyStatistics:
-        """Counters since the sink was made."""
+        """Counters since the sink was created."""
         return self._statistics
 
     @property
@@ -183,7 +183,7 @@ class SqlAlchemySink(StateStore):
         return RelationMap(self._published, self._settings)
 
     def changing(self) -> contextlib.AbstractAsyncContextManager[SubscriptionRows]:
-        """The subscription's rows. See :meth:`subscriber.catalog.states.StateStore.changing`.
+        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.states.StateStore.changing`.
 
         Raises:
             TargetUnavailable
@@ -191,7 +191,7 @@ class SqlAlchemySink(StateStore):
         return self._open.changing()
 
     async def exists(self, name: str) -> bool:
-        """Whether the target knows the subscription. See :meth:`subscriber.abc.Sink.exists`.
+        """Whether the target has the subscription. See :meth:`subscriber.abc.Sink.exists`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -208,10 +208,10 @@ class SqlAlchemySink(StateStore):
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:
         """See :meth:`subscriber.abc.Sink.open`.
 
-        The state is read behind the fence: no transaction of an earlier writer can change it any more.
+        The state is read after the fence was raised, so that no transaction of an earlier writer can change it any more.
 
         Raises:
-            SubscriptionChanged: it was dropped or renamed since it was defined, or opened before.
+            SubscriptionChanged: it was dropped or renamed after it was created by a verb, or after this sink had found or opened it.
             TargetUnavailable, TargetError, SubscriptionInUse
         """
         require_name(name)
@@ -251,7 +251,7 @@ class SqlAlchemySink(StateStore):
         return state
 
     async def set_position(self, position: Position) -> None:
-        """Store the first position, or one on another timeline."""
+        """Store the first position, or one on another timeline. Durable on return."""
         opened = self._open
         async with opened.changing() as rows:
             await rows.save_position(0, position)
@@ -259,7 +259,7 @@ class SqlAlchemySink(StateStore):
         opened.applier.position = position.lsn
 
     async def advance(self, lsn: Lsn) -> None:
-        """Move the position without data; durable on return."""
+        """Move the position without data. Durable on return."""
         opened = self._open
         if lsn > opened.applier.position:
             await opened.applier.move(lsn)
@@ -269,14 +269,14 @@ class SqlAlchemySink(StateStore):
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
         """See :meth:`subscriber.abc.Sink.describe_tables`.
 
-        A table that cannot be made is refused by :meth:`add_table`.
+        If a table cannot be created, :meth:`add_table` raises the error.
 
         Raises:
             TargetError, TargetUnavailable
         """
         self._published.update({table.name: table for table in tables})
         opened = self._open
-        # relations are planned anew with what is known now
+        # plan the relations again, with the new descriptions
         opened.applier.relations.forget_targets()
         async with opened.session.snapshot() as connection:
             possible = await usable(connection, tables)
@@ -304,7 +304,10 @@ class SqlAlchemySink(StateStore):
                     # SQLite takes back that CREATE TABLE only
 
     async def _creates(self, connection: AsyncConnection, tables: Sequence[PublishedTable]) -> bool:
-        """Whether missing tables are to be made: as set; else in an SQLite file that holds no table but ours and those we made."""
+        """Whether to create missing tables: as ``create_tables`` says.
+
+        By default they are created only in an SQLite file whose tables all belong to this program, to its subscriptions or to ``tables``.
+        """
         if self._settings.create_tables is not None:
             return self._settings.create_tables
         if self._database.path is None:
@@ -316,7 +319,10 @@ class SqlAlchemySink(StateStore):
         return all(name.startswith(PREFIX) or name.lower() in ours for name in found)
 
     async def tables(self) -> Mapping[TableName, TableEntry]:
-        """The subscription's tables; those dropped in the target are removed. No synchronization of an earlier run is at work any more."""
+        """Return the subscription's tables; remove those that were dropped in the target. See :meth:`subscriber.abc.Sink.tables`.
+
+        The fence and the locks on the tables' rows keep synchronizations of an earlier run from storing anything more.
+        """
         opened = self._open
         async with opened.transaction() as connection:
             rows = opened.rows(connection)
@@ -331,7 +337,7 @@ class SqlAlchemySink(StateStore):
         """Add a table with its first state.
 
         Raises:
-            RelationError: it does not exist in the target, or would be one of our own tables, or one of another published table.
+            RelationError: the table does not exist in the target, could not be created there, or its name is not possible there.
         """
         for error in (await self.add_tables([table], entry)).values():
             raise error
@@ -348,7 +354,7 @@ class SqlAlchemySink(StateStore):
             return {**failed, **await rows.add_tables([table for table in tables if table not in failed], entry)}
 
     async def remove_table(self, table: TableName) -> None:
-        """Forget a table. Its rows stay."""
+        """Remove the entry of a table, its position and its staging table. Its rows stay."""
         opened = self._open
         async with opened.changing() as rows:
             row = await rows.table(table, lock=True)
@@ -394,7 +400,7 @@ class SqlAlchemySink(StateStore):
         return self._open
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch and its end LSN, together. See :meth:`subscriber.abc.Sink.apply`.
+        """Apply a batch together with its end LSN. See :meth:`subscriber.abc.Sink.apply`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable, SubscriptionInUse
@@ -420,7 +426,7 @@ class SqlAlchemySink(StateStore):
                 await opened.applier.move(event.end_lsn, opened.clear_skip)
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Keep a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
+        """Store a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -431,13 +437,13 @@ class SqlAlchemySink(StateStore):
         """Apply a prepared transaction. See :meth:`subscriber.abc.Sink.commit_prepared`.
 
         Raises:
-            DataLossError: it was not kept, and not applied.
+            DataLossError: it is not stored, and was not applied.
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
         await self._require_position().two_phase.commit(message)
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
-        """Forget a prepared transaction. See :meth:`subscriber.abc.Sink.rollback_prepared`.
+        """Delete a prepared transaction. See :meth:`subscriber.abc.Sink.rollback_prepared`.
 
         Raises:
             TargetError, TargetUnavailable
@@ -445,7 +451,7 @@ class SqlAlchemySink(StateStore):
         await self._require_position().two_phase.rollback(message)
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Not a capability of this sink: one transaction at a time writes.
+        """Not a capability of this sink: only one transaction writes at a time.
 
         Raises:
             TargetError: always.
@@ -453,7 +459,7 @@ class SqlAlchemySink(StateStore):
         raise TargetError("this kind of target applies a streamed transaction at its end", hint="use streaming = on")
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Nobody: there are no others."""
+        """Return nothing: this sink has no parallel transactions."""
         return ()
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
@@ -466,7 +472,7 @@ class SqlAlchemySink(StateStore):
             await self._opened.reporter.report(workers, last_error)
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Everything that would go wrong with these tables. See :meth:`subscriber.abc.Sink.check`.
+        """Return all problems that these tables would meet in the target. See :meth:`subscriber.abc.Sink.check`.
 
         Raises:
             TargetUnavailable, TargetError
@@ -492,7 +498,7 @@ class SqlAlchemySink(StateStore):
         return querying(self._target)
 
     def open_table(self, table: TableName) -> SqlAlchemyTableSink:
-        """The table's synchronization, in a session of its own."""
+        """Return the table's synchronization, which has its own session."""
         if self._fence is None:
             raise TargetUnavailable("the sink is not open", hint="open it first")
         return SqlAlchemyTableSink(
@@ -505,20 +511,20 @@ class SqlAlchemySink(StateStore):
         return SqlAlchemyTableGroup(self._database, opened.fence, lambda: self._opened is opened)
 
     async def close(self) -> None:
-        """Release the lock, disconnect. Idempotent; also after errors."""
+        """Release the writer's lock and disconnect. Idempotent; also after errors."""
         opened, self._opened = self._opened, None
         self._tally.close()
         try:
             if opened is not None:
                 await _leave(opened.locks, opened.session)
         finally:
-            # also when cancelled in between
+            # even if the block above is cancelled
             await self._database.close()
 
 
 async def _leave(locks: Locks, session: Session) -> None:
     try:
-        # a session that is lost, or that does not answer, releases them when it is closed
+        # a session that is lost, or does not answer, releases its locks when it is closed
         with contextlib.suppress(TargetError, TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await locks.close()

@@ -1,7 +1,7 @@
-"""Where the rows of a copy wait if the table held rows before: a table of our own, of the same columns and without any key.
+"""The staging table: it holds the rows of an initial copy if the target's table had rows before. It has the same columns, and no key.
 
-It is made and dropped by statements that may commit by themselves, so each is idempotent, and the state of the table's synchronization
-decides what a staging table that is found means: nothing, unless a copy into it is under way.
+Some databases commit the statements that create and drop it implicitly, so each step is idempotent. A staging table has a meaning only
+while the state of the table's synchronization says that a copy into it has begun.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Staging:
     """The staging table of one table.
 
     Args:
-        tables: the catalog, whose schema it lies in.
-        relid: the table's number: it makes the name.
+        tables: the catalog; the staging table is in its schema.
+        relid: the table's number; it is a part of the name.
     """
 
     def __init__(self, tables: CatalogTables, relid: int) -> None:
@@ -36,18 +36,21 @@ class Staging:
         return connection.dialect.identifier_preparer.format_table(Table(self._name, MetaData(), schema=self._schema))
 
     async def drop(self, connection: AsyncConnection) -> None:
-        """Drop it if it is there."""
+        """Drop the staging table if it exists."""
         name, schema = self._name, self._schema
 
         def look(sync: Connection) -> bool:
             return inspect(sync).has_table(name, schema=schema)
 
-        # looked for first: IF EXISTS is a warning on MariaDB, and a commit
+        # check first: on MariaDB, IF EXISTS gives a warning, and a commit
         if await connection.run_sync(look):
             await connection.exec_driver_sql(f"DROP TABLE {self._quoted(connection)}")
 
     async def make(self, connection: AsyncConnection, target: ReflectedTable) -> None:
-        """Make it, empty, with a table's columns but for those that it computes: nothing would fill them, and they may be NOT NULL."""
+        """Create the empty staging table, with a table's columns except the generated ones.
+
+        A copy has no values for generated columns, and they may be NOT NULL.
+        """
         await self.drop(connection)
         options = " ENGINE=InnoDB" if connection.dialect.name in _MYSQL else ""
         prepare = connection.dialect.identifier_preparer
@@ -56,32 +59,32 @@ class Staging:
         await connection.exec_driver_sql(made)  # quoted
 
     def like(self, target: TargetTable) -> Table:
-        """It, with the columns that rows are copied into."""
+        """Return the staging table with only the columns of the copied rows."""
         columns = [Column(plan.column.name, plan.column.type) for plan in target.columns if plan.column is not None]
         return Table(self._name, MetaData(), *columns, schema=self._schema)
 
     async def move(self, connection: AsyncConnection, target: TargetTable, conflict: InsertConflict) -> None:
-        """Move its rows into the table, in the transaction that is open.
+        """Insert its rows into the table, in the open transaction.
 
         Args:
             connection: to the target.
             target: the table.
-            conflict: what a row of the same key is that was there before: an error, or replaced.
+            conflict: whether an existing row of the same key is an error or is replaced.
 
         Raises:
-            RelationError: it is to be replaced, and cannot be.
+            RelationError: an existing row should be replaced, but this table or database does not support that.
         """
         prepare = connection.dialect.identifier_preparer
         names = ", ".join(prepare.format_column(plan.column) for plan in target.columns if plan.column is not None)
         overriding = " OVERRIDING SYSTEM VALUE" if connection.dialect.name == "postgresql" else ""
         into = f"INSERT INTO {prepare.format_table(target.table)} ({names}){overriding}"
-        # without a key nothing is replaced
+        # without a key no row can be replaced
         replacing = self._replacing(connection, target) if conflict == "upsert" and target.unique is not None else ""
-        # quoted; WHERE: else SQLite takes ON for a join's
+        # quoted; WHERE: otherwise SQLite reads ON as part of a join
         await connection.exec_driver_sql(f"{into} SELECT {names} FROM {self._quoted(connection)} WHERE 1 = 1{replacing}")  # noqa: S608
 
     def _replacing(self, connection: AsyncConnection, target: TargetTable) -> str:
-        # what cannot be done row by row cannot be done here
+        # raises if an upsert of single rows is not possible
         insert_row(target, connection.dialect, "upsert")
         prepare = connection.dialect.identifier_preparer
         keys = [target.columns[number].name for number in target.unique or ()]

@@ -1,10 +1,10 @@
-"""How large a statement may be: MariaDB's and MySQL's ``max_allowed_packet``, PostgreSQL's largest message.
+"""The largest size of a statement: MariaDB's and MySQL's ``max_allowed_packet``, PostgreSQL's largest message.
 
-A server cuts the connection of a client that sends more, most often before the client has read why. That looks like a lost network. So a
-row that does not fit is refused before it is sent, and rows that fit one by one, but not together, are sent in several statements.
+A server cuts the connection of a client that sends more, often before the client has read the reason. That looks like a network failure. So
+a row that does not fit is rejected before it is sent. Rows that fit one by one, but not together, are sent in several statements.
 
-A session's ``max_allowed_packet`` is the global one of the moment it began: a server's new value counts from the next session on. SQLite
-reports its limits itself (SQLITE_TOOBIG), and nothing is lost by that.
+A session takes its ``max_allowed_packet`` from the global variable when it begins: a new value has effect from the next session. SQLite
+reports its limits itself (SQLITE_TOOBIG), and keeps the connection.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from subscriber.errors import ApplyError
 __all__ = ["BINARY_GROWS", "StatementLimit", "learn_limit", "limit_of"]
 
 BINARY_GROWS: Final = 4
-"""How much larger a value's text may be than its binary format; a numeric with thousands of zeros excepted."""
+"""How many times larger a value's text may be than its binary format, except for a numeric with thousands of zeros."""
 _INFO: Final = "subscriber_statement_limit"
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _SLACK: Final = 64
-"""For the headers of a packet."""
+"""Bytes for the headers of a packet."""
 _DRIVERS_OWN: Final = 1_024_000
 """The drivers of MariaDB and MySQL put rows into one INSERT up to this size."""
 _LARGEST_PACKET: Final = 1024**3
@@ -33,17 +33,17 @@ _POSTGRESQL_MESSAGE: Final = 0x3FFFFFFE
 _ESCAPED: Final = "\0\n\r\x1a\"'\\"
 _ESCAPED_BYTES: Final = tuple(character.encode() for character in _ESCAPED)
 _ESCAPES: Final = 2
-"""How much larger a text gets by escapes, at most."""
+"""How many times larger escapes can make a text."""
 _VALUE: Final = 64
-"""What any other value takes in a statement, with quotes and comma."""
+"""Bytes that any other value needs in a statement, with quotes and comma."""
 
 
 class StatementLimit:
-    """What one statement may hold.
+    """The largest size of one statement.
 
     Args:
-        most: bytes; None: any number.
-        setting: the name of the server's variable, which can be raised; None: it is fixed.
+        most: the size in bytes; None: no limit.
+        setting: the name of the server's variable for the limit; None: the limit is fixed.
     """
 
     def __init__(self, most: int | None = None, setting: str | None = None) -> None:
@@ -53,16 +53,16 @@ class StatementLimit:
 
     @property
     def chunk(self) -> int:
-        """How many bytes of one value always fit."""
+        """The number of bytes of one value that always fit into a statement."""
         return 2**30 if self._most is None else max((self._most - 1024) // 2, 64)
 
     def pieces(self, sql: str, rows: Sequence[Any], largest: int | None = None) -> Iterator[Sequence[Any]]:
-        """Divide the rows of one INSERT, so that each part can be sent at once.
+        """Divide the rows of one INSERT into parts that each fit.
 
         Args:
             sql: the statement for one row.
             rows: tuples of parameters.
-            largest: no row's values have more bytes in PostgreSQL's text format. If that is known, small rows are not measured.
+            largest: no row's values have more bytes in PostgreSQL's text format; None: not known. If it is small, rows are not measured.
 
         Raises:
             ApplyError: a row does not fit.
@@ -88,7 +88,7 @@ class StatementLimit:
         yield rows[begin:]
 
     def require(self, sql: str, row: Any) -> None:
-        """See that a row fits.
+        """Check that a row fits.
 
         Raises:
             ApplyError: it does not.
@@ -129,7 +129,7 @@ class StatementLimit:
 
 
 async def learn_limit(connection: AsyncConnection) -> None:
-    """Read a session's limit, once it was opened."""
+    """Read a session's limit after the session was opened."""
     limit = StatementLimit()
     if connection.dialect.name in _MYSQL:
         most = (await connection.execute(text("SELECT @@SESSION.max_allowed_packet"))).scalar_one()

@@ -1,7 +1,7 @@
-"""Statements for the changes of one table, compiled once by SQLAlchemy and executed past it, with tuples the driver takes.
+"""Statements for the changes of one table. SQLAlchemy compiles each once; they are executed directly, with parameters for the driver.
 
-The values that a statement gets are picked out of one vector: those of the new row, and behind them those that find the row (of the old
-row, or again of the new one). So a change is bound the same way whatever statement it needs.
+The parameters of a statement are picked from one vector: the values of the new row, followed by the values that find the row (those of the
+old row, or again those of the new row). So the values of a change are bound in the same way for every statement.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Kind = Literal["INSERT", "UPDATE", "DELETE", "TRUNCATE"]
 _NEW: Final = "subscriber_n"
 _OLD: Final = "subscriber_o"
 _CHAIN: Final = 100
-"""Terms of a condition: an expression of SQLite is at most 1000 deep (SQLITE_MAX_EXPR_DEPTH)."""
+"""Terms in one chain of a condition. The depth of an expression in SQLite is limited to 1000 (SQLITE_MAX_EXPR_DEPTH)."""
 _ROWIDS: Final = ("rowid", "_rowid_", "oid")
 
 
 _WITH_LIMIT: Final = frozenset({"sqlite", "postgresql", "mysql", "mariadb"})
-"""Dialects of which the LIMIT clause is known. Without it a search by key still finds one row."""
+"""Dialects that have a LIMIT clause. Without it, a search by key still finds only one row."""
 
 
 class RowSearch:
-    """Whether the row of an UPDATE or DELETE exists. Compiled when it is used first: only a change that found no row needs it.
+    """Finds out whether the row of an UPDATE or DELETE exists. It is compiled at first use: only a change that found no row needs it.
 
     Args:
         target: the table and its columns.
         dialect: the target's.
-        predicate: what the statement finds its row by.
+        predicate: the condition by which the statement finds its row.
     """
 
     def __init__(self, target: TargetTable, dialect: Dialect, predicate: ColumnElement[bool]) -> None:
@@ -56,7 +56,7 @@ class RowSearch:
 
     @cached_property
     def query(self) -> tuple[str, Callable[[Sequence[object]], Any]]:
-        """A query that returns one row if it exists, and from a vector to its parameters."""
+        """A query that returns a row if the row exists, and the function that picks its parameters from a vector."""
         found: Select[Any] = select(literal_column("1")).select_from(self._target.table).where(self._predicate)
         if self._dialect.name in _WITH_LIMIT:
             found = found.suffix_with(text("LIMIT 1"))
@@ -70,14 +70,14 @@ class Statement:
 
     Attributes:
         sql: its text.
-        kind: of the changes it makes.
-        table: whose, at the publisher.
-        identity: the columns that find a row, for messages; empty: all of them.
-        pick: from the vector to the parameters.
-        bulk: how many UPDATEs or DELETEs are made at once, where that is another way than ``executemany``;
-        many: how many INSERTs are.
-        order: from the vector of an UPDATE or DELETE to its row's key, which has an order in Python; None: it has none.
-        search: looks for the row of an UPDATE or DELETE.
+        kind: the kind of the changes that it makes.
+        table: the publisher's table.
+        identity: the columns that find a row, for messages; empty: all columns.
+        pick: picks the parameters from a vector.
+        bulk: the statements for many UPDATEs or DELETEs, if they are used instead of ``executemany``.
+        many: the statement for many INSERTs, if it is used instead of ``executemany``.
+        order: picks the key of the row from the vector of an UPDATE or DELETE, if Python can sort such keys; else None.
+        search: finds out whether the row of an UPDATE or DELETE exists.
     """
 
     sql: str
@@ -94,14 +94,14 @@ class Statement:
 def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, search: RowSearch | None = None) -> Statement:
     sql, parameters, pick = _text(statement, len(target.columns), dialect)
     if kind == "INSERT" and dialect.name == "postgresql":
-        # native sets identity columns too
+        # as native replication does, insert values into identity columns too
         sql = sql.replace(") VALUES (", ") OVERRIDING SYSTEM VALUE VALUES (", 1)
     many = multi_row(sql, parameters, dialect) if kind == "INSERT" else None
     return Statement(sql, kind, target.name, (), pick, many=many, search=search)
 
 
 def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, int, Callable[[Sequence[object]], Any]]:
-    """A statement's text, the number of its parameters, and from a vector to these."""
+    """Return a statement's text, the number of its parameters, and the function that picks these from a vector."""
     compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
     names = list(compiled.positiontup or ()) if compiled.positional else list(compiled.params)
     positions = [_position(name, width) for name in names]
@@ -109,9 +109,9 @@ def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, int
 
 
 def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Statement:
-    """Of one row, which is found by its key."""
+    """Complete a statement whose row is found by its key."""
     width, key = len(target.columns), target.key or ()
-    # what is exact are integers or texts, and all values of a column the same of both; for PostgreSQL all are texts, in another order
+    # exact columns hold only integers, or only texts, so Python can sort them; on PostgreSQL all are texts, and the server sorts otherwise
     ordered = dialect.name != "postgresql" and all(target.columns[number].exact for number in key)
     predicate = _key(target)
     return replace(
@@ -139,16 +139,16 @@ def _dict_of(names: Sequence[str], positions: Sequence[int]) -> Callable[[Sequen
 
 
 def insert_row(target: TargetTable, dialect: Dialect, conflict: InsertConflict = "error", into: Table | None = None) -> Statement:
-    """INSERT of one row.
+    """Build an INSERT of one row.
 
     Args:
         target: the table and its columns.
         dialect: the target's.
-        conflict: what a row of the same key is: an error, or replaced.
-        into: another table of the same columns.
+        conflict: whether an existing row of the same key is an error or is replaced.
+        into: another table of the same columns, to insert there.
 
     Raises:
-        RelationError: an upsert is asked for, and the database has none, or the table has no key, or (MySQL) another one besides.
+        RelationError: an upsert is not possible: the database has none, the table has no key, or (MySQL) it has another unique key too.
     """
     table = target.table if into is None else into
     values = {
@@ -178,7 +178,7 @@ def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> Up
             )
         case "mysql" | "mariadb":
             if target.otherwise_unique:
-                # ON DUPLICATE KEY UPDATE would overwrite a row that is equal under any of them
+                # ON DUPLICATE KEY UPDATE would overwrite a row that is equal under any unique key
                 raise RelationError(
                     f'table "{target.name}" of the target has a unique key beside its primary key: insert_conflict = upsert would not tell '
                     "which row is meant",
@@ -193,22 +193,22 @@ def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> Up
 
 
 def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nulls: frozenset[int]) -> Statement:
-    """UPDATE of one row.
+    """Build an UPDATE of one row.
 
     Args:
         target: the table and its columns.
         dialect: the target's.
-        changed: which columns are set.
-        nulls: without a key, which columns of the row are NULL.
+        changed: the columns to set.
+        nulls: for a table without a key, the columns of the row that are NULL.
 
     Raises:
-        RelationError: there is no key, and no way to say that one row only is meant.
+        RelationError: there is no key, and the database cannot change only one of equal rows.
     """
     values: dict[Any, Any] = {
         target.table.c[target.columns[number].name]: target.columns[number].parameter(f"{_NEW}{number}") for number in changed
     }
     if not values:
-        # nothing of it was sent: whether the row is there is still told
+        # no value was sent: the statement changes nothing, but its row count still tells whether the row exists
         column = next(plan.column for plan in target.columns if plan.column is not None)
         values = {target.table.c[column.name]: target.table.c[column.name]}
     statement = update(target.table).values(values)
@@ -218,7 +218,7 @@ def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nu
 
 
 def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> Statement:
-    """DELETE of one row. The rest as :func:`update_row`."""
+    """Build a DELETE of one row. Arguments and errors as in :func:`update_row`."""
     statement = delete(target.table)
     if target.key is not None:
         return _keyed(statement, "DELETE", target, dialect, None)
@@ -226,7 +226,7 @@ def delete_row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> 
 
 
 def _unkeyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> Statement:
-    """Of one row, which is found by all its columns."""
+    """Complete a statement whose row is found by all its columns."""
     alike = _row(target, dialect, nulls)
     return _compiled(_one_row(statement, target, dialect, alike), kind, target, dialect, RowSearch(target, dialect, alike))
 
@@ -236,7 +236,7 @@ def _key(target: TargetTable) -> ColumnElement[bool]:
 
 
 def _row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> ColumnElement[bool]:
-    """All columns are as they were, NULL being NULL."""
+    """Return the condition that all columns have the values of the old row, with NULL equal to NULL."""
     terms = [
         target.table.c[plan.name].is_(None) if number in nulls else plan.matches(f"{_OLD}{number}")
         for number, plan in enumerate(target.columns)
@@ -244,20 +244,20 @@ def _row(target: TargetTable, dialect: Dialect, nulls: frozenset[int]) -> Column
     ]
     if dialect.name != "sqlite" or len(terms) <= _CHAIN:
         return and_(*terms)
-    # a chain of ANDs is an expression as deep as it is long; SQLAlchemy would join chains that are not compared with anything
+    # an AND of n terms is an expression of depth n; the comparison with 1 keeps SQLAlchemy from joining the parts
     parts = (and_(*terms[place : place + _CHAIN]) for place in range(0, len(terms), _CHAIN))
     return and_(*(part == literal_column("1") for part in parts))
 
 
 def _one_row(statement: Any, target: TargetTable, dialect: Dialect, alike: ColumnElement[bool]) -> UpdateBase:
-    """Of rows that are alike, one is meant."""
+    """Restrict a statement to one of several equal rows."""
     match dialect.name:
         case "sqlite":
             rowid = next((name for name in _ROWIDS if name not in {column.name.lower() for column in target.table.c}), None)
             if rowid is not None:
                 return _where_first(statement, (rowid,), target, alike)
         case "postgresql":
-            # each partition has rows of the same ctid
+            # rows of different partitions may have the same ctid
             return _where_first(statement, ("ctid", "tableoid"), target, alike)
         case "mysql" | "mariadb":
             return statement.where(alike).with_dialect_options(**{f"{dialect.name}_limit": 1})  # type: ignore[no-any-return]
@@ -267,17 +267,17 @@ def _one_row(statement: Any, target: TargetTable, dialect: Dialect, alike: Colum
 
 
 def _where_first(statement: Any, names: Sequence[str], target: TargetTable, alike: ColumnElement[bool]) -> UpdateBase:
-    # inside, the names mean the row that is looked for; SQLAlchemy takes no notice of what is not a column
+    # in the subquery, the names belong to its own table; SQLAlchemy does not resolve them, because they are literal columns
     which: list[ColumnElement[Any]] = [literal_column(name) for name in names]
     found = select(*which).select_from(target.table).where(alike).suffix_with(text("LIMIT 1")).correlate(None).scalar_subquery()
     return statement.where((tuple_(*which) if len(which) > 1 else which[0]) == found)  # type: ignore[no-any-return]
 
 
 def delete_all(target: TargetTable, dialect: Dialect, *, restart_identity: bool) -> list[str]:
-    """What empties a table within a transaction, as texts for the driver, without parameters.
+    """Return the statements that empty a table within a transaction, without parameters.
 
-    TRUNCATE commits implicitly on some databases; DELETE never does. A sequence is set back where the table has one that a transaction can
-    set back: MariaDB and MySQL keep their counter.
+    DELETE is used because TRUNCATE commits implicitly on some databases. ``restart_identity`` restarts the table's sequence on PostgreSQL
+    and SQLite. MariaDB and MySQL cannot restart their counter within a transaction: it stays.
     """
     quoted = dialect.identifier_preparer.format_table(target.table)
     texts = [f"DELETE FROM {quoted}"]  # noqa: S608 (quoted)

@@ -29,7 +29,7 @@ class SqlAlchemyStore:
 
     Args:
         database: the target.
-        locks: that are taken for it.
+        locks: the locks that this store takes.
     """
 
     def __init__(self, database: Database, locks: Locks) -> None:
@@ -44,7 +44,7 @@ class SqlAlchemyStore:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqlAlchemyRows]:
-        """Read and write.
+        """Open a transaction that reads and writes.
 
         Raises:
             TargetUnavailable, TargetError
@@ -54,7 +54,7 @@ class SqlAlchemyStore:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[SqlAlchemyRows]:
-        """Only read.
+        """Open a transaction that only reads.
 
         Raises:
             TargetUnavailable, TargetError
@@ -73,7 +73,7 @@ class SqlAlchemyStore:
 
     @property
     def session_number(self) -> int | None:
-        """Of the session that has the locks."""
+        """The number of the session that takes locks."""
         return self._locks.number
 
     async def release_lock(self, key: str) -> None:
@@ -85,7 +85,7 @@ class SqlAlchemyStore:
         await self._locks.release(key)
 
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
-        """Those that are held; none where the database cannot tell.
+        """Return those of ``keys`` that any process holds; none if the database has no locks.
 
         Raises:
             TargetUnavailable, TargetError
@@ -93,36 +93,36 @@ class SqlAlchemyStore:
         return {key for key in keys if await self._locks.held(key)}
 
     async def live_workers(self, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
-        """Those whose subscription's writer's lock is held."""
+        """Return the workers of those subscriptions whose writer's lock is held, each with the id of its process."""
         running = await self.held_locks({writer_key(row["subid"]) for row in workers})
         return {(row["subid"], row["relid"]): row["pid"] for row in workers if writer_key(row["subid"]) in running}
 
     async def shut_out(self, oid: int) -> None:
-        """Move the fence: also a writer that has lost its lock without knowing writes nothing more."""
+        """Raise the fence: even a writer that has lost its lock without noticing can write nothing more."""
         async with self.transaction() as rows:
             await rows.update(FENCE, {"srsubid": oid}, {"token": Plus(1)})
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """The publisher's names of those that are kept here."""
+        """Return the publisher's names of the prepared transactions that the target stores."""
         async with self.reading() as rows:
             found = await rows.select(PREPARED_TRANSACTION, {"srsubid": oid, "complete": True})
         return [row["gid"] for row in sorted(found, key=lambda row: int(row["prepare_time"]))]
 
     async def notify(self) -> None:
-        """Nothing: :meth:`wait` is a short pause."""
+        """Do nothing: :meth:`wait` is a short pause."""
 
     async def wait(self, timeout: float) -> None:
-        """A short pause.
+        """Pause for a short time.
 
         Raises:
-            TargetUnavailable: this is the launcher's session, and its lock is lost.
+            TargetUnavailable: this store took the launcher's lock and has lost it.
         """
         await asyncio.sleep(min(timeout, _LOOK_SECONDS))
         if self._launches and not await self.held_locks([LAUNCHER_KEY]):
             raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """The time, in seconds since 1970."""
         return time.time()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The catalog of subscriptions in a target of SQLAlchemy's, for verbs, launcher and status."""
+"""The catalog of subscriptions in a target of this sink, for verbs, launcher and ``status``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _APPLICATION: Final = "subscriber status"
 
 
 class SqlAlchemyCatalog(StoredCatalog[SqlAlchemyStore]):
-    """See :class:`subscriber.catalog.Catalog`. Made by :meth:`open`."""
+    """See :class:`subscriber.catalog.Catalog`. Created by :meth:`open`."""
 
     @classmethod
     async def open(cls, target: str, application_name: str) -> SqlAlchemyCatalog:
-        """Connect, and make the catalog if it is not there.
+        """Connect. Create the catalog if it does not exist, or migrate it.
 
         Raises:
-            ConfigurationError: the target's text is no URL of SQLAlchemy's, or its driver is not installed.
+            ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
             TargetUnavailable, TargetError
         """
         database = Database(target, application_name)
@@ -41,7 +41,7 @@ class SqlAlchemyCatalog(StoredCatalog[SqlAlchemyStore]):
         return found
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove one with all its rows. Prepared transactions that wait for their end go with it, with a warning: they were not applied.
+        """Remove a subscription with all its rows, including its prepared transactions. A warning names these: they were not applied.
 
         Raises:
             TargetUnavailable, TargetError
@@ -58,12 +58,12 @@ class SqlAlchemyCatalog(StoredCatalog[SqlAlchemyStore]):
 
 
 async def observe(target: str) -> Sequence[Observation]:
-    """Everything, by name; nothing if there is no catalog.
+    """Observe all subscriptions of a target, sorted by name. The result is empty if there is no catalog.
 
     Raises:
-        ConfigurationError: the target's text is no URL of SQLAlchemy's, or its driver is not installed.
-        TargetUnavailable: it cannot be reached.
-        TargetError: no such file, no privilege, or a catalog of another version.
+        ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
+        TargetUnavailable: the target cannot be reached.
+        TargetError: the file does not exist, a privilege is missing, or the catalog has another version.
     """
     database = Database(target, _APPLICATION, create=False)
     store = SqlAlchemyStore(database, Locks(database))

@@ -1,8 +1,8 @@
-"""Which column a value was for that PostgreSQL refused: it names a column for constraints, and for values of no type's range or length.
+"""Determines the column whose value PostgreSQL rejected. PostgreSQL names the column for constraints, but not for invalid values.
 
-A column of the publisher's own type takes what was a value there, so those of other types are the suspects. The rules of the types that
-have a range or a length are few, and PostgreSQL's own; where they find nothing, and there is one suspect, that is it. The same goes for
-characters that the server's encoding has not.
+A column with the publisher's type accepts every value of the publisher. So only columns of other types are suspects. This module checks
+their values by PostgreSQL's rules for types with a range or a length. If no value breaks a rule and there is only one suspect, it returns
+that one. If the server's encoding lacks a character, the suspects are the columns whose values are not ASCII.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SMALLEST_FLOAT4: Final = 7.006492321624085e-46
 
 
 def suspect(columns: Sequence[ColumnPlan], rows: Iterable[Sequence[object]], sqlstate: str | None) -> str | None:
-    """Name of the column of PostgreSQL that refused its value, as far as that can be told.
+    """Return the name of the column whose value PostgreSQL rejected; None: it cannot be determined.
 
     Args:
-        columns: of the rows, with their targets.
-        rows: that were refused together: PostgreSQL's own text of each value; anything else counts as NULL.
-        sqlstate: of the refusal.
+        columns: the columns of the rows.
+        rows: the rows that were rejected together, with PostgreSQL's text of each value; anything else counts as NULL.
+        sqlstate: the SQLSTATE of the error.
     """
     possible = set[str]()
     for texts in rows:
@@ -50,14 +50,14 @@ def suspect(columns: Sequence[ColumnPlan], rows: Iterable[Sequence[object]], sql
 
 
 def _not_ascii(columns: Sequence[ColumnPlan], texts: Sequence[object]) -> Iterator[str]:
-    """Where the server's encoding can matter."""
+    """Return the columns whose values the server's encoding may lack."""
     for plan, text in zip(columns, texts, strict=True):
         if isinstance(text, str) and not text.isascii() and plan.column is not None:
             yield plan.name
 
 
 def _suspects(columns: Sequence[ColumnPlan], texts: Sequence[object]) -> tuple[str | None, list[str]]:
-    """The column whose value certainly does not fit, and those where it might not."""
+    """Return the first column whose value certainly does not fit, and the columns whose values may not fit."""
     others = []
     for plan, text in zip(columns, texts, strict=True):
         if not isinstance(text, str) or plan.column is None or not isinstance(plan.column.type, NamedType):
@@ -73,7 +73,7 @@ def _suspects(columns: Sequence[ColumnPlan], texts: Sequence[object]) -> tuple[s
 
 
 def _fits(text: str, target: PgType) -> bool:
-    """False: it certainly does not."""
+    """Whether a value may fit. False: it certainly does not."""
     name = target.builtin or ""
     rule = _RULES.get(name)
     try:
@@ -111,7 +111,7 @@ def _float(text: str, target: PgType) -> bool:
 
 
 def _characters(text: str, target: PgType) -> bool:
-    # blanks at the end that are too many are cut off
+    # PostgreSQL cuts off blanks at the end that exceed the length
     return target.length is None or len(text) <= target.length or len(text.rstrip(" ")) <= target.length
 
 

@@ -1,32 +1,31 @@
-"""The catalog that this sink keeps in the target database, as SQLAlchemy's ``Table`` objects.
+"""The catalog of this sink in the target database, as SQLAlchemy's ``Table`` objects.
 
-Most of them are declared in
-:mod:`subscriber.catalog.model`. Where the database has schemas they lie in schema ``subscriber_sqlalchemy``; elsewhere in the URL's
-database, each name led by ``subscriber_``.
+Most of the tables are declared in :mod:`subscriber.catalog.model`. On PostgreSQL they are in schema ``subscriber_sqlalchemy``. On other
+databases they are in the URL's database, and their names begin with ``subscriber_``.
 
 ``version``
-    one row: the catalog's version, what tells this target from all others, and the counter that oids are drawn from.
+    one row: the catalog's version, a random number that identifies this target, and the counter for oids.
 ``pg_subscription``
-    one row a subscription of ours. Its oid, and those of tables, are drawn from ``version.next_oid`` and never given twice.
+    one row for each subscription. Its oid, and those of tables, come from ``version.next_oid`` and are never reused.
 ``fence``
-    one row a subscription: a number that grows with every writer that opens it. A transaction that writes anything of the
-    subscription locks that row first, shared with others of its own writer, and compares the number
-    (:mod:`subscriber.sinks.sqlalchemy.fencing` says why nothing of an earlier writer comes through).
+    one row for each subscription: the fencing token, which each new writer increases. A transaction that writes anything of the
+    subscription first locks this row, shared with other transactions of its writer, and compares the token.
+    :mod:`subscriber.sinks.sqlalchemy.fencing` explains how this stops earlier writers.
 ``pg_subscription_rel``
-    state of each table. ``srrelid`` is drawn when the table is added; ``srnspname`` and ``srrelname`` are its name at the publisher.
-    ``srcopy`` says how an unfinished copy is undone: ``d`` its rows went straight into the table, which was empty; ``s`` into
-    the staging table.
+    the state of each table. Each added table gets a new number ``srrelid``; ``srnspname`` and ``srrelname`` are its name at the publisher.
+    ``srcopy`` says how to undo an unfinished copy: ``d``: the rows were copied into the table itself, which was empty; ``s``: into the
+    staging table.
 ``position``
-    up to where the target has everything (``srrelid`` 0), or a table's own position while it catches up.
+    the position of the subscription (``srrelid`` 0), and of each table that catches up.
 ``prepared_transaction``, ``prepared_transaction_chunk``
-    the publisher's prepared transactions, which wait here for their COMMIT PREPARED. One counts only if ``complete``.
+    the publisher's prepared transactions, until their COMMIT PREPARED or ROLLBACK PREPARED. One counts only if it is ``complete``.
 ``worker``
-    what the workers of a process report of themselves, each about once a second; it counts only while the writer's lock is held.
+    the latest reports of the workers of a process, renewed about once a second. A report counts only while the writer's lock is held.
 ``subscription_stats``
     counters, and the last error.
 
-LSNs are kept as PostgreSQL writes them (``16/B374D848``): the database compares nothing here but for equality. Times are seconds since
-1970. No foreign keys: rows of one subscription are removed together, by us.
+LSNs are stored as PostgreSQL writes them (``16/B374D848``): the database compares them only for equality. Times are seconds since 1970.
+There are no foreign keys: this program deletes all rows of a subscription together.
 """
 
 from __future__ import annotations
@@ -71,15 +70,15 @@ __all__ = [
 ]
 
 VERSION: Final = max(2, *(column.version for column in model.PG_SUBSCRIPTION.columns.values()))
-"""Of the catalog. 2 added ``worker.details``; a later one the columns of that version."""
+"""The catalog's version. Version 2 added ``worker.details``; each later version adds the columns that have its number."""
 
 CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
 PREFIX: Final = "subscriber_"
 FIRST_OID: Final = 16384
-"""As PostgreSQL's FirstNormalObjectId."""
+"""The same as PostgreSQL's FirstNormalObjectId."""
 
 _SCHEMAS: Final = frozenset({"postgresql"})
-# names are compared byte by byte, and rows are written in transactions
+# utf8mb4_bin: names are compared byte by byte; InnoDB: tables have transactions
 _OPTIONS: Final[Mapping[str, Any]] = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
@@ -143,7 +142,7 @@ _TYPES: Final[Mapping[Kind, TypeEngine[Any]]] = {
     Kind.CODE: String(1),
     Kind.NAME: String(63),
     Kind.TEXT: Text(),
-    # MariaDB's TEXT holds 64 kB: too little for the names of some hundred tables that are left out
+    # MariaDB's TEXT holds 64 kB: too little for the names of hundreds of tables that are left out
     Kind.LONG_TEXT: Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"),
     Kind.NAMES: Names(),
     Kind.LSN: LsnText(),
@@ -152,13 +151,13 @@ _TYPES: Final[Mapping[Kind, TypeEngine[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CatalogTables:
-    """The tables, for one way to name them.
+    """The tables for one dialect.
 
     Attributes:
-        metadata: all of them.
-        schema: where they are, or None.
-        version, prepared_transaction_chunk: these have columns that only they have.
-        by_name: the others, by their names in the model.
+        metadata: contains all tables.
+        schema: their schema, or None.
+        version, prepared_transaction_chunk: tables with columns that are declared only in this module.
+        by_name: all tables except ``version``, by their names in the model.
     """
 
     metadata: MetaData
@@ -234,7 +233,7 @@ def _columns(table: model.Table) -> list[Column[Any]]:
             unique=column.unique or None,
             primary_key=column.name in table.key,
             autoincrement=False,
-            # for rows that are there when the column is added
+            # for rows that exist when the column is added
             server_default=_literal(column.default),
         )
         for column in table.columns.values()

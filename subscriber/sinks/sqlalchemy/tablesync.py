@@ -1,28 +1,30 @@
-"""One table's synchronization.
+"""The synchronization of one table.
 
-States and what a crash in them leaves (each arrow is one commit; ``i`` INIT, ``d`` DATASYNC, ``f`` FINISHEDCOPY, ``s`` SYNCDONE)::
+The states are ``i`` INIT, ``d`` DATASYNC, ``f`` FINISHEDCOPY and ``s`` SYNCDONE. Each arrow is one commit::
 
     i ──start_copy──▶ d ──copy, copy, …──▶ d ──finish_copy──▶ f ──apply, …──▶ f ──finish_sync──▶ s
     ▲                 │
     └──────begin──────┘
 
 ``i → d``
-    If the target's table is empty, rows will go straight into it; that is noted with the state (``srcopy``). If it is not, they will go
-    into a staging table, which is made before the state is stored: a staging table without state ``d`` means nothing.
+    If the target's table is empty, rows are copied into it directly. The state is stored together with this decision (``srcopy``). If the
+    table is not empty, rows are copied into a staging table, which is created before the state is stored: without state ``d``, a staging
+    table has no meaning.
 ``d``
-    Rows are committed in pieces of bounded size: a copy never holds SQLite's write lock for long, nor a transaction of gigabytes open.
-    After a crash :meth:`SqlAlchemyTableSink.begin` undoes them: it deletes all rows of the table, in one commit with state ``i``, or
-    drops the staging table. Whatever else was written into the empty table meanwhile goes with them: a table is not for others until it
-    is copied.
+    Rows are committed in pieces of limited size, so that a copy never holds SQLite's write lock for long, and never has a transaction of
+    gigabytes open. After a crash :meth:`SqlAlchemyTableSink.begin` undoes the copy. One commit sets state ``i`` and, if rows were copied
+    directly, deletes all rows of the table. Then the staging table is dropped. The deletion includes rows that other programs have written
+    into the empty table: they must not use a table before it is copied.
 ``d → f``
-    The state, the table's own position and, from a staging table, all rows: one commit. That is the moment the copied rows count.
+    One commit stores the state and the table's own position and, if there is a staging table, moves its rows. Only now the copy counts.
 ``f``
-    Changes are applied, and the table's own position moved, as the apply worker does it: :mod:`subscriber.sinks.sqlalchemy.apply`.
+    Changes are applied and the table's own position is moved, in the same way as by the apply worker:
+    :mod:`subscriber.sinks.sqlalchemy.apply`.
 ``f → s``
-    The state, and the position is forgotten.
+    One commit stores the state and deletes the table's own position.
 
-Each transaction holds the fence, so nothing of an earlier process comes after a later one's ``open``; and it locks the table's row first
-and looks at its state, so nothing of an earlier attempt of this process comes after :meth:`SqlAlchemyTableSink.begin`.
+Each transaction holds the fence, so an earlier process cannot write after a later one has opened the sink. It then locks the table's row
+and checks its state, so an earlier attempt of this process cannot write after :meth:`SqlAlchemyTableSink.begin`.
 """
 
 from __future__ import annotations
@@ -71,11 +73,11 @@ class SqlAlchemyTableSink:
 
     Args:
         database: the target.
-        fence: of the sink.
-        table: which.
-        published: what the publisher's catalog said of tables last.
+        fence: the sink's fence.
+        table: the publisher's table.
+        published: the latest descriptions from the publisher's catalog.
         settings: ``schema_change``, ``insert_conflict``.
-        tally: counted into.
+        tally: receives the counts.
     """
 
     def __init__(
@@ -102,16 +104,16 @@ class SqlAlchemyTableSink:
 
     @property
     def relation_id(self) -> int:
-        """The number that the target's catalog has for the table."""
+        """The number of the table in the target's catalog."""
         if self._relid is None:
             raise TargetError(f'the synchronization of table "{self._table}" was not begun', hint="begin it first")
         return self._relid
 
     async def begin(self) -> TableEntry:
-        """Return the entry as stored, after undoing what a copy that did not finish left.
+        """Return the stored entry, after undoing an unfinished copy.
 
         Raises:
-            RelationError: the table is not of the subscription, or not there.
+            RelationError: the subscription does not have the table.
             SubscriptionInUse, TargetUnavailable, TargetError
         """
         await self.close()
@@ -141,7 +143,7 @@ class SqlAlchemyTableSink:
 
     @contextlib.asynccontextmanager
     async def _locked(self, state: TableState | None = None) -> AsyncIterator[tuple[AsyncConnection, SubscriptionRows, TableRow]]:
-        """A transaction that holds the fence and the table's row. ``state``: that it must be in."""
+        """Open a transaction that holds the fence and the lock on the table's row. ``state``: the state in which the table must be."""
         if self._session is None:
             raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
         async with self._session.transaction() as connection:
@@ -159,11 +161,11 @@ class SqlAlchemyTableSink:
             raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
 
     async def start_copy(self) -> None:
-        """Store DATASYNC, and where the rows will go. Columns that are to be added to the target's table are there then.
+        """Store DATASYNC, and whether the rows are staged. First add columns to the target's table, if they are to be added.
 
         Raises:
             RelationError: the target has no such table.
-            TargetError: the table is copied already.
+            TargetError: the table is not in INIT.
         """
         await self._add_columns()
         async with self._locked(TableState.INIT) as (connection, rows, _):
@@ -176,7 +178,7 @@ class SqlAlchemyTableSink:
                 )
             occupied = (await connection.execute(select(literal(1)).select_from(found.table).limit(1))).first() is not None
             if occupied:
-                # commits by itself on some databases, and the lock on the row is gone then; the state is looked at again
+                # some databases commit here implicitly and release the lock on the row: the state is checked again below
                 await self._staging.make(connection, found)
             else:
                 await self._change(rows, TableEntry(TableState.DATASYNC), TableState.INIT, _DIRECT)
@@ -185,14 +187,14 @@ class SqlAlchemyTableSink:
                 await self._change(rows, TableEntry(TableState.DATASYNC), TableState.INIT, _STAGED)
 
     async def _add_columns(self) -> None:
-        # before a staging table is made; by what was said of the table last, which a later attempt corrects
+        # before the staging table is created; by the latest description, which a later attempt corrects
         known = self._described or self._published.get(self._table)
         if known is None or self._settings.schema_change in ("error", "ignore"):
             return
         async with self._locked(TableState.INIT) as (connection, _, _):
             target = await load_target_table(connection, known, known)
             if target.missing and schema_change(self._settings, self._table, target.missing) == "add":
-                # commits by itself on some databases
+                # some databases commit here implicitly
                 await add_columns(connection, known, known)
 
     async def describe(self, table: PublishedTable) -> None:
@@ -203,9 +205,9 @@ class SqlAlchemyTableSink:
         """Store the rows of one COPY stream, in pieces. See :meth:`subscriber.abc.TableSink.copy`.
 
         Raises:
-            ApplyError: a row was refused; the error names the column where that is known.
+            ApplyError: the target rejected a row; the error names the column if that is known.
             RelationError: the target's table does not fit.
-            ProtocolError: it is no COPY data.
+            ProtocolError: the data is not in COPY format.
             TargetError, TargetUnavailable
         """
         described = self._columns(columns)
@@ -218,7 +220,7 @@ class SqlAlchemyTableSink:
                 raise
 
     def _columns(self, columns: Sequence[str]) -> PublishedTable:
-        """What is known of the table, with these columns."""
+        """Return the publisher's description of the table, reduced to these columns."""
         known = self._described or self._published.get(self._table)
         if known is None or not set(columns) <= set(known.columns):
             raise TargetError(f'nothing is known of the columns of table "{self._table}"', hint="describe it first")
@@ -273,11 +275,11 @@ class SqlAlchemyTableSink:
                 raise
 
     async def finish_copy(self, position: Position) -> None:
-        """Make the copied rows count. See :meth:`subscriber.abc.TableSink.finish_copy`.
+        """Store FINISHEDCOPY and the position, and move staged rows. See :meth:`subscriber.abc.TableSink.finish_copy`.
 
         Raises:
-            ApplyError: copied rows and those that were there before do not go together.
-            TargetError: no copy is under way.
+            ApplyError: copied rows conflict with rows that the table had before.
+            TargetError: the table is not in DATASYNC.
         """
         async with self._locked(TableState.DATASYNC) as (connection, rows, row):
             staged = row.row["srcopy"] == _STAGED
@@ -287,16 +289,16 @@ class SqlAlchemyTableSink:
             await rows.save_position(self.relation_id, position)
             await self._change(rows, TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
         if staged:
-            # what stays of it means nothing any more, and is dropped by the next begin
+            # the staging table has no meaning any more; if this fails, the next begin drops it
             with contextlib.suppress(TargetError):
                 async with self._locked() as (connection, _, _):
                     await self._staging.drop(connection)
 
     async def position(self) -> Position:
-        """The table's own position.
+        """Return the table's own position.
 
         Raises:
-            TargetError: it has none: the table is not in FINISHEDCOPY.
+            TargetError: it has none, because the table is not in FINISHEDCOPY.
         """
         async with self._locked() as (_, rows, row):
             found = await rows.position(row.relid)
@@ -305,7 +307,7 @@ class SqlAlchemyTableSink:
         return found
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the table's share of a batch. See :meth:`subscriber.abc.TableSink.apply`.
+        """Apply the changes of this table in a batch. See :meth:`subscriber.abc.TableSink.apply`.
 
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
@@ -327,7 +329,7 @@ class SqlAlchemyTableSink:
         await self._applier.apply(batch)
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and forget the table's own position.
+        """Store SYNCDONE at ``lsn`` and delete the table's own position.
 
         Raises:
             TargetError: the table is not in FINISHEDCOPY.
@@ -346,4 +348,4 @@ class SqlAlchemyTableSink:
 
 
 def _durable_already(_lsn: Lsn) -> None:
-    """A table's commits are durable when they return, and nobody waits for them one by one."""
+    """Do nothing: a table's commits are durable when they return, and there is no caller to notify of each."""

@@ -1,8 +1,8 @@
-"""Whether a published table can be made in the target.
+"""Checks whether a published table can be created in the target.
 
-Few limits of a database are simple to foresee: reserved names, bytes of a row and of a key, numbers of columns. So what is not plain is
-made for a trial, where nothing stays of it: in an SQLite database in memory, or as a temporary table of MariaDB and MySQL, which commits
-nothing.
+Many limits of a database are hard to predict: reserved names, bytes of a row and of a key, numbers of columns. So every table that is not
+plain is created for a trial that leaves nothing behind: in an SQLite database in memory, or as a temporary table of MariaDB and MySQL.
+Creating a temporary table does not commit the transaction.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["failed_trials", "not_created", "structure_findings"]
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _PLAIN: Final = re.compile(r"(?!sqlite|db_|fts_)[a-z_][a-z0-9_]{0,40}", re.ASCII)
 _PLAIN_COLUMNS: Final = 30
-"""Whatever the types of so few columns are, a row of them fits."""
+"""A row of at most this number of columns fits, for all types."""
 _PLAIN_KEY: Final = 4
 _KEY_OF_MARIADB: Final = 31
 _RENAME: Final = "rename it at the publisher, or leave it out of the publication"
 _OTHERWISE: Final = "create it there with other types, or leave it or some of its columns out of the publication"
 _NOT_ALLOWED: Final = frozenset({1044, 1142, 1227, 1786, 1787})
-"""Temporary tables are refused, whatever is in them."""
+"""Error numbers: the server rejects all temporary tables."""
 
 
 Make = Callable[[AsyncConnection, PublishedTable], Awaitable[Table]]
 
 
 def structure_findings(published: PublishedTable, dialect: Dialect) -> list[Finding]:
-    """What is wrong with a table's columns and key in a target of this dialect, however it is made there."""
+    """Return the problems of a table's columns and key in a target of this dialect. They do not depend on who creates the table there."""
     found: list[tuple[str, str]] = []
     seen: dict[str, str] = {}
     for name in published.columns:
@@ -67,12 +67,12 @@ def _hides_rowid(published: PublishedTable) -> bool:
 
 
 async def failed_trials(connection: AsyncConnection, tables: Iterable[PublishedTable], make: Make) -> list[Finding]:
-    """Make tables for a trial; return what is wrong with them. Nothing stays of it.
+    """Create tables for a trial and return their problems. Nothing is left in the target.
 
     Args:
         connection: to the target.
-        tables: that are missing there.
-        make: gives a table as it would be made, but temporary.
+        tables: the tables that the target lacks.
+        make: returns a temporary table that is otherwise like the one to create.
 
     Raises:
         TargetUnavailable: the connection was lost.
@@ -127,7 +127,7 @@ async def _drop(connection: AsyncConnection, table: Table) -> None:
 
 
 def not_created(name: TableName, error: SQLAlchemyError) -> TargetError:
-    """The error of a CREATE TABLE. The database's own words are in it: DDL holds no values of rows."""
+    """Return the error of a CREATE TABLE. It may show the database's message, because DDL holds no values of rows."""
     known = target_error(error)
     if isinstance(known, TargetUnavailable) or (type(known) is TargetError and known.sqlstate not in {None, "XX000"}):
         known.add_note(f'while creating table "{name}"')

@@ -1,33 +1,32 @@
-"""Prepared transactions of the publisher, kept in the target until their end.
+"""Prepared transactions of the publisher, stored in the target until their COMMIT PREPARED or ROLLBACK PREPARED.
 
-No database but PostgreSQL has prepared transactions that outlive their session and block nobody who asks for something else. So this sink
-keeps the *records* of a prepared transaction, as they came, in ``prepared_transaction_chunk``, and applies them at COMMIT PREPARED. The
-publisher never sends a transaction again whose PREPARE was acknowledged: what is kept is as precious as applied data, and lies beside it,
-under the same commits.
+Only PostgreSQL has prepared transactions that survive their session without blocking other sessions. So this sink stores the *records* of a
+prepared transaction in ``prepared_transaction_chunk``, and applies them at COMMIT PREPARED. After a PREPARE was acknowledged, the publisher
+never sends the transaction again: the stored records are as valuable as applied data. They are committed together with the position.
 
-A kept transaction can be read on its own: only changes of relations that were wanted at PREPARE are kept, and before the first change of a
-relation stands its description, added here if the stream had given it earlier. (Its rows cannot have got another shape since: a
-prepared transaction at the publisher holds the locks that ALTER TABLE needs.)
+A stored transaction can be read on its own. Only changes of relations that the gate allowed at PREPARE are stored. Each relation's
+description is stored before its first change, even if the stream sent it in an earlier transaction. (The columns of the relation cannot
+have changed in between: a prepared transaction at the publisher holds locks that block ALTER TABLE.)
 
 ============================  =====================================  ==================================================================
- killed                        the target has                         what comes after
+ crash                         state of the target                    recovery
 ============================  =====================================  ==================================================================
- while it is kept              chunks, but no complete row; the       PREPARE comes again, removes them and begins anew; or ROLLBACK
-                               position before PREPARE                PREPARED comes, and removes them
- behind the last of them       a complete row, and the position       PREPARE does not come again, or is known to be done
-                               behind PREPARE, by one commit
- while it is applied           the same: changes, removal and the     COMMIT PREPARED comes again and applies it
+ while records are stored      chunks, but no complete row; the       PREPARE comes again, removes the chunks and starts over; or
+                               position is before PREPARE             ROLLBACK PREPARED comes and removes them
+ after the last record         a complete row, and in the same        PREPARE does not come again, or is recognized as done
+                               commit the position after PREPARE
+ while it is applied           as before: changes, removal and        COMMIT PREPARED comes again and applies it
                                position are one transaction
- behind that                   neither row nor chunks; the position   COMMIT PREPARED, if it comes again, is passed over
-                               behind COMMIT PREPARED
+ after it was applied          neither row nor chunks; the position   COMMIT PREPARED, if it comes again, is skipped
+                               is after COMMIT PREPARED
 ============================  =====================================  ==================================================================
 
-A PREPARE is not judged by its LSN. One from before the slot's two-phase start is sent late, right before its COMMIT PREPARED, with the LSN
-it had: long behind the position. If such a pair comes again although it was applied, PREPARE is kept once more, and its COMMIT PREPARED,
-which is not past the position, removes it.
+The LSN of a PREPARE does not decide whether it is stored. A PREPARE from before two-phase was enabled for the slot is sent late, right
+before its COMMIT PREPARED, with its original LSN, which is far before the position. If such a pair comes again after it was applied, its
+PREPARE is stored once more, and its COMMIT PREPARED, which is not past the position, removes it.
 
-A change that the target refuses is known only at COMMIT PREPARED, an ApplyError then: the transaction stays as it is, and is tried again,
-or passed over by the LSN of COMMIT PREPARED.
+If the target rejects a change, COMMIT PREPARED raises an ApplyError: the error cannot occur earlier. The transaction stays stored. It is
+retried, or skipped by the LSN of COMMIT PREPARED.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ _PER_COMMIT: Final = 8 * 1024**2
 
 
 class TwoPhase:
-    """The two-phase messages of one subscription. Each call leaves the position behind its message, durably.
+    """The two-phase messages of one subscription. After each call the position is not before its message, durably.
 
     Args:
-        session: the apply worker's.
-        fence: of the sink.
+        session: the apply worker's session.
+        fence: the sink's fence.
         tables: the catalog.
-        applier: of the subscription.
-        make_relations: makes an empty map of relations, for a kept transaction.
+        applier: the subscription's applier.
+        make_relations: creates an empty map of relations, for a stored transaction.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class TwoPhase:
         self._oid = applier.owner.oid
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate, finish: Finish | None = None) -> None:
-        """Keep a transaction, unless that is done; ``finish``: goes into the transaction that makes it count.
+        """Store a transaction, unless it is stored already. ``finish`` is executed in the target transaction that completes it.
 
         Raises:
             TargetError, TargetUnavailable, ProtocolError, SpoolError
@@ -153,7 +152,7 @@ class TwoPhase:
         }
 
     async def _write(self, connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
-        # one by one: a statement shall not be larger than a chunk
+        # one by one, so that no statement is larger than a chunk
         for row in rows:
             await connection.execute(insert(self._tables.prepared_transaction_chunk).values(row))
 
@@ -168,11 +167,11 @@ class TwoPhase:
             await connection.execute(delete(table).where(table.c.srsubid == self._oid, table.c.xid == xid))
 
     async def commit(self, message: CommitPrepared) -> None:
-        """Apply what was kept, unless that is done.
+        """Apply the stored transaction, unless it was applied already.
 
         Raises:
-            DataLossError: it is not there, and was not applied.
-            ApplyError, RelationError: the target refused a change; everything stays as it was.
+            DataLossError: it is not stored, and was not applied.
+            ApplyError, RelationError: the target rejected a change; the transaction stays stored.
             TargetError, TargetUnavailable
         """
         async with self._session.snapshot() as connection:
@@ -215,7 +214,7 @@ class TwoPhase:
             raise
 
     async def rollback(self, message: RollbackPrepared) -> None:
-        """Remove what was kept, if anything was: its PREPARE may be older than the slot's two-phase start.
+        """Remove the stored transaction, if there is one: its PREPARE may be from before two-phase was enabled for the slot.
 
         Raises:
             TargetError, TargetUnavailable
@@ -223,7 +222,7 @@ class TwoPhase:
         await self._forget(message, message.rollback_end_lsn)
 
     async def skip(self, message: CommitPrepared, finish: Finish) -> None:
-        """Remove what was kept, unapplied; ``finish``: in the same transaction.
+        """Remove the stored transaction without applying it. ``finish`` is executed in the same target transaction.
 
         Raises:
             TargetError, TargetUnavailable
@@ -235,7 +234,7 @@ class TwoPhase:
             header = await self._header(connection, message.xid)
 
         async def remove(connection: AsyncConnection) -> None:
-            # without a complete row these are the leftovers of a PREPARE that was interrupted
+            # without a complete row, remove the chunks of a PREPARE that was interrupted
             if header is None or header["gid"] == message.gid:
                 await self._remove(connection, message.xid)
             if finish is not None:
@@ -245,12 +244,12 @@ class TwoPhase:
 
 
 def _everything(_relation: Relation, _final_lsn: Lsn) -> bool:
-    """What is kept was wanted when it was prepared."""
+    """The gate for a stored transaction: allow all, because the gate was asked at PREPARE."""
     return True
 
 
 class _Keeping:
-    """Chooses what is kept of a transaction, and describes what it did not describe itself."""
+    """Chooses the records of a transaction to store, and adds descriptions of relations that an earlier transaction brought."""
 
     def __init__(self, transaction: Transaction, gate: RelationGate, relations: RelationMap) -> None:
         self._transaction = transaction
@@ -260,14 +259,14 @@ class _Keeping:
         self._wanted: dict[int, bool] = {}
 
     def kept(self, record: bytes) -> list[bytes]:
-        """The records to be kept for one that came.
+        """Return the records to store for one received record.
 
         Raises:
             ProtocolError
         """
         tag = record[0] if record else 0
         if tag in _ROWS:
-            # it is never sent again once it is kept: a damaged record has to be found now
+            # decode it to detect a damaged record now: once it is stored, the publisher does not send it again
             decode(record, in_stream=self._transaction.prefixed)
             relation_id = _RELATION_ID(record, self._offset)[0]
             return [*self._description(relation_id), record] if self._is_wanted(relation_id) else []
@@ -300,7 +299,7 @@ def _truncate(message: Truncate, relation_ids: tuple[int, ...]) -> Truncate:
 
 
 class _Chunks:
-    """Records to rows of ``prepared_transaction_chunk``: one stream of bytes, each record behind its length, cut into pieces."""
+    """Converts records to rows of ``prepared_transaction_chunk``: a stream of bytes, each record after its length, cut into pieces."""
 
     def __init__(self, oid: int, xid: int) -> None:
         self._oid = oid
@@ -312,7 +311,7 @@ class _Chunks:
 
     @property
     def waiting(self) -> int:
-        """Bytes that were not taken."""
+        """The number of bytes that were not taken yet."""
         return len(self._buffer)
 
     def add(self, record: bytes) -> None:
@@ -323,7 +322,7 @@ class _Chunks:
         self.size += len(record)
 
     def take(self, most: int, *, last: bool = False) -> list[dict[str, Any]]:
-        """Rows of what has come: whole chunks of at most ``most`` bytes; with ``last`` the rest too."""
+        """Take rows of whole chunks, each of at most ``most`` bytes. ``last``: also take the rest, as a smaller chunk."""
         rows: list[dict[str, Any]] = []
         size = min(most, _CHUNK)
         end = len(self._buffer) if last else len(self._buffer) // size * size
@@ -336,7 +335,7 @@ class _Chunks:
 
 
 class _Kept:
-    """Reads them back, within the transaction that is open in the session. A :class:`subscriber.transaction.model.SpooledRecords`."""
+    """Reads stored records, in the session's open transaction. A :class:`subscriber.transaction.model.SpooledRecords`."""
 
     def __init__(self, session: Session, tables: CatalogTables, oid: int, xid: int) -> None:
         self._session = session
@@ -366,11 +365,11 @@ class _Kept:
             )
 
     async def discard(self) -> None:
-        """Nothing to do: it is removed in the transaction that applies it."""
+        """Do nothing: the transaction that applies the records removes them."""
 
 
 def _taken(waiting: bytearray) -> list[bytes]:
-    """Take the whole records at the beginning."""
+    """Take all complete records from the beginning of the buffer."""
     found = []
     position = 0
     while position + _LENGTH.size <= len(waiting):

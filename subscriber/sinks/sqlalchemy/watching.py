@@ -1,8 +1,7 @@
-"""A look at the sink's sessions, through a session that does nothing else: see :class:`subscriber.abc.WatchedSink`.
+"""Observes the sink's sessions through another session. See :class:`subscriber.abc.WatchedSink`.
 
-MariaDB shows who holds the lock of a row only to a role that has the privilege PROCESS; a wait for a lock of a whole table it shows
-without the holder. MySQL has tables of its own for that, which are
-not read. Of an SQLite file it is only known that another program has the lock.
+MariaDB shows the holder of a row lock only to a role with the privilege PROCESS. It shows a wait for a table lock without the holder. MySQL
+has other system tables for row locks; they are not read. For an SQLite file it is only known that another program has the lock.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ WHERE w.trx_mysql_thread_id IN ({ids})
 
 
 async def activity(database: Database, applying: Session | None) -> TargetActivity:
-    """Look at all sessions of a target.
+    """Observe all sessions of a target.
 
     Args:
         database: the target.
         applying: the session that applies, if there is one.
 
     Raises:
-        TargetError: they cannot be looked at.
+        TargetError: the sessions cannot be observed.
     """
     sessions = database.sessions()
     if database.path is not None:
         now = asyncio.get_running_loop().time()
         locking = [since for session in sessions if (since := session.locking_since) is not None and now - since >= _LOCK_SECONDS]
-        # those that write take turns: each may wait for any other
+        # writing transactions run one after another: each session may wait for any other session
         idle = 0.0 if any(session.busy for session in sessions if session not in database.kept) else math.inf
         return TargetActivity(idle, idle, (f'another program has the file "{database.path}" locked',) if locking else ())
     numbers = [session.number for session in sessions if session.number is not None]
@@ -84,7 +83,7 @@ async def _mysql_waits(connection: AsyncConnection, ids: str, sessions: Sequence
         if "lock" in (state := str(row["state"] or "")) and state.startswith("Waiting for ")
     ]
     rows: Sequence[dict[str, Any]] = []
-    # without the privilege it is not told
+    # without the privilege the query fails
     with contextlib.suppress(TargetError), translated():
         rows = await _rows(connection, _MARIADB_ROW_LOCKS.format(ids=ids))
     waits += [
