@@ -1,8 +1,9 @@
 """Prepared transactions of the publisher, stored in the target until their COMMIT PREPARED or ROLLBACK PREPARED.
 
-Only PostgreSQL has prepared transactions that survive their session without blocking other sessions. So this sink stores the *records* of a
+Only PostgreSQL has prepared transactions that survive their session without blocking unrelated work. So this sink stores the *records* of a
 prepared transaction in ``prepared_transaction_chunk``, and applies them at COMMIT PREPARED. After a PREPARE was acknowledged, the publisher
-never sends the transaction again: the stored records are as valuable as applied data. They are committed together with the position.
+never sends the transaction again: the stored records are as valuable as applied data. The row that completes them is committed together
+with the position.
 
 A stored transaction can be read on its own. Only changes of relations that the gate allowed at PREPARE are stored. Each relation's
 description is stored before its first change, even if the stream sent it in an earlier transaction. (The columns of the relation cannot
