@@ -131,7 +131,7 @@ async def test_value_that_is_not_known(publisher18_db: Database, target_db: Data
 @pytest.mark.parametrize(
     ("table", "column", "value", "said"),
     [
-        ("pg_subscription", "subskiplsn", "zz", 'invalid input syntax for type pg_lsn: "zz" (expected for example 16/B374D848)'),
+        ("pg_subscription", "subskiplsn", "zz", 'invalid input syntax for type pg_lsn: "zz" (example: 16/B374D848)'),
         ("pg_subscription", "subpublications", "{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("pg_subscription", "subtwophasestate", "z", "'z' is not a valid TwoPhaseState"),
         ("pg_subscription_rel", "srsubstate", "q", "'q' is not a valid TableState"),

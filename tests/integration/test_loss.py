@@ -59,7 +59,7 @@ class TestSlot:
         publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
         line = await refused(publisher_db, target_db)
         assert f'replication slot "{slot}" was advanced to ' in line
-        assert "made anew" in line
+        assert "recreated" in line
 
     async def test_advanced(self, publisher_db: Database, target_db: Database) -> None:
         make_tables(publisher_db, target_db)

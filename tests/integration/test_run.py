@@ -364,7 +364,7 @@ def test_a_second_process_of_the_same_subscription(pair: Pair) -> None:
         done = subscriber(*pair.arguments())
         assert done.status == 1
         *_, waited, refused = done.errors.splitlines()
-        assert f'subscription "{pair.name}": the end of PID ' in waited
+        assert f'subscription "{pair.name}": waiting for PID ' in waited
         assert refused.startswith(f'subscriber: subscription "{pair.name}" is active for PID ')
         assert "stop the other process" in refused
         assert done.seconds < 25

@@ -116,8 +116,11 @@ async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
         try:
             assert await origins.set_up(asyncpg_run(again), name) == identifier
         finally:
+            # its backend holds the origin until it has ended
+            pid = again.get_server_pid()
             again.terminate()
             await like.close()
+    target_db.wait(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}", 0)
     target_db.wait("SELECT pg_replication_origin_drop(roname) IS NOT NULL FROM pg_replication_origin WHERE roname = $$" + name + "$$", True)
 
 
