@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,15 @@ import psycopg
 import pytest
 
 from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
-from subscriber.errors import ApplyError, ProtocolError, RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import (
+    ApplyError,
+    ProtocolError,
+    PublisherUnavailable,
+    RelationError,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.tablesync import PostgresTableSink
 from tests.database import WAIT_SECONDS, Database
@@ -219,6 +228,25 @@ async def test_session_of_a_copy_that_cannot_be_closed(target_db: Database, monk
             await sink.copy(["id"], CopyFormat.TEXT, text((1,)))
         await sink.finish_copy(AT)
         assert target_db.fetch("SELECT id FROM t") == [(1,)]
+
+
+async def test_data_of_a_copy_that_fail(target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """The bug was that the log had an error of asyncio too: an exception of the driver that was never retrieved."""
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        raise PublisherUnavailable("lost the connection to the publisher")
+
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    async with syncing(target_db) as (_, sink):
+        await sink.begin()
+        await sink.start_copy()
+        with pytest.raises(PublisherUnavailable):
+            await sink.copy(["id"], CopyFormat.TEXT, failing())
+        await asyncio.sleep(0)
+        gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+    assert target_db.fetch("SELECT id FROM t") == []
 
 
 async def test_control_session_killed(target_db: Database) -> None:

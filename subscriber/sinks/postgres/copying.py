@@ -64,7 +64,7 @@ class CopyIn:
 
     async def _rows(self, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         # On an error of the data, asyncpg asks the server to cancel the COPY, and waits for ever if the server has rejected it already.
-        # So the connection is terminated first.
+        # So the connection is terminated, but not before asyncpg has taken the error: else it logs an exception that was never retrieved.
         try:
             async for chunk in data:
                 # send a large row in pieces, because asyncpg and its transport copy each piece
@@ -75,7 +75,7 @@ class CopyIn:
                 del chunk
         except SubscriberError as error:
             self._failure = error
-            self._connection.terminate()
+            asyncio.get_running_loop().call_soon(self._connection.terminate)
             raise
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
