@@ -1,8 +1,8 @@
 """Find the programs of a PostgreSQL server, and the user that runs them.
 
-PostgreSQL refuses to run as root. For root, the server runs as ``postgres`` if that user exists, else as ``nobody``. If that user cannot
-reach the programs (for example in a virtual environment below ``/root``), the installation is copied once into a cache below the system's
-temporary directory. The cache is created under a private name and then renamed, so that two processes cannot disturb each other. A cache
+PostgreSQL refuses to run as root. For root, the server runs as the system user ``postgres``, or ``nobody`` if there is no such user. If
+that user cannot reach the programs (for example in a virtual environment below ``/root``), the installation is copied once into a cache
+below the system's temporary directory. The cache is created under a private name and then renamed, so that two processes cannot disturb each other. A cache
 that another user owns or may write to is never used.
 """
 

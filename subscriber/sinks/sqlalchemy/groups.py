@@ -1,7 +1,7 @@
 """Several tables that are copied through one session: each by one transaction, from INIT straight to SYNCDONE.
 
-A table's rows wait here until :meth:`SqlAlchemyTableGroup.finish`: so no transaction is open while the publisher sends, and nobody waits
-for SQLite's one write lock meanwhile. A table with more rows than that allows is copied by itself, and so is one that has rows already.
+The rows of a table are kept in memory until :meth:`SqlAlchemyTableGroup.finish`. While the publisher sends them, the target has no open
+transaction, and SQLite's write lock is free. A table that is too large for that, or has rows already, leaves the group.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ option            value or default
 ``table``         ``schema.table``
 ``startingLsn``   ``earliest``           an LSN: transactions that end after it; ``earliest``: from the initial copy;
                                          ``latest``: changes from now on (streams only)
-``endingLsn``     what there is          for a batch: transactions up to this LSN
+``endingLsn``     the newest LSN         for a batch: transactions up to this LSN
 ================  =====================  =============================================================================
 """
 
