@@ -2,8 +2,8 @@
 
 PostgreSQL refuses to run as root. For root, the server runs as the system user ``postgres``, or ``nobody`` if there is no such user. If
 that user cannot reach the programs (for example in a virtual environment below ``/root``), the installation is copied once into a cache
-below the system's temporary directory. The cache is created under a private name and then renamed, so that two processes cannot disturb each other. A cache
-that another user owns or may write to is never used.
+below the system's temporary directory. The cache is created under a private name and then renamed, so that two processes cannot disturb
+each other. A cache that another user owns or may write to is never used.
 """
 
 from __future__ import annotations
