@@ -19,6 +19,7 @@ def test_sighup_is_ignored(publisher18_db: Database, target_db: Database, tmp_pa
         launcher = stack.enter_context(running("-v", "run", f"--target={target_db.dsn}"))
         follower = stack.enter_context(running("-v", "run", *source, f"--target=spark://{lake}"))
         tail = stack.enter_context(running("-v", "tail", *source, "--slot=tailed"))
+        follower.says("starts at")  # the lake exists
         applier = stack.enter_context(running("-v", "spark-apply", str(lake), "--engine=local"))
         programs = [launcher, follower, tail, applier]
         publisher18_db.wait("SELECT count(*) FROM pg_replication_slots WHERE active AND NOT temporary", 3)
