@@ -92,7 +92,7 @@ $(VENV)/.spark: $(VENV)/.demo
 	touch $@
 
 test-spark: $(VENV)/.dev $(VENV)/.spark
-	$(BIN)/python -m pytest tests/unit/sinks/spark/pipeline/test_spark_engines.py tests/unit/sinks/spark/reading/test_dataframes.py tests/integration/test_lake_demo.py tests/integration/test_lake_bad_input.py tests/spark
+	$(BIN)/python -m pytest tests/unit/sinks/spark/pipeline/test_spark_engines.py tests/unit/sinks/spark/reading/test_dataframes.py tests/integration/lake/test_demo.py tests/integration/lake/test_bad_input.py tests/spark
 	$(BIN)/python -m pytest tests/delta
 
 crash-spark: $(VENV)/.dev $(VENV)/.spark

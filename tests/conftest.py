@@ -17,10 +17,10 @@ from subscriber.errors import ConfigurationError
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
 from subscriber.testing.server import EmbeddedServer
-from tests.database import Database, ServerAddress, fresh_database, given_publisher_version
-from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
+from tests.support.database import Database, ServerAddress, fresh_database, given_publisher_version
+from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
-pytest_plugins = ["tests.versions", "tests.scratch", "tests.order"]
+pytest_plugins = ["tests.support.versions", "tests.support.scratch", "tests.support.order"]
 
 # how long an example takes is the machine's business: other workers, and their servers, run beside it
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -88,7 +88,7 @@ def publisher16(servers: Servers) -> ServerAddress:
 
 @pytest.fixture(scope="session")
 def publisher(servers: Servers, publisher_version: int) -> ServerAddress:
-    """A publisher of the version that the run is for (see tests/versions.py)."""
+    """A publisher of the version that the run is for (see tests/support/versions.py)."""
     return _publisher(servers, publisher_version)
 
 

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from subscriber import Settings, Subscription, SubscriptionOptions
 from subscriber.abc import TableState
 from subscriber.testing.server import EmbeddedServer
-from tests.database import Database, ServerAddress
+from tests.support.database import Database, ServerAddress
 
 ROUNDS: Final = 3
 STATEMENTS: Final = 50

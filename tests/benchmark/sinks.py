@@ -37,8 +37,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
-from tests.database import Database, ServerAddress
-from tests.mariadb_database import MariaDatabase
+from tests.support.database import Database, ServerAddress
+from tests.support.mariadb_database import MariaDatabase
 
 ROUNDS: Final = 3
 SIZES: Final = {1: 60_000, 10: 100_000, 1000: 300_000}

@@ -26,7 +26,7 @@ import psycopg
 from subscriber import Subscription, TableState, check
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
-from tests.mariadb_database import MariaDatabase
+from tests.support.mariadb_database import MariaDatabase
 
 ROUNDS: Final = 3
 TABLES: Final = 200

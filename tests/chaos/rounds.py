@@ -22,7 +22,7 @@ from tests.chaos.proxy import Fault, Proxy
 from tests.chaos.refusals import CannotNow, Refusal
 from tests.chaos.worlds import Servers, World, make_world, off_loop
 from tests.crash.scenario import under_load
-from tests.database import let_slots_be_created, let_small_transactions_stream
+from tests.support.database import let_slots_be_created, let_small_transactions_stream
 
 _PREPARED = {Kind.PREPARED, Kind.HUGE_PREPARED}
 _STORM_SECONDS = (15.0, 45.0)

@@ -25,8 +25,8 @@ from tests.chaos.process import SETTINGS, ChaosProcess
 from tests.chaos.proxy import Proxy
 from tests.crash import other_targets, scenario
 from tests.crash.other_targets import Look, MariaDBLook, SqliteLook, make_specimens_of_text
-from tests.database import Database, ServerAddress, fresh_database
-from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
+from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 KINDS = ("postgres15", "postgres18", "sqlite", "mariadb")
 _ROWS = 4_000

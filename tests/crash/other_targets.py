@@ -18,8 +18,8 @@ from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import SPECIMEN_NAMES, create_tables
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
-from tests.database import Database
-from tests.mariadb_database import MariaDatabase
+from tests.support.database import Database
+from tests.support.mariadb_database import MariaDatabase
 
 SMALL = ("logical_decoding_work_mem=128kB", "batch_rows=500", "copy_range_size=512kB", "max_sync_workers_per_subscription=4")
 """Streams spill, batches split, and tables are copied in parts; workers mostly wait for their slots."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.database import Database
+from tests.support.database import Database
 
 QUICK = ("wal_retrieve_retry_interval=200ms", "wal_receiver_status_interval=1s")
 

@@ -12,7 +12,7 @@ from subscriber.testing.load import Kind, MixedLoad
 from subscriber.testing.plans import WEIGHTS
 from subscriber.testing.tables import create_tables, table_names
 from tests.crash.process import RunProcess, SubscriberProcess
-from tests.database import Database
+from tests.support.database import Database
 
 ROWS = 30_000
 HUGE_ROWS = 2_000

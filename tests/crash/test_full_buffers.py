@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.process import SubscriberProcess
-from tests.database import WAIT_SECONDS, Database
+from tests.support.database import WAIT_SECONDS, Database
 
 WAITING = (
     "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

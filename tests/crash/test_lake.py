@@ -25,8 +25,8 @@ from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.process import QUICK
-from tests.database import Database, let_slots_be_created, let_small_transactions_stream
-from tests.integration.lakes import Place, apply_all, assert_same, storage
+from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
+from tests.support.lakes import Place, apply_all, assert_same, storage
 
 KILLS = int(os.environ.get("SUBSCRIBER_LAKE_KILLS", "10"))
 LEFT, RIGHT = TableName("public", "left_side"), TableName("public", "right_side")

@@ -17,8 +17,8 @@ from subscriber.abc import TableName
 from subscriber.sinks.spark.catalog.lake import Lake
 from tests.crash.process import QUICK
 from tests.crash.test_lake import Program, tidy
-from tests.database import Database
-from tests.integration.lakes import apply_all, assert_same_large, storage
+from tests.support.database import Database
+from tests.support.lakes import apply_all, assert_same_large, storage
 
 SECONDS = float(os.environ.get("SUBSCRIBER_BACKLOG_SECONDS", "20"))
 T = TableName("public", "t")

@@ -27,7 +27,7 @@ from subscriber.testing.load import Kind
 from subscriber.testing.server import EmbeddedServer
 from subscriber.testing.tables import table_names
 from tests.crash.scenario import make_load, make_tables, under_load
-from tests.database import Database, ServerAddress
+from tests.support.database import Database, ServerAddress
 
 KILLS = 20
 QUICK = Settings(wal_retrieve_retry_interval=0.2, wal_receiver_status_interval=1.0)

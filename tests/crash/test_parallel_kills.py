@@ -11,7 +11,7 @@ import pytest
 
 from tests.crash.process import SubscriberProcess
 from tests.crash.scenario import eventually, is_ready
-from tests.database import Database
+from tests.support.database import Database
 
 ROUNDS = 9
 ROWS = 3000

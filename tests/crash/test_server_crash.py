@@ -26,7 +26,7 @@ from tests.crash.scenario import (
     prepare_one,
     under_load,
 )
-from tests.database import Database, ServerAddress, let_slots_be_created, let_small_transactions_stream
+from tests.support.database import Database, ServerAddress, let_slots_be_created, let_small_transactions_stream
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from tests.crash.scenario import (
     prepare_one,
     under_load,
 )
-from tests.database import Database, let_slots_be_created, let_small_transactions_stream
+from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 
 _FIXED_SEED = 20
 

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 
 from subscriber import alter_subscription, drop_subscription
-from tests.database import Database
-from tests.integration.managed import QUICK, catch_up, create
-from tests.integration.program import Program, running
+from tests.support.database import Database
+from tests.support.managed import QUICK, catch_up, create
+from tests.support.program import Program, running
 
 SECONDS = float(os.environ.get("SUBSCRIBER_SOAK_SECONDS", "40"))
 TABLES = 6

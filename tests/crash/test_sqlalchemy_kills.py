@@ -28,8 +28,8 @@ from tests.crash.scenario import (
     prepare_one,
     under_load,
 )
-from tests.database import Database, let_slots_be_created, let_small_transactions_stream
-from tests.mariadb_database import MariaDatabase, fresh_mariadb_database
+from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
+from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
 Moment = Callable[[OtherProcess], bool]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.process import QUICK, SubscriberProcess
-from tests.database import Database
-from tests.integration.gates import closed, held, make_gate, wait_for_state, waiting_at
+from tests.support.database import Database
+from tests.support.row_gates import closed, held, make_gate, wait_for_state, waiting_at
 
 SECONDS = 45.0
 SYNC_SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND slot_name LIKE 'pg\\_%\\_sync\\_%'"

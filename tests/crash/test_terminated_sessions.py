@@ -9,9 +9,9 @@ import secrets
 import pytest
 
 from subscriber import Settings, TableState
-from tests.database import Database
-from tests.integration.observed import eventually, until
-from tests.integration.replica import replica
+from tests.support.database import Database
+from tests.support.observation import eventually, until
+from tests.support.replica import replica
 
 TABLES = range(8)
 SETTINGS = Settings(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from subscriber import Until
-from tests.database import Database
-from tests.integration.program import subscriber
-from tests.integration.test_lake import subscription
+from tests.integration.lake.test_replica import subscription
+from tests.support.database import Database
+from tests.support.program import subscriber
 
 
 @pytest.mark.timeout(600)

@@ -14,8 +14,8 @@ import pytest
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from tests.conftest import Servers
-from tests.database import Database, ServerAddress, fresh_database
-from tests.integration.sqlalchemy_targets import OtherTarget, Replica, native_target, postgres_target, replica_of, sqlite_target
+from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.sqlalchemy_targets import OtherTarget, Replica, native_target, postgres_target, replica_of, sqlite_target
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def tls_server(make_server: Callable[..., EmbeddedServer], publisher_version: in
 
 @pytest.fixture
 def any_target_db(servers: Servers, target_version: int) -> Iterator[Database]:
-    """An empty target database of the version that the run is for (see tests/versions.py)."""
+    """An empty target database of the version that the run is for (see tests/support/versions.py)."""
     with fresh_database(ServerAddress(servers.get("target", target_version).dsn(), target_version), "tgt") as database:
         yield database
 

@@ -17,8 +17,8 @@ from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ColumnDefinition, Row, Table, TypeName
 from subscriber.testing.compliance.values import TYPE_OIDS
 from subscriber.types import TypeRegistry, Value, codec
-from tests.database import Database
-from tests.mariadb_database import MariaDatabase
+from tests.support.database import Database
+from tests.support.mariadb_database import MariaDatabase
 
 OPTIONS: Final = SubscriptionOptions(synchronous_commit="local")
 

@@ -10,8 +10,8 @@ from subscriber.abc import Sink
 from subscriber.config import Settings
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import SCENARIOS, Scenario
-from tests.mariadb_database import MariaDatabase
 from tests.sinks.targets import OPTIONS, MariaDBTarget
+from tests.support.mariadb_database import MariaDatabase
 
 _TOPICS: Final = {"types", "twophase", "failures", "writers"}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.crash.process import QUICK
-from tests.database import Database
 from tests.spark.cluster import CONF, command_of, descendants, spark_home
+from tests.support.database import Database
 
 
 @dataclass

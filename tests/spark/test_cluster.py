@@ -15,10 +15,10 @@ from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut
-from tests.database import Database
-from tests.integration.lakes import assert_same, storage
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster
+from tests.support.database import Database
+from tests.support.lakes import assert_same, storage
 
 NAMES = [LEFT, RIGHT, *(TableName("load", table) for table in TABLES)]
 

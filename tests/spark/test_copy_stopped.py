@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.database import Database
-from tests.integration import program
-from tests.integration.gates import held
-from tests.integration.test_lake_bad_input import ON_LOOPBACK
-from tests.integration.test_lake_executors import LOCK, WAITS, given_up, ordered
+from tests.integration.lake.test_bad_input import ON_LOOPBACK
+from tests.integration.lake.test_executors import LOCK, WAITS, given_up, ordered
+from tests.support import program
+from tests.support.database import Database
+from tests.support.row_gates import held
 
 
 @pytest.mark.timeout(300)

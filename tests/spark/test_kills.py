@@ -25,10 +25,10 @@ from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.testing.load import MixedLoad
 from subscriber.testing.tables import TABLES, create_tables
 from tests.crash.test_lake import LEFT, RIGHT, Transfers, check_cut, check_files, check_logs, tidy
-from tests.database import Database, let_slots_be_created, let_small_transactions_stream
-from tests.integration.lakes import apply_all, assert_same, storage
 from tests.spark import programs
 from tests.spark.cluster import Cluster, bare_python, build_wheel, cluster
+from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
+from tests.support.lakes import apply_all, assert_same, storage
 
 KILLS = int(os.environ.get("SUBSCRIBER_SPARK_KILLS", "4"))
 VICTIMS = ("subscriber", "applier", "java", "executor")

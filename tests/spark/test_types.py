@@ -9,12 +9,12 @@ import pytest
 
 from subscriber import Until
 from subscriber.spark import cut_of, read
-from tests.database import Database
-from tests.integration import every_type
-from tests.integration.lake_types import differences, lake_type
-from tests.integration.lakes import applied
-from tests.integration.test_lake import subscription
-from tests.integration.test_lake_types import declared, plain
+from tests.integration.lake.test_replica import subscription
+from tests.integration.lake.test_types import declared, plain
+from tests.support import every_type
+from tests.support.database import Database
+from tests.support.lake_types import differences, lake_type
+from tests.support.lakes import applied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""Pages hold what they promise; tests/integration/test_code_blocks.py runs their code."""
+"""Pages hold what they promise; tests/integration/testing/test_code_blocks.py runs their code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Commit, StreamCommit
 from subscriber.subscription import status_json
 from subscriber.transaction.changes import InsertChange
-from tests.code_blocks import PAGES
+from tests.support.code_blocks import PAGES
 from tests.unit.protocol.test_golden import read
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def test_the_glossary_is_short() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_code_is_in_fences_with_a_language(page: Path) -> None:
-    """tests/integration/test_code_blocks.py runs those."""
+    """tests/integration/testing/test_code_blocks.py runs those."""
     fenced = False
     for number, (before, line) in enumerate(itertools.pairwise(["", *page.read_text().splitlines()]), start=1):
         if line.startswith("```"):

@@ -23,7 +23,7 @@ from subscriber.sinks.spark.pipeline.engines import RewriteEngine
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.spark.changes import TABLE
-from tests.database import Database, ServerAddress
+from tests.support.database import Database, ServerAddress
 
 __all__ = ["PARTITIONS", "copy_by_jdbc", "copy_by_us", "landed", "publisher"]
 

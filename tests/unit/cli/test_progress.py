@@ -13,7 +13,7 @@ import pytest
 from subscriber.abc import TableName
 from subscriber.apply.progress import Quiet
 from subscriber.cli.progress import Bars, Lines, copy_progress
-from tests.terminal import Terminal, terminal
+from tests.support.terminal import Terminal, terminal
 
 ACCOUNTS, HISTORY = TableName("public", "accounts"), TableName("public", "history")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.cli.main import main
-from tests.integration.program import PROGRAM, environment
+from tests.support.program import PROGRAM, environment
 
 
 def test_drivers_do_not_show_their_parameters(tmp_path: Path) -> None:

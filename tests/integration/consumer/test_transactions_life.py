@@ -1,0 +1,217 @@
+"""``subscriber.transactions``: how a stream begins and ends, what it outlives, and what it refuses, on live servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse
+from subscriber.subscription.received import ReceivedTransaction
+from subscriber.subscription.transactions import transactions
+from subscriber.transaction.changes import InsertChange
+from tests.support.database import Database
+from tests.support.received import SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots
+
+
+def made(publisher: Database) -> Database:
+    publisher.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    publisher.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    return publisher
+
+
+@pytest.fixture
+def any_source(publisher_db: Database) -> Database:
+    """Of the version that the run is for: for what has to do with slots and positions."""
+    return made(publisher_db)
+
+
+@pytest.fixture
+def source(publisher18_db: Database) -> Database:
+    """On 18 alone."""
+    return made(publisher18_db)
+
+
+class TestLife:
+    async def test_temporary_slot_is_gone_with_the_block(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"]) as stream:
+            assert any_source.fetch("SELECT temporary, slot_name FROM pg_replication_slots WHERE database = current_database()") == [
+                (True, stream.slot_name)
+            ]
+        await eventually(any_source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
+
+    async def test_abandoned_loop_leaves_nothing(self, source: Database) -> None:
+        before = asyncio.all_tasks()
+
+        async def insert_when_there_is_a_slot() -> None:
+            await eventually(source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND active", 1)
+            source.execute("INSERT INTO t VALUES (1)")
+
+        inserting = asyncio.create_task(insert_when_there_is_a_slot())
+        async with asyncio.timeout(TIMEOUT):
+            async for transaction in transactions(source.conninfo(), publications=["p"]):
+                assert await changes(transaction) == [("insert", "t", {"id": "1", "note": None})]
+                break
+        await inserting
+        gc.collect()
+        await eventually(source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
+        async with asyncio.timeout(TIMEOUT):
+            while asyncio.all_tasks() - before:
+                await asyncio.sleep(0)
+
+    async def test_lost_connection_with_a_temporary_slot_is_an_error(self, source: Database) -> None:
+        async with transactions(source.conninfo(), publications=["p"]) as stream:
+            cut_connection(source)
+            with pytest.raises(PublisherUnavailable) as raised:
+                await first(stream)
+        assert "temporary replication slot is gone" in raised.value.one_line()
+        assert "name a slot" in raised.value.one_line()
+
+    async def test_cancelled_wait_loses_nothing(self, source: Database) -> None:
+        async with transactions(source.conninfo(), publications=["p"]) as stream:
+            waiting = asyncio.create_task(first(stream))
+            await eventually(source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND active", 1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            source.execute("INSERT INTO t VALUES (1)")
+            assert (await first(stream))[1] == [("insert", "t", {"id": "1", "note": None})]
+
+    async def test_stop_ends_a_waiting_loop(self, source: Database) -> None:
+        async with transactions(source.conninfo(), publications=["p"]) as stream:
+
+            async def drain() -> int:
+                return len([transaction async for transaction in stream])
+
+            waiting = asyncio.create_task(drain())
+            await eventually(
+                source,
+                "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'subscriber' AND state = 'streaming'"
+                " AND pid IN (SELECT active_pid FROM pg_replication_slots WHERE database = current_database())",
+                1,
+            )
+            stream.stop()
+            async with asyncio.timeout(TIMEOUT):
+                assert await waiting == 0
+
+    async def test_until_caught_up_and_until_lsn(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"], slot_name="s"):
+            pass
+        any_source.execute("INSERT INTO t VALUES (1)")
+        any_source.execute("INSERT INTO t VALUES (2)")
+        middle = any_source.current_lsn()
+        any_source.execute("INSERT INTO t VALUES (3)")
+        async with asyncio.timeout(TIMEOUT):
+            up_to = [
+                simple(change)
+                async for transaction in transactions(any_source.conninfo(), publications=["p"], slot_name="s", until_lsn=middle)
+                async for change in transaction
+            ]
+            everything = [
+                simple(change)
+                async for transaction in transactions(any_source.conninfo(), publications=["p"], slot_name="s", until_caught_up=True)
+                async for change in transaction
+            ]
+        assert [change[2]["id"] for change in up_to] == ["1", "2"]
+        assert [change[2]["id"] for change in everything] == ["1", "2", "3"]
+
+    async def test_slow_caller_who_never_acknowledges_needs_little_memory(self, source: Database, tmp_path: Path) -> None:
+        settings = Settings(logical_decoding_work_mem=1024 * 1024, spool_directory=str(tmp_path))
+        async with transactions(source.conninfo(), publications=["p"], settings=settings) as stream:
+            source.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) g")
+            for number in range(20):
+                start = 100_000 + 1000 * number
+                source.execute(f"INSERT INTO t SELECT g, repeat('y', 1000) FROM generate_series({start}, {start + 499}) g")
+            count = size = 0
+            tracemalloc.start()
+            try:
+                async with asyncio.timeout(90):
+                    async for transaction in stream:
+                        async for change in transaction:
+                            assert isinstance(change, InsertChange)
+                            count += 1
+                            size += len(str(change.new["note"]))
+                        if count == 30_000:
+                            break
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+        assert size == 30_000_000
+        assert peak < 10_000_000
+
+
+class TestRefusals:
+    async def test_no_publication(self, source: Database) -> None:
+        with pytest.raises(ConfigurationError, match="no publication"):
+            transactions(source.conninfo(), publications=[])
+        with pytest.raises(ConfigurationError, match="no publication"):
+            transactions(source.conninfo(), publications="p")
+
+    async def test_unknown_publication(self, source: Database) -> None:
+        with pytest.raises(PublisherError, match='publication "nope" does not exist'):
+            await transactions(source.conninfo(), publications=["p", "nope"], slot_name="s").__aenter__()
+        assert slots(source) == 0
+
+    async def test_unknown_slot_that_shall_not_be_made(self, source: Database) -> None:
+        options = SubscriptionOptions(create_slot=False)
+        with pytest.raises(PublisherError, match='replication slot "s" does not exist'):
+            await transactions(source.conninfo(), publications=["p"], slot_name="s", options=options).__aenter__()
+        assert slots(source) == 0
+
+    async def test_slot_in_use(self, source: Database) -> None:
+        async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
+            with pytest.raises(SlotInUse):
+                await transactions(source.conninfo(), publications=["p"], slot_name="s").__aenter__()
+
+    async def test_slot_of_another_database(self, source: Database) -> None:
+        name = f"other_{source.name}"
+        with psycopg.connect(source.server.dsn(), autocommit=True) as elsewhere:
+            elsewhere.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
+            try:
+                with pytest.raises(PublisherError, match=f'replication slot "{name}" is of .* database "postgres"'):
+                    await transactions(source.conninfo(), publications=["p"], slot_name=name).__aenter__()
+            finally:
+                elsewhere.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+    async def test_start_before_the_slot(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"], slot_name="s") as stream:
+            any_source.execute("INSERT INTO t VALUES (1)")
+            one, _ = await first(stream)
+            await one.acknowledge()
+        with pytest.raises(DataLossError, match="past our position"):
+            await transactions(any_source.conninfo(), publications=["p"], slot_name="s", start_lsn=one.commit_lsn).__aenter__()
+
+    async def test_start_behind_the_slot(self, source: Database) -> None:
+        async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
+            pass
+        source.execute("INSERT INTO t VALUES (1)")
+        start = source.current_lsn()
+        source.execute("INSERT INTO t VALUES (2)")
+        async with transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=start) as stream:
+            assert (await first(stream))[1] == [("insert", "t", {"id": "2", "note": None})]
+
+    async def test_slot_that_another_moved_meanwhile(self, any_source: Database) -> None:
+        async with transactions(any_source.conninfo(), publications=["p"], slot_name="s", settings=SOON) as stream:
+            any_source.execute("INSERT INTO t VALUES (1)")
+            await first(stream)
+            cut_connection(any_source)
+            await eventually(any_source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+            any_source.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
+            with pytest.raises(DataLossError, match="past our position"):
+                await first(stream)
+
+
+async def test_stop_while_the_publisher_is_away(source: Database) -> None:
+    stream = transactions("host=127.0.0.1 port=1 dbname=none", publications=["p"], slot_name="s")
+    with pytest.raises(PublisherUnavailable):
+        await stream.__aenter__()
+    stream.stop()
+    found: AsyncIterator[ReceivedTransaction] = aiter(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(found)

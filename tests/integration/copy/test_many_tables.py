@@ -1,0 +1,76 @@
+"""Many tables: what is asked of either server does not grow with their number."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber import check
+from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.session import ApplySession
+from subscriber.walreceiver.session import Session
+from tests.support.database import Database
+from tests.support.replica import replica
+
+FEW, MANY = 2, 40
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every query that either server is asked, by whichever of our sessions."""
+    queries: list[str] = []
+    execute, fetch, apply = Session.execute, CatalogReader.fetch, ApplySession.fetch
+
+    async def of_publisher(self: Session, query: str) -> object:
+        queries.append(query)
+        return await execute(self, query)
+
+    async def of_reader(self: CatalogReader, query: str, *parameters: object) -> object:
+        queries.append(query)
+        return await fetch(self, query, *parameters)
+
+    async def of_session(self: ApplySession, query: str, /, *parameters: object) -> object:
+        queries.append(query)
+        return await apply(self, query, *parameters)
+
+    monkeypatch.setattr(Session, "execute", of_publisher)
+    monkeypatch.setattr(CatalogReader, "fetch", of_reader)
+    monkeypatch.setattr(ApplySession, "fetch", of_session)
+    return queries
+
+
+def make(publisher: Database, target: Database, count: int) -> None:
+    made = ";".join(f"CREATE TABLE t{number} (id int PRIMARY KEY, a text)" for number in range(count))
+    for database in (publisher, target):
+        database.execute(f"DROP SCHEMA public CASCADE; CREATE SCHEMA public; {made}")
+    publisher.execute("DROP PUBLICATION IF EXISTS pub; CREATE PUBLICATION pub FOR ALL TABLES")
+
+
+async def test_check_asks_no_more_for_many_tables(publisher_db: Database, target_db: Database, asked: list[str]) -> None:
+    """It asked the target eight queries a table: 34 s for 3,000 tables."""
+    counts = []
+    for count in (FEW, MANY):
+        make(publisher_db, target_db, count)
+        asked.clear()
+        assert await check("many", connection=publisher_db.dsn, publications=["pub"], target=target_db.dsn) == []
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
+
+
+async def test_the_first_and_later_starts_ask_no_more_for_many_tables(
+    publisher_db: Database, target_db: Database, asked: list[str]
+) -> None:
+    """Every table was added by four queries, and the report of each second asked one query a table."""
+    counts = []
+    for count in (FEW, MANY):
+        make(publisher_db, target_db, count)
+        for start in ("first", "later"):
+            asked.clear()
+            async with replica(publisher_db, target_db, name=f"r{count}", copy_data=False) as running:
+                await running.caught_up()
+                assert len(running.subscription.status.tables) == count
+                await running.stop()
+            counts.append((start, len([query for query in asked if "pg_subscription_rel" in query or "unnest" in query])))
+    few, many = dict(counts[:2]), dict(counts[2:])
+    # reports come with time, too
+    assert many["first"] <= few["first"] + 10
+    assert many["later"] <= few["later"] + 10

@@ -1,0 +1,428 @@
+"""The PostgreSQL sink: its catalog, its lock, its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlencode
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from subscriber.abc import Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState, WorkerActivity
+from subscriber.catalog.store import Row
+from subscriber.config import STORED, Option, Settings, SubscriptionOptions
+from subscriber.config.reading import choice
+from subscriber.errors import (
+    ConfigurationError,
+    RelationError,
+    SubscriberError,
+    SubscriptionChanged,
+    SubscriptionInUse,
+    TargetError,
+    TargetUnavailable,
+)
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres import PostgresSink, catalog
+from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.store import PostgresStore
+from subscriber.sinks.postgres.subscriptions import observe
+from subscriber.sinks.postgres.target import asyncpg_arguments
+from tests.support.database import Database
+from tests.support.sink_postgres import NAME, START, Feed, Remote, opened
+
+
+async def state_of(database: Database, name: str = NAME) -> SubscriptionState:
+    feed = Feed(database)
+    state = await feed.sink.open(name, feed.durable.append)
+    await feed.sink.close()
+    return state
+
+
+async def test_catalog_of_the_first_version_is_taken_forward(target_db: Database) -> None:
+    target_db.execute("CREATE SCHEMA subscriber; CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
+    target_db.execute(catalog.catalog_step(1))
+    target_db.execute(
+        f"INSERT INTO subscriber.version VALUES (1); INSERT INTO subscriber.pg_subscription (oid, subname) VALUES (77, '{NAME}')"
+    )
+    feed = Feed(target_db)
+    state = await feed.sink.open(NAME, feed.durable.append)
+    await feed.sink.close()
+    assert (state.oid, state.managed) == (77, False)
+    assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
+    database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    assert target_db.fetch(f"SELECT subdbid = {database}, subenabled FROM subscriber.pg_subscription") == [(True, True)]
+    assert target_db.fetch("SELECT subid::int, apply_error_count::int FROM subscriber.pg_stat_subscription_stats") == [(77, 0)]
+
+
+async def test_catalog_takes_a_new_parameter(any_target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    await state_of(any_target_db)
+    new = Option(
+        default="green",
+        type=choice("red", "green"),
+        help="",
+        column="subhue",
+        codes={"red": "r", "green": "g"},
+        catalog_version=VERSION + 1,
+    )
+    monkeypatch.setattr(catalog, "VERSION", VERSION + 1)
+    monkeypatch.setattr(catalog, "catalog_step", partial(catalog.catalog_step, options=[*STORED.values(), new]))
+    await state_of(any_target_db)
+    assert any_target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION + 1,)]
+    assert any_target_db.fetch("SELECT subhue::text FROM subscriber.pg_subscription") == [("g",)]
+    assert any_target_db.value("SELECT has_column_privilege('public', 'subscriber.pg_subscription', 'subhue', 'SELECT')")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        any_target_db.execute("UPDATE subscriber.pg_subscription SET subhue = 'x'")
+
+
+async def test_what_is_stored_comes_back(any_target_db: Database) -> None:
+    feed = Feed(any_target_db)
+    state = await feed.sink.open(NAME, feed.durable.append)
+    assert (state.name, state.slot_name, state.publications, state.two_phase, state.position) == (
+        NAME,
+        None,
+        (),
+        TwoPhaseState.DISABLED,
+        None,
+    )
+    assert state.target_identifier == any_target_db.value("SELECT system_identifier::text FROM pg_control_system()")
+    assert state.oid >= 16384
+    with pytest.raises(TargetError, match="has no position"):
+        await feed.apply()
+    await feed.sink.begin_slot("slot", ["p1", "p 2"], TwoPhaseState.PENDING)
+    again = await reopened(feed)
+    assert (again.oid, again.slot_name, again.publications, again.two_phase, again.position) == (
+        state.oid,
+        "slot",
+        ("p1", "p 2"),
+        TwoPhaseState.PENDING,
+        None,
+    )
+    position = Position("slot", "123", 2, Lsn.parse("1/2"))
+    await feed.sink.set_position(position)
+    await feed.sink.set_publications(["p3"])
+    await feed.sink.set_two_phase(TwoPhaseState.ENABLED)
+    again = await reopened(feed)
+    assert (again.publications, again.two_phase, again.position) == (("p3",), TwoPhaseState.ENABLED, position)
+    await feed.sink.set_position(Position("slot", "123", 3, Lsn.parse("1/9")))
+    assert (await reopened(feed)).position == Position("slot", "123", 3, Lsn.parse("1/9"))
+    await feed.sink.close()
+    await feed.sink.close()
+
+
+async def reopened(feed: Feed) -> SubscriptionState:
+    await feed.sink.close()
+    feed.sink = feed.new_sink()
+    return await feed.sink.open(NAME, feed.durable.append)
+
+
+async def test_oids_are_the_clusters(target_db: Database) -> None:
+    first, second = await state_of(target_db, "a"), await state_of(target_db, "b")
+    target_db.execute("CREATE SUBSCRIPTION native CONNECTION '' PUBLICATION p WITH (connect = false)")
+    native = target_db.value("SELECT oid::int8 FROM pg_subscription WHERE subname = 'native'")
+    assert first.oid < second.oid < native
+    assert target_db.value("SELECT count(*) FROM pg_largeobject_metadata") == 0
+
+
+async def test_catalog_made_by_many_at_once(target_db: Database) -> None:
+    states = await asyncio.gather(*(state_of(target_db, f"s{number % 4}") for number in range(8)))
+    # two openers of one name meet: the later one waits, and finds the lock free
+    assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription") == 4
+    assert len({state.oid for state in states}) == 4
+    assert target_db.fetch("SELECT version FROM subscriber.version") == [(VERSION,)]
+
+
+async def test_later_catalog_is_refused(target_db: Database) -> None:
+    await state_of(target_db)
+    target_db.execute("UPDATE subscriber.version SET version = 99")
+    with pytest.raises(TargetError, match=f'schema "subscriber" of the target has version 99, this program knows versions up to {VERSION}'):
+        await state_of(target_db)
+
+
+async def test_target_that_cannot_be_written(target_db: Database) -> None:
+    target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = on")
+    with pytest.raises(TargetError, match="read-only transaction") as caught:
+        await state_of(target_db)
+    assert caught.value.sqlstate == "25006"
+    assert caught.value.hint
+    target_db.execute(f"SET default_transaction_read_only = off; ALTER DATABASE {target_db.name} RESET default_transaction_read_only")
+
+
+async def test_schema_made_by_the_administrator_is_used(target_db: Database) -> None:
+    target_db.execute("CREATE SCHEMA subscriber")
+    assert (await state_of(target_db)).name == NAME
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, "ä" * 32, "a\0b"])
+async def test_names_that_cannot_be(target_db: Database, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="subscription name"):
+        await state_of(target_db, name)
+
+
+async def test_tables(target_db: Database) -> None:
+    target_db.execute(
+        'CREATE SCHEMA "S"; CREATE TABLE a (id int); CREATE TABLE "S"."B" (id int) PARTITION BY LIST (id); CREATE VIEW v AS TABLE a'
+    )
+    a, b = TableName("public", "a"), TableName("S", "B")
+    async with opened(target_db) as feed:
+        await feed.sink.add_table(a, TableEntry(TableState.INIT))
+        await feed.sink.add_table(b, TableEntry(TableState.READY))
+        assert await feed.sink.tables() == {a: TableEntry(TableState.INIT), b: TableEntry(TableState.READY)}
+        with pytest.raises(RelationError, match=r'relation "public\.nowhere" does not exist'):
+            await feed.sink.add_table(TableName("public", "nowhere"), TableEntry(TableState.INIT))
+        with pytest.raises(RelationError, match=r'cannot use relation "public\.v" as logical replication target'):
+            await feed.sink.add_table(TableName("public", "v"), TableEntry(TableState.INIT))
+        target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 's', srsublsn = '0/99' WHERE srrelid = 'a'::regclass")
+        assert (await feed.sink.tables())[a] == TableEntry(TableState.SYNCDONE, Lsn(0x99))
+        await feed.sink.set_ready(a, Lsn(0x99))
+        await feed.reopen()
+        assert (await feed.sink.tables())[a] == TableEntry(TableState.READY, Lsn(0x99))
+        target_db.execute('DROP TABLE "S"."B"')
+        assert set(await feed.sink.tables()) == {a}
+        assert target_db.value("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1
+        await feed.sink.remove_table(b)
+        await feed.sink.remove_table(a)
+        assert await feed.sink.tables() == {}
+
+
+async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> None:
+    """Its position kept the slot of its synchronization, and that the publisher's WAL."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    name = TableName("public", "t")
+    async with opened(target_db) as feed:
+        await feed.sink.add_table(name, TableEntry(TableState.INIT))
+        work = feed.sink.open_table(name)
+        await work.begin()
+        await work.start_copy()
+        await work.finish_copy(Position("of_the_table", "7000000000000000001", 1, START))
+        await work.close()
+        assert await feed.sink.slot_names() == {"slot", "of_the_table"}
+        target_db.execute("DROP TABLE t")
+        await feed.sink.report([], None)
+        assert await feed.sink.tables() == {}
+        assert await feed.sink.slot_names() == {"slot"}
+
+
+async def test_second_writer_is_told_who_the_first_is(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", 0.3)
+    async with opened(target_db) as feed:
+        pid = feed.sink._open.session.connection.info.backend_pid
+        with pytest.raises(SubscriptionInUse, match=f'subscription "{NAME}" is active for PID {pid}'):
+            await state_of(target_db)
+        # another subscription is another matter
+        assert (await state_of(target_db, "other")).oid != feed.oid
+        with target_db.connect() as elsewhere:
+            elsewhere.execute("SELECT pg_advisory_lock(1)")
+            assert feed.sink._open.session.usable
+    assert (await state_of(target_db)).oid == feed.oid
+
+
+async def test_successor_of_a_killed_process_waits_for_its_backend(target_db: Database, tmp_path: Path) -> None:
+    """A process is killed while its backend waits for a lock: the successor opens once that backend has noticed."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await state_of(target_db)
+    script = tmp_path / "holder.py"
+    script.write_text(f"""
+import asyncio
+from tests.support.sink_postgres import Feed, Remote
+class Place:
+    dsn = {target_db.dsn!r}
+async def main():
+    feed = Feed(Place())
+    await feed.open()
+    remote = Remote("t", "*id")
+    await feed.apply(remote.relation, remote.insert(1))
+asyncio.run(main())
+""")
+    with target_db.connect() as blocker:
+        blocker.execute("BEGIN; LOCK TABLE t")
+        process = subprocess.Popen([sys.executable, str(script)], cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."})
+        try:
+            target_db.wait("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass", 1)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        started = time.monotonic()
+        async with opened(target_db) as feed:
+            assert time.monotonic() - started < 10
+            blocker.execute("COMMIT")
+            assert target_db.fetch("SELECT id FROM t") == []
+            remote = Remote("t", "*id")
+            await feed.apply(remote.relation, remote.insert(2))
+            assert target_db.fetch("SELECT id FROM t") == [(2,)]
+
+
+async def test_cancelled_apply_breaks_the_session_and_loses_nothing(target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        with target_db.connect() as blocker:
+            blocker.execute("BEGIN; LOCK TABLE t")
+            applying = asyncio.create_task(feed.apply(remote.relation, remote.insert(1)))
+            async with asyncio.timeout(20):
+                while not target_db.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass"):
+                    await asyncio.sleep(0.01)
+            applying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await applying
+            with pytest.raises(TargetUnavailable, match="interrupted"):
+                await feed.sink.advance(Lsn(0x9999))
+        await feed.reopen()
+        # whether it took effect is open; the position tells
+        applied = feed.position() != START
+        assert target_db.fetch("SELECT id FROM t") == ([(1,)] if applied else [])
+        await feed.apply(remote.relation, remote.insert(2))
+        assert target_db.fetch("SELECT id FROM t WHERE id = 2") == [(2,)]
+
+
+async def test_position_that_vanished(target_db: Database) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    remote = Remote("t", "*id")
+    async with opened(target_db) as feed:
+        target_db.execute('DELETE FROM subscriber."position"')
+        with pytest.raises(TargetError, match="the target has no position of subscription"):
+            await feed.apply(remote.relation, remote.insert(1))
+        with pytest.raises(TargetError, match="the target has no position of subscription"):
+            await feed.sink.advance(Lsn(0x9999))
+        assert target_db.fetch("SELECT id FROM t") == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "host=localhost password='S3CRET",
+        "host=localhost nonsense=S3CRET",
+        "postgresql://u:S3CRET@h/d?nonsense=1",
+        "S3CRET",
+        "replication=database",
+    ],
+)
+def test_bad_targets(target: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PostgresSink(target, options=SubscriptionOptions(), settings=Settings())
+    assert "S3CRET" not in caught.value.one_line()
+
+
+async def test_targets_that_do_not_answer(target_db: Database) -> None:
+    feed = Feed(target_db)
+    wrong = {
+        "postgresql://user:S3CRET@127.0.0.1:notaport/db": ConfigurationError,
+        "host=localhost sslmode=nonsense password=S3CRET": ConfigurationError,
+        "host=127.0.0.1 port=1 dbname=x user=x": TargetUnavailable,
+        target_db.server.dsn("nowhere"): TargetError,
+        target_db.conninfo(password="S3CRET"): TargetError,
+        target_db.conninfo(user="nobody_of_this_name"): TargetError,
+    }
+    for target, expected in wrong.items():
+        with pytest.raises(SubscriberError) as caught:
+            await feed.new_sink(target).open(NAME, feed.durable.append)
+        assert type(caught.value) is expected
+        assert "S3CRET" not in caught.value.one_line()
+
+
+async def test_too_many_connections_is_worth_waiting_for(target_db: Database) -> None:
+    target_db.execute(f"CREATE ROLE few LOGIN PASSWORD 'pw' CONNECTION LIMIT 0; ALTER DATABASE {target_db.name} CONNECTION LIMIT 1")
+    try:
+        with pytest.raises(TargetUnavailable):
+            await Feed(target_db).new_sink(target_db.conninfo(user="few", password="pw")).open(NAME, lambda _lsn: None)
+    finally:
+        target_db.execute(f"ALTER DATABASE {target_db.name} CONNECTION LIMIT -1; DROP ROLE few")
+
+
+async def test_every_way_to_name_a_target(target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    parts = {key: str(value) for key, value in conninfo_to_dict(target_db.conninfo()).items()}
+    service, passfile = tmp_path / "service.conf", tmp_path / "passfile"
+    service.write_text(
+        f"[here]\nhost={parts['host']}\nport={parts['port']}\ndbname={target_db.name}\nuser={parts['user']}\napplication_name=named\n"
+    )
+    passfile.write_text(f"*:*:*:*:{parts.get('password', '')}\n")
+    passfile.chmod(0o600)
+    monkeypatch.setenv("PGSERVICEFILE", str(service))
+    monkeypatch.setenv("PGPASSFILE", str(passfile))
+    password = {"password": parts["password"]} if "password" in parts else {}
+    hosts = {"host": f"127.0.0.1,{parts['host']}", "port": f"1,{parts['port']}", "dbname": target_db.name, "user": parts["user"]}
+    targets = [
+        "service=here",
+        "postgresql:///?service=here",
+        "postgresql:///?" + urlencode({**hosts, **password, "target_session_attrs": "read-write"}),
+        f"host={parts['host']} port={parts['port']} dbname={target_db.name} user={parts['user']} passfile={passfile}",
+        "service=here hostaddr=127.0.0.1 connect_timeout=7 keepalives=1 keepalives_idle=3 tcp_user_timeout=9000 sslmode=prefer",
+        "service=here options='-c application_name=by_option -c work_mem=1234kB'",
+    ]
+    for number, target in enumerate(targets):
+        feed = Feed(target_db)
+        feed.sink = feed.new_sink(target)
+        feed.lsn += number * 0x10000
+        await feed.open()
+        remote = Remote("t", "*id")
+        await feed.apply(remote.relation, remote.insert(number))
+        reader = feed.sink._open.reader
+        assert (await reader.fetch("SELECT current_database()::text AS name"))[0]["name"] == target_db.name
+        if "work_mem" in target:
+            assert (await reader.fetch("SHOW work_mem"))[0]["work_mem"] == "1234kB"
+        await feed.sink.close()
+    assert target_db.value("SELECT count(*) FROM t") == len(targets)
+
+
+@pytest.mark.parametrize("parameter", ["channel_binding=require", "gssencmode=require", "require_auth=scram-sha-256", "sslrootcert=system"])
+async def test_protection_that_asyncpg_lacks_is_refused(target_db: Database, parameter: str) -> None:
+    name, _, value = parameter.partition("=")
+    base = {"host": "localhost", "port": "5432", "dbname": "d", "user": "u", "password": "S3CRET"}
+    assert asyncpg_arguments(base, "app")["host"] == "localhost"
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        asyncpg_arguments({**base, name: value}, "app")
+    assert "S3CRET" not in caught.value.one_line()
+
+
+async def test_sessions_are_named_and_end_with_the_sink(target_db: Database) -> None:
+    async with opened(target_db):
+        names = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sub'"
+        assert target_db.value(names) == 2
+    target_db.wait(names, 0)
+    with psycopg.connect(target_db.conninfo()):
+        assert target_db.value(names) == 0
+
+
+async def test_what_its_command_line_says_is_shown(target_db: Database) -> None:
+    """The latest one: the next run with other parameters is of the same subscription."""
+    shown = "SELECT oid::int, subbinary, substream FROM subscriber.pg_subscription"
+    oid = (await state_of(target_db)).oid
+    assert target_db.fetch(shown) == [(oid, False, "p")]
+    sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(binary=True, streaming="on"), settings=Settings())
+    assert await sink.exists(NAME)
+    await sink.open(NAME, lambda _: None)
+    await sink.close()
+    assert target_db.fetch(shown) == [(oid, True, "t")]
+
+
+async def test_first_report_comes_while_somebody_looks(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(target_db) as feed:
+        live_workers = PostgresStore.live_workers
+
+        async def report_first(store: PostgresStore, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
+            await feed.sink.report([WorkerActivity()], None)
+            return await live_workers(store, workers)
+
+        monkeypatch.setattr(PostgresStore, "live_workers", report_first)
+        assert [found.worker is None for found in await observe(target_db.dsn)] == [True]
+        assert [found.worker is None for found in await observe(target_db.dsn)] == [False]
+
+
+async def test_dropped_and_opened_again(target_db: Database) -> None:
+    """What was there is not made anew: nobody would run that, and its name would be taken."""
+    sink = PostgresSink(target_db.dsn, options=SubscriptionOptions(), settings=Settings())
+    await sink.open(NAME, lambda _: None)
+    target_db.execute("DELETE FROM subscriber.pg_subscription")
+    with pytest.raises(SubscriptionChanged, match="was dropped or renamed"):
+        await sink.open(NAME, lambda _: None)
+    await sink.close()
+    assert target_db.fetch("SELECT count(*) FROM subscriber.pg_subscription") == [(0,)]

@@ -1,0 +1,168 @@
+"""The PostgreSQL sink: sessions of table synchronizations that are lost while their backends live, as behind a broken network.
+
+Such a backend keeps its locks and its origin, for example while its COMMIT waits for a synchronous standby.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from subscriber.abc import CopyFormat, TableEntry, TableState, WorkerActivity
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.postgres import settings
+from subscriber.sinks.postgres.origin import Origins, asyncpg_run
+from subscriber.sinks.postgres.tablesync import PostgresTableSink
+from subscriber.sinks.postgres.target import Target
+from tests.integration.postgres.test_check import published
+from tests.integration.postgres.test_tablesync import AT, T
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.frozen_proxy import FrozenProxy, frozen_proxy
+from tests.support.sink_postgres import Feed
+
+
+@contextlib.contextmanager
+def _by_proxy(target: Database) -> Iterator[tuple[FrozenProxy, str]]:
+    """A proxy before the target, and the target's URL that leads through it."""
+    found = re.search(r"@([^:/]+):(\d+)/", target.dsn)
+    assert found is not None
+    with frozen_proxy(found[1], int(found[2])) as proxy:
+        yield proxy, target.dsn.replace(f":{found[2]}/", f":{proxy.port}/")
+
+
+@contextlib.asynccontextmanager
+async def _opened(target: Database) -> AsyncIterator[tuple[Feed, FrozenProxy]]:
+    """A sink behind a proxy, with table t."""
+    target.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    feed = Feed(target)
+    with _by_proxy(target) as (proxy, url):
+        feed.sink = feed.new_sink(url)
+        await feed.open()
+        try:
+            await feed.sink.add_table(T, TableEntry(TableState.INIT))
+            yield feed, proxy
+        finally:
+            # so that the end waits for no frozen session
+            proxy.close()
+            await feed.sink.close()
+
+
+async def _lose(table: PostgresTableSink, proxy: FrozenProxy) -> None:
+    """Its backends see no end; without the seconds that the end of a session waits for an answer."""
+    proxy.freeze()
+    assert table._reader is not None
+    table._reader.connection.terminate()
+    await table.close()
+
+
+async def _rows() -> AsyncIterator[bytes]:
+    yield b"1\n"
+
+
+async def test_table_whose_session_is_lost(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy):
+        table = feed.sink.open_table(T)
+        await table.begin()
+        await _lose(table, proxy)
+        try:
+            assert await table.begin() == TableEntry(TableState.INIT)
+        finally:
+            await table.close()
+
+
+async def test_states_are_read_after_a_tables_session_is_lost(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy):
+        await feed.sink.close()
+        table = feed.sink.open_table(T)
+        await table.begin()
+        await table.start_copy()
+        await table.finish_copy(AT)
+        await _lose(table, proxy)
+        await feed.open()
+        assert await feed.sink.tables() == {T: TableEntry(TableState.FINISHEDCOPY)}
+
+
+async def test_table_that_left_a_group_whose_session_is_lost(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy):
+        group = feed.sink.open_group()
+        assert T in await group.begin([T])
+        await group.copy(published("t", "*id"), CopyFormat.TEXT, _rows())
+        proxy.freeze()
+        group._connection.terminate()
+        table = feed.sink.open_table(T)
+        try:
+            assert await table.begin() == TableEntry(TableState.INIT)
+        finally:
+            await table.close()
+
+
+async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
+    with _by_proxy(target_db) as (proxy, url):
+        target = Target(url)
+        like = await target.connect("test")
+        origins, name = Origins(relied_on=True, lost=target.lost), f"subscriber_{target_db.name}"
+        lost = await target.connect_asyncpg(like, "test")
+        identifier = await origins.set_up(asyncpg_run(lost), name)
+        assert identifier is not None
+        proxy.freeze()
+        lost.terminate()
+        await like.close()
+        like = await target.connect("test")
+        again = await target.connect_asyncpg(like, "test")
+        try:
+            assert await origins.set_up(asyncpg_run(again), name) == identifier
+        finally:
+            # its backend holds the origin until it has ended
+            pid = again.get_server_pid()
+            again.terminate()
+            await like.close()
+    target_db.wait(f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}", 0)
+    target_db.wait("SELECT pg_replication_origin_drop(roname) IS NOT NULL FROM pg_replication_origin WHERE roname = $$" + name + "$$", True)
+
+
+@contextlib.asynccontextmanager
+async def _waiting_report(feed: Feed, target: Database) -> AsyncIterator[asyncio.Task[None]]:
+    """A report in the middle of its transaction, whose next statement waits for a lock until the block is left."""
+    with target.connect() as other, other.transaction():
+        other.execute("LOCK TABLE subscriber.worker IN ACCESS EXCLUSIVE MODE")
+        report = asyncio.create_task(feed.sink.report([WorkerActivity()], None))
+        await asyncio.to_thread(target.wait, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'", 1)
+        yield report
+
+
+async def test_cancelled_report_waits_for_no_answer(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy), _waiting_report(feed, target_db) as report:
+        proxy.freeze()
+        report.cancel()
+        await asyncio.wait([report], timeout=WAIT_SECONDS)
+        assert report.cancelled()
+
+
+async def test_report_after_one_whose_session_is_lost(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_IDLE_IN_TRANSACTION", "1s")
+    async with _opened(target_db) as (feed, proxy):
+        await feed.sink.report([WorkerActivity()], None)
+        async with _waiting_report(feed, target_db) as report:
+            proxy.freeze()
+            # now its backend is idle in a transaction that has deleted a row
+            feed.sink._open.reader.connection.terminate()
+            await asyncio.wait([report])
+            assert isinstance(report.exception(), TargetUnavailable)
+        await feed.open()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await feed.sink.report([WorkerActivity(changes=7)], None)
+    assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]
+
+
+async def test_session_outlives_a_cancelled_report(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, _):
+        async with _waiting_report(feed, target_db) as report:
+            report.cancel()
+            await asyncio.wait([report], timeout=WAIT_SECONDS)
+            assert report.cancelled()
+        await feed.sink.report([WorkerActivity(changes=7)], None)
+    assert target_db.fetch("SELECT changes FROM subscriber.worker") == [(7,)]

@@ -1,0 +1,228 @@
+"""When changes are gone: the run ends with a DataLossError that names the thing and the remedy, and the target's rows stay as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from subscriber import DataLossError
+from subscriber.testing.server import EmbeddedServer
+from tests.support.database import Database, ServerAddress
+from tests.support.observation import all_ready, eventually, slot_of, target_gid
+from tests.support.replica import replica, subscription_of
+from tests.support.standby import standby_of
+
+MakeServer = Callable[..., EmbeddedServer]
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+ROWS = "SELECT id, v FROM t ORDER BY id"
+POSITION = 'SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'
+
+
+def make_tables(publisher: Database, target: Database) -> None:
+    for database in (publisher, target):
+        database.execute(TABLE)
+    publisher.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR TABLE t")
+
+
+async def refused(publisher: Database, target: Database, **arguments: Any) -> str:
+    """The next run ends with a loss; what it says, on one line. Nothing in the target changes."""
+    before = target.fetch(ROWS), target.fetch(POSITION)
+    with pytest.raises(DataLossError) as caught:
+        await asyncio.wait_for(subscription_of(publisher, target, **arguments).run(), 30)
+    assert (target.fetch(ROWS), target.fetch(POSITION)) == before
+    line = caught.value.one_line()
+    assert "\n" not in line
+    assert caught.value.hint
+    return line
+
+
+class TestSlot:
+    async def test_dropped_and_made_again(self, publisher_db: Database, target_db: Database) -> None:
+        make_tables(publisher_db, target_db)
+        async with replica(publisher_db, target_db) as found:
+            await all_ready(found)
+            publisher_db.execute("INSERT INTO t VALUES (2, 'followed')")
+            await found.same(ROWS)
+        slot = slot_of(publisher_db)
+        publisher_db.execute(f"SELECT pg_drop_replication_slot('{slot}'); INSERT INTO t VALUES (3, 'lost')")
+        line = await refused(publisher_db, target_db)
+        assert f'replication slot "{slot}" does not exist on the publisher any more' in line
+        assert "start over" in line
+        # nothing was made in its place
+        assert publisher_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+        publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+        line = await refused(publisher_db, target_db)
+        assert f'replication slot "{slot}" was advanced to ' in line
+        assert "recreated" in line
+
+    async def test_advanced(self, publisher_db: Database, target_db: Database) -> None:
+        make_tables(publisher_db, target_db)
+        async with replica(publisher_db, target_db) as found:
+            await all_ready(found)
+            await found.caught_up()
+        publisher_db.execute("INSERT INTO t VALUES (2, 'lost')")
+        to = publisher_db.value(f"SELECT end_lsn::text FROM pg_replication_slot_advance('{slot_of(publisher_db)}', pg_current_wal_lsn())")
+        line = await refused(publisher_db, target_db)
+        assert f'replication slot "{slot_of(publisher_db)}" was advanced to {to}, past our position {target_db.value(POSITION)}' in line
+
+    @pytest.mark.parametrize("again", [False, True], ids=["dropped", "made again"])
+    async def test_dropped_while_it_is_followed(self, publisher_db: Database, target_db: Database, again: bool) -> None:
+        make_tables(publisher_db, target_db)
+        subscription = subscription_of(publisher_db, target_db)
+        running = asyncio.create_task(subscription.run())
+        try:
+            await subscription.wait_for(publisher_db.current_lsn(), 30)
+            slot = slot_of(publisher_db)
+            # no await in between: the subscription has no chance to come back before the slot is gone
+            publisher_db.execute(f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active")
+            publisher_db.wait(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'", False)
+            publisher_db.execute(f"SELECT pg_drop_replication_slot('{slot}'); INSERT INTO t VALUES (2, 'lost')")
+            if again:
+                publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+            with pytest.raises(DataLossError, match="was advanced to" if again else "does not exist on the publisher any more"):
+                await asyncio.wait_for(running, 30)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert target_db.fetch(ROWS) == [(1, "copied")]
+
+    async def test_invalidated(self, make_server: MakeServer, target_db: Database) -> None:
+        server = make_server(max_slot_wal_keep_size="1MB", max_wal_size="32MB", min_wal_size="32MB")
+        server.createdb("pub")
+        with contextlib.closing(Database(ServerAddress(server.dsn(), 18), "pub")) as publisher:
+            make_tables(publisher, target_db)
+            async with replica(publisher, target_db) as found:
+                await all_ready(found)
+                await found.caught_up()
+            for number in range(2, 6):
+                publisher.execute(f"INSERT INTO t VALUES ({number}, 'lost')")
+                publisher.execute("SELECT pg_switch_wal()")
+                publisher.execute("CHECKPOINT")
+            status = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher)}'"
+            await eventually(publisher, status, "lost")
+            line = await refused(publisher, target_db)
+            assert f'replication slot "{slot_of(publisher)}" was invalidated (wal_removed)' in line
+            assert "max_slot_wal_keep_size" in line
+
+
+class TestPublisher:
+    async def test_another_one(self, publisher18_db: Database, publisher16_db: Database, target_db: Database) -> None:
+        make_tables(publisher18_db, target_db)
+        publisher16_db.execute(f"{TABLE}; CREATE PUBLICATION pub FOR TABLE t")
+        async with replica(publisher18_db, target_db) as found:
+            await all_ready(found)
+        publisher16_db.execute(f"SELECT pg_create_logical_replication_slot('{slot_of(publisher18_db)}', 'pgoutput')")
+        line = await refused(publisher18_db, target_db, conninfo=publisher16_db.conninfo())
+        query = "SELECT system_identifier::text FROM pg_control_system()"
+        mine, other = publisher18_db.value(query), publisher16_db.value(query)
+        assert f"the publisher's system identifier is {other}, but the target was filled from {mine}" in line
+
+    async def test_restored_to_an_earlier_time(self, make_server: MakeServer, target_db: Database) -> None:
+        server = make_server()
+        server.createdb("pub")
+        address = ServerAddress(server.dsn(), 18)
+        with contextlib.closing(Database(address, "pub")) as publisher:
+            make_tables(publisher, target_db)
+            async with replica(publisher, target_db) as found:
+                await all_ready(found)
+                await found.caught_up()
+        await asyncio.to_thread(server.stop)
+        saved = server.base / "saved"
+        subprocess.run(["cp", "-a", server.data_directory, saved], check=True)
+        server.start()
+        with contextlib.closing(Database(address, "pub")) as publisher:
+            async with replica(publisher, target_db) as found:
+                publisher.execute("INSERT INTO t SELECT g, 'only in the target' FROM generate_series(2, 20000) AS g")
+                await found.same("SELECT count(*) FROM t")
+        await asyncio.to_thread(server.stop)
+        server.data_directory.rename(server.base / "discarded")
+        saved.rename(server.data_directory)
+        server.start()
+        with contextlib.closing(Database(address, "pub")) as publisher:
+            line = await refused(publisher, target_db)
+        assert f"before our position {target_db.value(POSITION)}: it was restored to an earlier time" in line
+
+
+class TestPreparedTransaction:
+    @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+    async def test_gone_from_the_target(self, publisher_db: Database, target_db: Database) -> None:
+        make_tables(publisher_db, target_db)
+        subscription = subscription_of(publisher_db, target_db, two_phase=True)
+        running = asyncio.create_task(subscription.run())
+        try:
+            await eventually(target_db, "SELECT to_regclass('subscriber.pg_subscription') IS NOT NULL", True)
+            await eventually(target_db, "SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+            with publisher_db.connect() as session:
+                session.execute("BEGIN; INSERT INTO t VALUES (2, 'x')")
+                row = session.execute("SELECT pg_current_xact_id()::text::int").fetchone()
+                session.execute(f"PREPARE TRANSACTION '{publisher_db.name}'".encode())
+            assert row is not None
+            await subscription.wait_for(publisher_db.current_lsn(), 30)
+            gid = target_gid(target_db, row[0])
+            target_db.execute(f"ROLLBACK PREPARED '{gid}'")
+            publisher_db.execute(f"COMMIT PREPARED '{publisher_db.name}'")
+            with pytest.raises(DataLossError, match=f'"{gid}" does not exist in the target, and was not committed there'):
+                await asyncio.wait_for(running, 30)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        line = await refused(publisher_db, target_db, two_phase=True)
+        assert gid in line
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "behind"])
+async def test_promoted_standby(make_server: MakeServer, target_db: Database, complete: bool) -> None:
+    """With a failover slot: one that has everything is followed on its new timeline, one that lacks what the target has is refused."""
+    primary = make_server()
+    primary.createdb("pub")
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(contextlib.closing(Database(ServerAddress(primary.dsn(), 18), "pub")))
+        make_tables(publisher, target_db)
+        slot = slot_of(publisher)
+        standby = stack.enter_context(standby_of(primary))
+        copy = stack.enter_context(contextlib.closing(Database(ServerAddress(standby.dsn(), 18), "pub")))
+        synced = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}' AND synced AND NOT temporary"
+        async with replica(publisher, target_db, failover=True) as found:
+            await all_ready(found)
+            publisher.execute("INSERT INTO t VALUES (2, 'before')")
+            await found.same(ROWS)
+
+            async def slot_is_there() -> bool:
+                # what the standby needs to take the slot over: our acknowledgement, and a later snapshot of running transactions
+                publisher.execute("SELECT pg_log_standby_snapshot()")
+                await found.caught_up()
+                await eventually(copy, f"SELECT pg_last_wal_replay_lsn() >= '{publisher.current_lsn()}'", True)
+                copy.execute("SELECT pg_sync_replication_slots()")
+                return bool(copy.fetch(synced))
+
+            async with asyncio.timeout(30):
+                while not await slot_is_there():
+                    pass
+            if not complete:
+                copy.execute("ALTER SYSTEM SET primary_conninfo = ''")
+                copy.execute("SELECT pg_reload_conf()")
+                await eventually(copy, "SELECT count(*) FROM pg_stat_wal_receiver", 0)
+            publisher.execute("INSERT INTO t VALUES (3, 'last')")
+            rows = await found.same(ROWS)
+            if complete:
+                await eventually(copy, f"SELECT pg_last_wal_replay_lsn() >= '{publisher.current_lsn()}'", True)
+        copy.execute("SELECT pg_promote()")
+        if not complete:
+            line = await refused(publisher, target_db, conninfo=copy.conninfo())
+            assert "the publisher is on timeline 2; timeline 1 of our position" in line
+            assert "the target holds changes that the promoted server never had" in line
+            return
+        copy.execute("INSERT INTO t VALUES (4, 'on the new timeline')")
+        async with replica(publisher, target_db, conninfo=copy.conninfo()) as found:
+            await found.subscription.wait_for(copy.current_lsn(), 30)
+            assert target_db.fetch(ROWS) == [*rows, (4, "on the new timeline")]
+        # the old primary has been left behind
+        line = await refused(publisher, target_db)
+        assert "the publisher is on timeline 1, but our position" in line
+        assert "connect to the server that was promoted" in line

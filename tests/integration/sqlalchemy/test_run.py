@@ -1,0 +1,177 @@
+"""``subscriber run`` into targets that are no PostgreSQL (and into one, as one SQL database among others)."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.program import position, running, slots, subscriber
+from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
+
+# twelve seconds for a target that takes nothing, which is said then, and a second or more for a process to end on a busy machine
+SOON = 15.0
+
+
+def test_copies_follows_and_ends_cleanly(other_replica: Replica) -> None:
+    pair = other_replica
+    with running(*pair.arguments()) as program:
+        pair.target.follows()
+        pair.publisher.execute("UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 990")
+        pair.publisher.execute("INSERT INTO t VALUES (2000, 'new'), (2001, NULL); UPDATE t SET id = 3000 WHERE id = 500")
+        pair.target.wait(ALL, pair.publisher.fetch(ALL))
+        program.send(signal.SIGTERM)
+        done = program.ended()
+    assert (done.status, done.output, done.errors) == (0, "", "")
+    assert done.seconds < SOON
+    pair.acknowledged()
+    # it goes on where it was, and copies nothing again
+    pair.target.execute("DELETE FROM t WHERE id = 1")
+    pair.publisher.execute("DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (4000, 'while away')")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert done.status == 0
+    pair.same()
+    assert 'conflict detected on relation "public.t": conflict=delete_missing' in done.errors
+    assert "copied" not in done.errors
+
+
+def test_prepared_transactions_wait_for_their_commit(other_replica: Replica) -> None:
+    pair = other_replica
+    pair.more += ["-o", "two_phase=true"]
+    pair.catches_up()
+    pair.catches_up()  # now all tables are ready, and two_phase is enabled
+    pair.publisher.execute("BEGIN; INSERT INTO t VALUES (2000, 'kept'); PREPARE TRANSACTION 'keep'")
+    pair.publisher.execute("BEGIN; UPDATE t SET v = 'never'; PREPARE TRANSACTION 'drop'")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert (done.status, done.errors) == (0, "")
+    pair.same()
+    waiting = f"SELECT gid FROM {pair.target.ours('prepared_transaction')} ORDER BY gid"
+    assert pair.target.fetch(waiting) == [("drop",), ("keep",)]
+    # another process ends them
+    pair.publisher.execute("COMMIT PREPARED 'keep'")
+    pair.publisher.execute("ROLLBACK PREPARED 'drop'")
+    pair.catches_up()
+    assert pair.target.fetch("SELECT v FROM t WHERE id = 2000") == [("kept",)]
+    assert pair.target.fetch(waiting) == []
+
+
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
+def test_without_create_tables_a_missing_table_is_named(other_replica: Replica) -> None:
+    pair = other_replica
+    pair.more = ["-c", "create_tables=off"]
+    if pair.target.kind == "sqlite":
+        done = subscriber(*pair.arguments(verb="check"))
+        assert done.output.startswith(f'error: there is no file "{pair.target.path}" (hint: ')
+        pair.target.execute("CREATE TABLE mine (id int)")
+    for verb in ("check", "run"):
+        done = subscriber(*pair.arguments(verb=verb))
+        assert done.status == 1
+        said = done.output + done.errors
+        assert '"public.t"' in said
+        assert "--create-tables" in said
+    assert slots(pair.publisher) == []
+    # a table of the user's own, with a column more
+    pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, note varchar(20) DEFAULT 'mine', v varchar(50))")
+    done = subscriber(*pair.arguments(verb="check"))
+    assert (done.status, done.output) == (0, "")
+    pair.catches_up()
+    assert pair.target.fetch("SELECT count(*), min(note) FROM t") == [(1000, "mine")]
+
+
+@pytest.mark.parametrize(("other_target", "how"), [("sqlite", "ignore"), ("sqlite", "add"), ("mariadb", "add")], indirect=["other_target"])
+def test_a_new_column(other_replica: Replica, how: str) -> None:
+    pair = other_replica
+    pair.more += ["-c", f"schema_change={how}"]
+    pair.catches_up()
+    pair.publisher.execute("ALTER TABLE t ADD n integer DEFAULT 7; INSERT INTO t VALUES (2000, 'x', 8)")
+    pair.catches_up()
+    if how == "add":
+        assert pair.target.fetch("SELECT n FROM t WHERE id = 2000") == [(8,)]
+    else:
+        row = pair.target.fetch("SELECT * FROM t WHERE id = 2000")
+        assert row == [(2000, "x")]
+
+
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
+def test_a_new_column_that_differs_by_case_only_is_refused_by_name(other_replica: Replica) -> None:
+    """The bug was that the database's own refusal of it was retried for ever, without its name."""
+    pair = other_replica
+    pair.catches_up()
+    pair.publisher.execute("ALTER TABLE t ADD \"V\" text; INSERT INTO t VALUES (2000, 'x', 'capital')")
+    for how in ("add", "error"):
+        done = subscriber(*pair.arguments("--until-caught-up", "-c", f"schema_change={how}"))
+        assert done.status == 1
+        said = 'column "V" of table "public.t" is not distinguished from column "v" in the target'
+        assert said in done.errors
+        assert "finished at" in done.errors
+        # it loses values, and says so
+        assert "schema_change = ignore meanwhile (its values until then are not applied)" in done.errors
+    assert subscriber(*pair.arguments("--until-caught-up", "-c", "schema_change=ignore")).status == 0
+    assert pair.target.fetch("SELECT * FROM t WHERE id = 2000") == [(2000, "x")]
+
+
+def test_a_new_column_is_an_error_by_default(sqlite_replica: Replica) -> None:
+    pair = sqlite_replica
+    pair.catches_up()
+    pair.publisher.execute("ALTER TABLE t ADD n integer; INSERT INTO t VALUES (2000, 'x', 8)")
+    lsn = pair.publisher.current_lsn()
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert done.status == 1
+    assert '"public.t" is missing replicated column: "n"' in done.errors
+    assert done.errors.count("\n") == 1
+    assert pair.behind(lsn)
+    pair.target.execute("ALTER TABLE t ADD n integer")
+    pair.catches_up()
+    assert pair.target.fetch("SELECT n FROM t WHERE id = 2000") == [(8,)]
+
+
+def test_a_second_one_is_refused(other_replica: Replica) -> None:
+    pair = other_replica
+    with running(*pair.arguments()) as program:
+        pair.target.follows()
+        done = subscriber(*pair.arguments("--until-caught-up"))
+        assert done.status == 1
+        *_, waited, refused = done.errors.splitlines()
+        assert " WARNING " in waited
+        assert f"waiting for PID {refused.split(' for PID ')[1].split()[0]}, which holds its lock" in waited
+        assert "is active" in refused
+        assert "(hint: " in refused
+        program.send(signal.SIGKILL)
+        program.ended()
+    # what a killed one held is free
+    pair.publisher.execute("INSERT INTO t VALUES (2000, 'after')")
+    pair.catches_up()
+
+
+def test_a_truncate_and_upserts(sqlite_replica: Replica) -> None:
+    pair = sqlite_replica
+    pair.catches_up()
+    pair.target.execute("INSERT INTO t VALUES (5000, 'of somebody else')")
+    pair.publisher.execute("INSERT INTO t VALUES (5000, 'ours')")
+    done = subscriber(*pair.arguments("--until-caught-up"))
+    assert done.status == 1
+    assert 'conflict detected on relation "public.t": conflict=insert_exists' in done.errors
+    pair.catches_up("-c", "insert_conflict=upsert")
+    assert pair.target.fetch("SELECT v FROM t WHERE id = 5000") == [("ours",)]
+    pair.publisher.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'again')")
+    pair.catches_up()
+
+
+def test_two_kinds_of_postgresql_target_know_nothing_of_each_other(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    native = target_db.dsn
+    other = OtherTarget("postgresql", native.replace("postgresql:", "postgresql+asyncpg:"), target_db.fetch, target_db.execute)
+    pair = Replica(publisher18_db, other)
+    pair.catches_up()
+    done = subscriber("status", f"--target={native}")
+    assert (done.status, done.output) == (0, "no subscriptions\n")
+    publisher18_db.wait("SELECT active FROM pg_replication_slots WHERE database = current_database()", False)
+    publisher18_db.execute(
+        "DELETE FROM t; SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+    )
+    target_db.execute("DELETE FROM t")
+    done = subscriber(*pair.arguments("--until-caught-up", target=native))
+    assert (done.status, done.errors) == (0, "")
+    assert position(target_db, pair.name)

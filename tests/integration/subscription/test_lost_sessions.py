@@ -1,0 +1,82 @@
+"""Sessions in the target that are lost while there is nothing to apply: the worker notices, says so, and connects again."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from subscriber.subscription.targets import open_catalog
+from tests.support.frozen_proxy import FrozenProxy, frozen_proxy
+from tests.support.program import Program, running
+from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
+
+KINDS = ["native", "postgresql", "mariadb"]
+LOST = "WARNING subscriber.subscription.following"
+
+
+@contextlib.contextmanager
+def behind_proxy(target: OtherTarget, pause: float = 0.0, *, pools: bool = False) -> Iterator[tuple[str, FrozenProxy]]:
+    """The target's URL through a proxy."""
+    match = re.search(r"@([^:/]+):(\d+)/", target.url)
+    assert match is not None
+    with frozen_proxy(match[1], int(match[2]), pause, pools=pools) as proxy:
+        yield target.url.replace(f":{match[2]}/", f":{proxy.port}/"), proxy
+
+
+def end_sessions(pair: Replica) -> None:
+    """Of all but the test's own."""
+    if pair.target.kind == "mariadb":
+        for (number,) in pair.target.fetch(
+            "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()",
+        ):
+            pair.target.execute(f"KILL {number}")
+    else:
+        pair.target.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def comes_back(pair: Replica, program: Program) -> None:
+    """It has said so, while nothing was to be applied; and it works."""
+    program.says(LOST)
+    pair.publisher.execute("INSERT INTO t VALUES (2000, 'after')")
+    pair.target.wait(ALL, pair.publisher.fetch(ALL))
+    assert "Traceback" not in program.errors
+
+
+@pytest.mark.parametrize("other_target", KINDS, indirect=True)
+def test_sessions_that_were_terminated(other_replica: Replica) -> None:
+    pair = other_replica
+    with running(*pair.arguments()) as program:
+        pair.target.follows()
+        end_sessions(pair)
+        comes_back(pair, program)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("other_target", KINDS, indirect=True)
+def test_sessions_that_a_firewall_has_forgotten(other_replica: Replica) -> None:
+    pair = other_replica
+    with behind_proxy(pair.target) as (url, proxy), running(*pair.arguments(target=url)) as program:
+        pair.target.follows()
+        proxy.freeze()
+        comes_back(pair, program)
+        assert "did not answer within" in program.errors
+
+
+@pytest.mark.parametrize("other_target", ["native", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+async def test_launcher_whose_session_a_firewall_has_forgotten(other_target: OtherTarget) -> None:
+    """It ended with "the launcher of this target is active for PID ...", and meant its own lost session."""
+    with behind_proxy(other_target) as (url, proxy):
+        catalog = await open_catalog(url, "subscriber launcher")
+        lost = await catalog.become_launcher()
+        proxy.freeze()
+        await catalog.close()
+        catalog = await open_catalog(url, "subscriber launcher")
+        try:
+            assert await catalog.become_launcher(lost) not in {lost, None}
+        finally:
+            await catalog.close()

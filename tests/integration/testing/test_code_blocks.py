@@ -1,0 +1,424 @@
+"""Every code block of README and docs is run, with the servers of this test in the places of those that it names.
+
+The blocks of a tutorial are run one after another, as a reader does it. A text block behind a Python block is what that block prints.
+
+All other blocks are run by themselves. Python blocks have a function each, SQL blocks run on the publisher. Each command of a shell block
+is run by the function of its program. If that is not possible here, the function says why, and checks what it can. A block without a
+function fails. Commands in text blocks, systemd units and Kubernetes manifests are parsed.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import yaml
+
+from subscriber.cli.main import _parser, main
+from subscriber.testing.binaries import find_binaries
+from subscriber.testing.compliance import SCENARIOS
+from tests.integration.cli.test_metrics import free_port
+from tests.sinks.targets import MemoryAdapter
+from tests.support.code_blocks import ROOT, Block, blocks
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.program import environment, running
+
+ACTIVE = "SELECT count(*) FROM pg_replication_slots WHERE active AND NOT temporary AND database = current_database()"
+FOLLOWED = "SELECT count(*) FROM pg_stat_replication WHERE application_name = '{}' AND state = 'streaming'"
+
+
+@dataclass
+class Place:
+    """Where blocks run.
+
+    Attributes:
+        publisher: ``app`` on ``db1``.
+        target: ``copy`` on ``db2``.
+        directory: of files.
+        port: of metrics.
+        defined: a block has created or run a subscription.
+    """
+
+    publisher: Database
+    target: Database
+    directory: Path
+    port: int = field(default_factory=free_port)
+    defined: bool = False
+
+    def fill(self) -> None:
+        """Table ``accounts`` with a row in publication ``app``, and empty in the target."""
+        for database in (self.publisher, self.target):
+            database.execute("CREATE TABLE accounts (id int PRIMARY KEY, balance int)")
+        self.publisher.execute("INSERT INTO accounts VALUES (1, 100); CREATE PUBLICATION app FOR TABLE accounts; CREATE PUBLICATION more")
+
+    def filled(self, text: str) -> str:
+        """With real addresses in the places of those that the pages name."""
+        for name, real in (
+            ("host=db1 dbname=app user=replicator", self.publisher.conninfo()),
+            ("host=db1 dbname=app", self.publisher.conninfo()),
+            ("postgresql://db1/app", self.publisher.dsn),
+            ("postgresql://db2/copy", self.target.dsn),
+            ("sqlite:///copy.db", f"sqlite:///{self.directory}/copy.db"),
+            ("/var/lib/lake", f"{self.directory}/lake"),
+            ("/mnt/lake", f"{self.directory}/lake"),
+            ("127.0.0.1:9187", f"127.0.0.1:{self.port}"),
+        ):
+            text = text.replace(name, real)
+        return text
+
+
+@pytest.fixture
+def place(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Place:
+    made = Place(publisher18_db, target_db, tmp_path)
+    made.fill()
+    return made
+
+
+# --- programs of shell blocks
+
+
+def run_subscriber(words: list[str], place: Place) -> None:
+    words = [place.filled(word) for word in words[1:]]
+    if words == ["--help"]:
+        return
+    parsed = _parser().parse_args(words)
+    verb = words[0]
+    if verb == "spark-apply":
+        # Spark is half a gigabyte: the same lake without it
+        if not (place.directory / "lake").exists():
+            assert (
+                main(
+                    [
+                        "run",
+                        f"--connection={place.publisher.dsn}",
+                        "--publication=app",
+                        f"--target=spark://{place.directory}/lake",
+                        "--until-caught-up",
+                    ]
+                )
+                == 0
+            )
+        assert main(["spark-apply", parsed.lake, "--engine=local", "--once"]) == 0
+    elif "mariadb://" in parsed.target:
+        return  # tests/integration/sqlalchemy/test_run.py starts a MariaDB
+    elif verb in {"alter", "drop", "status"} and not place.defined:
+        run_subscriber(
+            [
+                "subscriber",
+                "create",
+                "copy",
+                f"--connection={place.publisher.dsn}",
+                "--publication=app",
+                f"--target={parsed.target}",
+            ],
+            place,
+        )
+        run_subscriber(["subscriber", *words], place)
+    elif verb == "run" and parsed.connection is None:
+        with running("-v", *words) as launcher:
+            launcher.says("starting subscription")
+            launcher.send(15)
+            assert launcher.ended().status == 0
+    else:
+        more = ["--until-caught-up"] if verb == "run" and "--until-caught-up" not in words else []
+        # a monitoring plugin: CRITICAL, because no process runs the subscription here
+        assert main(["--quiet", *words, *more]) == (2 if "--check" in words else 0)
+        place.defined |= verb in {"create", "run"}
+
+
+def run_psql(words: list[str], place: Place) -> None:
+    command = " ".join(word if word == "|" else shlex.quote(place.filled(word)) for word in words)
+    env = {**environment(), "PATH": f"{find_binaries(18)}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run_pg_dump(words: list[str], place: Place) -> None:
+    place.target.execute("DROP TABLE IF EXISTS accounts")
+    run_psql(words, place)
+    assert place.target.value("SELECT count(*) FROM accounts") == 0
+    assert place.target.fetch("SELECT pubname FROM pg_publication") == []
+
+
+def run_make(words: list[str], place: Place) -> None:
+    # what it would do: the tests are running
+    subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, timeout=WAIT_SECONDS, check=True)
+
+
+def run_pip(words: list[str], place: Place) -> None:
+    # nothing is installed here: the extras exist
+    for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(metadata("pg-subscriber").get_all("Provides-Extra") or [])
+
+
+def run_docker(words: list[str], place: Place) -> None:
+    # there is no Docker engine: the services and profiles exist, and our own arguments are right
+    compose = (ROOT / "docker" / "compose.yaml").read_text()
+    for name in re.findall(r"\b(?:publisher\d+|target|pg\d+)\b", " ".join(words)):
+        assert name in compose
+    if "run" in words and "pg-subscriber" in words:
+        _parser().parse_args(words[words.index("pg-subscriber") + 1 :])
+
+
+def run_python(words: list[str], place: Place) -> None:
+    # files are there; tests/integration/testing/test_docker.py runs the health check
+    for word in words:
+        if word.endswith(".py"):
+            assert (ROOT / word).exists() or (ROOT / "docker" / Path(word).name).exists(), word
+
+
+def run_spark_submit(words: list[str], place: Place) -> None:
+    # tests/spark/test_cluster.py runs it
+    _parser().parse_args(words[words.index("apply.py") + 1 :])
+
+
+def run_directory(words: list[str], place: Place) -> None:
+    assert (ROOT / words[1]).is_dir() or words[1].startswith("/tmp/")
+
+
+def not_run(words: list[str], place: Place) -> None:
+    """Of the user, or a download."""
+
+
+PROGRAMS: dict[str, Callable[[list[str], Place], None]] = {
+    "subscriber": run_subscriber,
+    "pg_dump": run_pg_dump,
+    "psql": run_psql,
+    "make": run_make,
+    "pip": run_pip,
+    "docker": run_docker,
+    "python": run_python,
+    "spark-submit": run_spark_submit,
+    "cd": run_directory,
+    "switch-the-application": not_run,
+    "hadolint": not_run,
+    "git": not_run,
+    "python3": not_run,
+    "python3.13": not_run,
+}
+
+
+# --- Python blocks
+
+
+@contextmanager
+def as_module(block: Block, place: Place, more: str = "") -> Iterator[IO[str]]:
+    """Run it in a process, until the caller is done with its output."""
+    code = place.filled(block.text) + more
+    with subprocess.Popen([sys.executable, "-u", "-c", code], env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.kill()
+
+
+def in_process(block: Block, **names: Any) -> dict[str, Any]:
+    """Execute it; what it defines."""
+    exec(block.text, names)
+    return names
+
+
+def keep_a_replica(block: Block, place: Place) -> None:
+    with as_module(block, place):
+        place.target.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
+        place.target.wait("SELECT count(*) FROM accounts", 1)
+
+
+def audit(block: Block, place: Place) -> None:
+    with as_module(block, place, "\nimport asyncio\nasyncio.run(audit())\n") as output:
+        place.publisher.wait(ACTIVE, 1)
+        place.publisher.execute("INSERT INTO accounts VALUES (2, 7)")
+        place.publisher.execute("UPDATE accounts SET balance = 8 WHERE id = 2; DELETE FROM accounts WHERE id = 2")
+        assert [output.readline() for _ in range(3)] == [
+            "insert into accounts {'id': '2', 'balance': '7'}\n",
+            "update accounts {'id': '2', 'balance': '8'}\n",
+            "delete from accounts {'id': '2'}\n",
+        ]
+
+
+def manage(block: Block, place: Place) -> None:
+    names: dict[str, Any] = {}
+    exec(place.filled(block.text), names)
+    asyncio.run(names["manage"]())
+    assert place.publisher.value(ACTIVE) == 0
+
+
+def decide_columns(block: Block, place: Place) -> None:
+    names = in_process(block)
+    assert names["settings"].schema_change is names["added"]
+
+
+def define(block: Block, place: Place) -> None:
+    # tests/unit/test_documentation.py runs it over captured streams
+    in_process(block)
+
+
+async def waits_for_an_lsn(block: Block, place: Place) -> None:
+    with place.publisher.connect() as publisher, place.target.connect() as target:
+        names = {"publisher": publisher, "target": target, "publisher_dsn": place.publisher.dsn, "target_dsn": place.target.dsn}
+        await top_level(block, names)
+
+
+async def top_level(block: Block, names: dict[str, Any]) -> None:
+    """Execute it as ``python -m asyncio`` does."""
+    code = compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    await eval(code, names)
+
+
+def run_pytest(text: str, place: Place) -> None:
+    file = place.directory / "test_example.py"
+    file.write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(place.directory),
+        str(file),
+    ]
+    done = subprocess.run(command, cwd=place.directory, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def comply(block: Block, place: Place) -> None:
+    # one scenario: tests/sinks runs all of them
+    names = in_process(block, MyTarget=MemoryAdapter)
+    asyncio.run(names["test_compliance"](SCENARIOS[0]))
+
+
+def read_a_lake(block: Block, place: Place) -> None:
+    # a session of Spark: tests/spark; what it imports is there
+    imports = [
+        node for node in ast.parse(block.text).body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("subscriber")
+    ]
+    assert imports
+    exec(compile(ast.Module([*imports], []), str(block), "exec"), {})
+
+
+PYTHON: dict[tuple[str, str], Callable[[Block, Place], Awaitable[None] | None]] = {
+    ("README.md", "wait_for(lsn"): waits_for_an_lsn,
+    ("docs/howto/library.md", "asyncio.run(main())"): keep_a_replica,
+    ("docs/howto/library.md", "def added("): decide_columns,
+    ("docs/howto/library.md", "def manage("): manage,
+    ("docs/howto/transactions.md", "def audit("): audit,
+    ("docs/howto/own-connection.md", "def follow("): define,
+    ("docs/howto/own-sink.md", "def test_compliance("): comply,
+    ("docs/howto/lake-read.md", "import cut_of, read"): read_a_lake,
+    ("docs/howto/lake-read.md", "import register"): read_a_lake,
+}
+
+TUTORIALS = sorted({block.page for block in blocks() if block.page.startswith("docs/tutorials/")})
+
+
+def single_blocks(language: str) -> list[Block]:
+    return [block for block in blocks() if block.language == language and block.page not in TUTORIALS]
+
+
+@pytest.mark.parametrize("block", single_blocks("python"), ids=str)
+async def test_python(block: Block, place: Place) -> None:
+    runners = [run for (page, part), run in PYTHON.items() if page == block.page and part in block.text]
+    assert len(runners) == 1, f"{block} has no function in PYTHON: write one"
+    if asyncio.iscoroutinefunction(runners[0]):
+        await runners[0](block, place)
+    else:
+        # some of them run an event loop of their own
+        await asyncio.to_thread(runners[0], block, place)
+
+
+@pytest.mark.parametrize("block", single_blocks("sh"), ids=str)
+def test_shell(block: Block, place: Place) -> None:
+    run_shell(block, place)
+
+
+def run_shell(block: Block, place: Place) -> None:
+    for words in block.commands():
+        while re.fullmatch(r"[A-Z_]+=.*", words[0], re.DOTALL):
+            words.pop(0)
+        program = Path(words[0]).name
+        assert program in PROGRAMS, f"{block}: `{program}` has no function in PROGRAMS: write one"
+        PROGRAMS[program](words, place)
+
+
+@pytest.mark.parametrize("block", single_blocks("sql"), ids=str)
+def test_sql(block: Block, place: Place) -> None:
+    if "CREATE PUBLICATION app" in block.text:
+        place.publisher.execute("DROP PUBLICATION app")
+    place.publisher.execute(block.text)
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(publisher18_db, target_db, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    steps = [block for block in blocks() if block.page == page]
+    code = [block for block in steps if block.language == "python"]
+    tests = code if any("import pytest" in block.text for block in code) else []
+    for block, following in zip(steps, [*steps[1:], None], strict=True):
+        match block.language:
+            case "sql":
+                place.publisher.execute(block.text)
+            case "sh":
+                run_shell(block, place)
+            case "python" if "SparkSession" in block.text:
+                read_a_lake(block, place)
+            case "python" if not tests:
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    exec(place.filled(block.text), {})
+                if following is not None and following.language == "text":
+                    assert printed.getvalue() == following.text, str(following)
+    if tests:
+        run_pytest("\n\n".join(block.text for block in tests), place)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "text"], ids=str)
+def test_commands_in_text(block: Block) -> None:
+    for words in block.commands() if "\nsubscriber " in f"\n{block.text}" else ():
+        if words[0] == "subscriber":
+            _parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "ini"], ids=str)
+def test_unit_of_systemd(block: Block) -> None:
+    (command,) = re.findall(r"^ExecStart=(.*)$", block.text.replace("\\\n", " "), re.MULTILINE)
+    _parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "yaml"], ids=str)
+def test_manifest_of_kubernetes(block: Block) -> None:
+    pod = yaml.safe_load(block.text)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    _parser().parse_args(container["args"])
+    program, file, *arguments = container["readinessProbe"]["exec"]["command"]
+    assert (program, file) == ("python", "/opt/subscriber/healthcheck.py")
+    assert set(arguments) <= set(container["args"])
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    assert f"COPY docker/healthcheck.py {file}\n" in dockerfile
+    assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
+    assert f"TMPDIR={container['volumeMounts'][0]['mountPath']}\n" in dockerfile
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    assert {block.language for block in blocks()} <= {"python", "sh", "sql", "text", "ini", "yaml", "mermaid"}
+    parts = {(block.page, part) for block in blocks() for page, part in PYTHON if page == block.page and part in block.text}
+    assert parts == set(PYTHON), "a function in PYTHON has no block any more"

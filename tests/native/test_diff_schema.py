@@ -1,0 +1,100 @@
+"""Targets whose tables have other columns than the publisher's (native's topic 008)."""
+
+from __future__ import annotations
+
+from subscriber import ApplyError, RelationError
+from tests.native.native import Site
+
+
+async def test_columns_in_another_order_and_more_of_them(site18: Site) -> None:
+    site18.publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE TABLE f (a int, b text)")
+    site18.publisher.execute("ALTER TABLE f REPLICA IDENTITY FULL; INSERT INTO t SELECT i, 'copied', i FROM generate_series(1, 5) AS i")
+    site18.publisher.execute("INSERT INTO f SELECT i % 2, 'x' FROM generate_series(1, 6) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    site18.in_targets("""
+        CREATE TABLE t (word text DEFAULT 'own', n int, dropped int, c bigint GENERATED ALWAYS AS (n * 2) STORED, number serial, v text,
+                        id int, missing int, called text DEFAULT 'at ' || 7);
+        ALTER TABLE t DROP COLUMN dropped, ADD PRIMARY KEY (number, id); ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id);
+        CREATE TABLE f (b text, a int, always_null int); CREATE INDEX ON f (a, always_null)
+    """)
+    async with site18.followed() as twins:
+        await twins.equal()
+        site18.in_targets("UPDATE t SET word = 'changed here', missing = 9 WHERE id = 1")
+        site18.publisher.execute(
+            "UPDATE t SET v = 'changed', n = n * 10 WHERE id < 4; INSERT INTO t VALUES (6, 'new', 6); DELETE FROM t WHERE id = 5"
+        )
+        site18.publisher.execute(
+            "UPDATE f SET a = 7 WHERE ctid = (SELECT min(ctid) FROM f WHERE a = 1); DELETE FROM f WHERE a = 0; INSERT INTO f VALUES (8)"
+        )
+        await twins.equal()
+        # serial values were drawn by both, in the order of the copy
+        assert await twins.rows("SELECT id, v, n, c, word, missing, number, called FROM t ORDER BY id") == [
+            (1, "changed", 10, 20, "changed here", 9, 1, "at 7"),
+            (2, "changed", 20, 40, "own", None, 2, "at 7"),
+            (3, "changed", 30, 60, "own", None, 3, "at 7"),
+            (4, "copied", 4, 8, "own", None, 4, "at 7"),
+            (6, "new", 6, 12, "own", None, 6, "at 7"),
+        ]
+        await twins.untroubled()
+
+
+# what the target's table is made into, the change, native's words, how it is mended
+REFUSED = {
+    "missing column": (
+        "DROP COLUMN n",
+        "INSERT INTO t VALUES (1, 'a', 1)",
+        'logical replication target relation "public.t" is missing replicated column: "n"',
+        "ADD COLUMN n int",
+    ),
+    "missing columns": (
+        "DROP COLUMN n, DROP COLUMN v",
+        "DELETE FROM t",
+        'logical replication target relation "public.t" is missing replicated columns: "v", "n"',
+        "ADD COLUMN n int, ADD COLUMN v text",
+    ),
+    "generated column": (
+        "DROP COLUMN n, ADD COLUMN n int GENERATED ALWAYS AS (id) STORED",
+        "UPDATE t SET v = 'b'",
+        'logical replication target relation "public.t" has incompatible generated column: "n"',
+        "ALTER COLUMN n DROP EXPRESSION",
+    ),
+    "no key": (
+        "DROP CONSTRAINT t_pkey",
+        "INSERT INTO t VALUES (1, 'a', 1); UPDATE t SET v = 'b'",
+        # 18 leaves out the word "column" that comes next in 16
+        'logical replication target relation "public.t" has neither REPLICA IDENTITY index nor PRIMARY KEY',
+        "ADD PRIMARY KEY (id)",
+    ),
+    "wider key": (
+        "DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, n)",
+        "DELETE FROM t",
+        'publisher did not send replica identity column expected by the logical replication target relation "public.t"',
+        "DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)",
+    ),
+    "wrong type": (
+        "ALTER COLUMN v TYPE int USING length(v)",
+        "INSERT INTO t VALUES (1, 'a', 1)",
+        "invalid input syntax for type integer",
+        "ALTER COLUMN v TYPE text",
+    ),
+}
+
+
+async def test_what_does_not_fit(site18: Site) -> None:
+    """Both say the same, and go on once the target fits."""
+    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text, n int)")
+    site18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(10, 15) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with site18.followed() as twins:
+        for name, (spoil, change, words, mend) in REFUSED.items():
+            await twins.equal()
+            site18.in_targets(f"ALTER TABLE t {spoil}")
+            before = twins.ours.fetch("SELECT id FROM t ORDER BY id")
+            site18.publisher.execute(change)
+            if name == "wrong type":
+                await twins.both_refuse(words, ApplyError, "invalid text representation")
+            else:
+                await twins.both_refuse(words, RelationError)
+            assert [target.fetch("SELECT id FROM t ORDER BY id") for target in (twins.native, twins.ours)] == [before, before]
+            site18.in_targets(f"ALTER TABLE t {mend}")
+            # what was mended has lost values that the publisher will not send again
+            site18.publisher.execute("TRUNCATE t; INSERT INTO t SELECT i, 'again', i FROM generate_series(20, 25) AS i")
+        await twins.equal()

@@ -1,0 +1,15 @@
+"""Prepared transactions that were streamed before (native's topic 023)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.native.native import Site
+from tests.native.twophase import prepared_and_ended
+
+pytestmark = pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
+
+
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
+async def test_prepared_and_ended(site_native16: Site, streaming: str) -> None:
+    await prepared_and_ended(site_native16, streaming)

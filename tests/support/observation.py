@@ -1,0 +1,62 @@
+"""What a test sees of a running subscription from outside, while its loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from subscriber.abc import TableState
+from subscriber.protocol.lsn import Lsn
+from tests.support.database import WAIT_SECONDS, Database
+from tests.support.replica import Replica
+
+
+async def eventually(database: Database, query: str, expected: Any, timeout: float = WAIT_SECONDS) -> None:
+    """As Database.wait, in a thread: the subscription lives in this loop. Nothing else may use the database meanwhile."""
+    await asyncio.to_thread(database.wait, query, expected, timeout)
+
+
+async def until(condition: Callable[[], bool], what: str, timeout: float = WAIT_SECONDS) -> None:
+    """Poll a condition of this process."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {timeout:g} s still not: {what}")
+        await asyncio.sleep(0.02)
+
+
+async def all_ready(replica: Replica) -> None:
+    """Every table is in the apply worker's hands."""
+
+    def ready() -> bool:
+        tables = replica.subscription.status.tables
+        return bool(tables) and all(entry.state is TableState.READY for entry in tables.values())
+
+    await until(ready, "all tables ready")
+
+
+def slot_of(publisher: Database, name: str = "replica") -> str:
+    """The slot of :func:`tests.support.replica.subscription_of`."""
+    return f"{name}_{publisher.name}"
+
+
+def confirmed(publisher: Database, name: str = "replica") -> Lsn:
+    """How far the publisher knows our work to be durable."""
+    query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher, name)}'"
+    return Lsn.parse(publisher.value(query))
+
+
+async def acknowledged(publisher: Database, lsn: Lsn, timeout: float = WAIT_SECONDS) -> None:
+    """Wait until the slot has followed up to there."""
+    query = f"SELECT confirmed_flush_lsn >= '{lsn}' FROM pg_replication_slots WHERE slot_name = '{slot_of(publisher)}'"
+    await eventually(publisher, query, True, timeout)
+
+
+def target_gid(target: Database, xid: int) -> str:
+    """The name of the publisher's prepared transaction in the target: pg_gid_%u_%u, as native's."""
+    return f"pg_gid_{target.value('SELECT oid FROM subscriber.pg_subscription')}_{xid}"
+
+
+PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"

@@ -1,0 +1,34 @@
+"""A table that is exchanged for another by name while it is copied: as the published one, or as a partition of that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.database import Database
+
+ROWS: Final = 5000
+
+
+def swap(name: str) -> str:
+    """Statements: what was ``<name>_new`` is ``name`` from now on."""
+    return f"BEGIN; ALTER TABLE {name} RENAME TO {name}_old; ALTER TABLE {name}_new RENAME TO {name}; COMMIT"
+
+
+def swap_back(name: str) -> str:
+    """Undo it."""
+    return f"BEGIN; ALTER TABLE {name} RENAME TO {name}_new; ALTER TABLE {name}_old RENAME TO {name}; COMMIT"
+
+
+def make_two(publisher: Database, *, partitioned: bool) -> str:
+    """The table t of many blocks, published as pub, and another like what is read of it: the name of that, which :func:`swap` takes."""
+    name = "t_one" if partitioned else "t"
+    publisher.execute(f"CREATE TABLE t (id int PRIMARY KEY, v text) {'PARTITION BY RANGE (id)' if partitioned else ''}")
+    if partitioned:
+        publisher.execute(f"CREATE TABLE {name} PARTITION OF t FOR VALUES FROM (0) TO (1000000)")
+    publisher.execute(f"""
+        CREATE TABLE {name}_new (LIKE t INCLUDING ALL);
+        INSERT INTO t SELECT i, repeat('o', 60) FROM generate_series(1, {ROWS}) AS i;
+        INSERT INTO {name}_new SELECT i + 100000, repeat('n', 60) FROM generate_series(1, {ROWS}) AS i;
+        CREATE PUBLICATION pub FOR TABLE {"t WITH (publish_via_partition_root)" if partitioned else "t, t_new"}
+    """)
+    return name
