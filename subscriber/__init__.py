@@ -2,6 +2,8 @@
 
 from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+from subscriber.consumer.transactions import TransactionStream, transactions
 from subscriber.errors import (
     ApplyError,
     ConfigurationError,
@@ -28,9 +30,7 @@ from subscriber.subscription.facade import Subscription
 from subscriber.subscription.launching import Launcher
 from subscriber.subscription.observing import SubscriptionStatus, reset_subscription_stats, subscription_status
 from subscriber.subscription.problems import check
-from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
 from subscriber.subscription.status import Status, Until
-from subscriber.subscription.transactions import TransactionStream, transactions
 from subscriber.transaction.changes import (
     UNCHANGED,
     Change,

@@ -14,10 +14,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from subscriber.cli.captures import Record, records
-from subscriber.cli.message_lines import control_line, wire_line
 from subscriber.cli.options import Verbs
 from subscriber.cli.output import Output
+from subscriber.consumer.captures import Record, records
+from subscriber.consumer.message_lines import control_line, wire_line
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.decoder import Decoder, decode
 from subscriber.protocol.frames import XLogData, decode_frame, decode_status_update

@@ -15,11 +15,11 @@ from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_
 from subscriber.cli.output import Output
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+from subscriber.consumer.transactions import TransactionStream, transactions
 from subscriber.sinks.jsonl import JsonLines
 from subscriber.sinks.lines import ChangeFormat
 from subscriber.sinks.text import TextLines
-from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
-from subscriber.subscription.transactions import TransactionStream, transactions
 
 __all__ = ["add_parser"]
 

@@ -25,12 +25,12 @@ from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import Lsn
+from subscriber.stream_session import FollowedSlot
 from subscriber.subscription.following import Following
 from subscriber.subscription.group_source import PublisherGroupSource
 from subscriber.subscription.left_out import LeftOutTables
 from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
-from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared, Setup
 from subscriber.subscription.source import PublisherSource, copy_format
 from subscriber.subscription.status import Status, TableCopy, Until

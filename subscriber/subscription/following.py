@@ -23,9 +23,9 @@ from subscriber.config import Settings
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.reporting import Reporting
 from subscriber.subscription.running import Running
-from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.setup import Prepared
 from subscriber.subscription.watchdog import Watchdog
 from subscriber.waits import LastingWait, moved

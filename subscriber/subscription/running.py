@@ -11,7 +11,7 @@ from subscriber.abc import Retry, TableName, TableState, WorkerState
 from subscriber.apply.table_state import TableStates, Watchers
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.subscription.session import StreamSession
+from subscriber.stream_session import StreamSession
 from subscriber.transaction.feedback import FlushTracker
 
 __all__ = ["Running", "Stopped"]

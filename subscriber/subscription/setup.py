@@ -4,7 +4,8 @@ The order makes a crash at any point harmless, and a refusal changes nothing:
 
 1. Checks only: options, publisher, target. A subscription that the target does not have yet is refused here, with all problems at once.
 2. The subscription's entry in the target, and its writer's lock.
-3. At the first start: its slot and its first position (``beginning.py``). Later: the loss check (``loss.py``).
+3. At the first start: its slot and its first position (``beginning.py``). Later: the loss check
+   (``walreceiver/position_check.py``).
 4. The tables (``refreshing.py``). If the command line defines the subscription, at each start. If the target's catalog defines it, only
    when the user requests it, as in PostgreSQL.
 5. Slots that table synchronizations left behind are dropped.
@@ -25,11 +26,11 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.beginning import Beginning
 from subscriber.subscription.identity import refuse_same_database
-from subscriber.subscription.loss import check_position
 from subscriber.subscription.problems import check_options, find_problems, tell
 from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
 from subscriber.subscription.status import Until
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
 
 __all__ = ["Prepared", "Setup"]

@@ -14,9 +14,9 @@ from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.loss import check_position
 from subscriber.walreceiver import copying
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import SETUP
 from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader

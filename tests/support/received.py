@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from subscriber.config import Settings
+from subscriber.consumer.received import ReceivedTransaction
+from subscriber.consumer.transactions import TransactionStream
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.received import ReceivedTransaction
-from subscriber.subscription.transactions import TransactionStream
 from subscriber.transaction.changes import Change, DeleteChange, InsertChange, MessageChange, TruncateChange, UpdateChange
 from tests.support.database import Database
 

@@ -12,8 +12,8 @@ import pytest
 
 from subscriber.abc import Sink, TableName, TargetActivity
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
+from subscriber.stream_session import StreamSession
 from subscriber.subscription.running import Running
-from subscriber.subscription.session import StreamSession
 from subscriber.subscription.watchdog import Watchdog
 from subscriber.waits import awaiting, moved, unwatched
 from tests.unit.apply.virtual_time import run

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
-from subscriber.subscription.transactions import transactions
+from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+from subscriber.consumer.transactions import transactions
 from subscriber.transaction.changes import UNCHANGED
 from tests.support.database import Database
 from tests.support.received import SMALL, SOON, TIMEOUT, Simple, changes, confirmed, cut_connection, eventually, first

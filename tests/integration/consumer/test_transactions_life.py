@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.consumer.received import ReceivedTransaction
+from subscriber.consumer.transactions import transactions
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse
-from subscriber.subscription.received import ReceivedTransaction
-from subscriber.subscription.transactions import transactions
 from subscriber.transaction.changes import InsertChange
 from tests.support.database import Database
 from tests.support.received import SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots

@@ -28,11 +28,11 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
+from subscriber.stream_session import FollowedSlot
 from subscriber.subscription import following
 from subscriber.subscription.following import Following
 from subscriber.subscription.reporting import KnownProgress, Reporting
 from subscriber.subscription.running import Running, Stopped
-from subscriber.subscription.session import FollowedSlot
 from subscriber.subscription.setup import Prepared
 from subscriber.subscription.watchdog import Watchdog
 from subscriber.transaction.feedback import FlushTracker

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from subscriber.cli import decode
-from subscriber.cli.message_lines import wire_line
+from subscriber.consumer.message_lines import wire_line
 from subscriber.errors import ConfigurationError, ProtocolError, SubscriberError
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, encode_frame

@@ -1,4 +1,4 @@
-"""The objects that :func:`subscriber.subscription.transactions.transactions` gives to its caller.
+"""The objects that :func:`subscriber.consumer.transactions.transactions` gives to its caller.
 
 An object is *current* until the iteration asks for the next one. Its changes can be read only until then, because they are freed
 afterwards. It can be acknowledged while the stream is open.

@@ -36,11 +36,11 @@ from typing import Generic, Literal, Self, TypeVar, cast, overload
 from subscriber.abc import Position
 from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import LogicalMessage
-from subscriber.subscription.received import ReceivedMessage, ReceivedTransaction
-from subscriber.subscription.session import FollowedSlot, StreamSession, undecodable
+from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, Transaction
 from subscriber.walreceiver.failures import is_undecodable

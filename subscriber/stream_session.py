@@ -17,9 +17,9 @@ from subscriber.errors import PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.subscription.loss import check_position
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing
 
 __all__ = ["FollowedSlot", "StreamSession", "undecodable"]
