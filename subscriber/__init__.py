@@ -23,14 +23,14 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.altering import SubscriptionAlteration, alter_subscription
-from subscriber.subscription.creating import create_subscription
-from subscriber.subscription.dropping import drop_subscription
-from subscriber.subscription.facade import Subscription
-from subscriber.subscription.launching import Launcher
-from subscriber.subscription.observing import SubscriptionStatus, reset_subscription_stats, subscription_status
-from subscriber.subscription.problems import check
-from subscriber.subscription.status import Status, Until
+from subscriber.subscription.launcher import Launcher
+from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
+from subscriber.subscription.management.create import create_subscription
+from subscriber.subscription.management.drop import drop_subscription
+from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
+from subscriber.subscription.run.run_status import Status, Until
+from subscriber.subscription.setup.checks import check
+from subscriber.subscription.subscription import Subscription
 from subscriber.transaction.changes import (
     UNCHANGED,
     Change,

@@ -11,8 +11,8 @@ from subscriber.cli.options import Verbs, add_name_argument, add_parameters_argu
 from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.altering import SubscriptionAlteration, alter_subscription
-from subscriber.subscription.observing import reset_subscription_stats
+from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
+from subscriber.subscription.management.status import reset_subscription_stats
 
 __all__ = ["add_parser"]
 

@@ -14,7 +14,7 @@ from subscriber.cli.options import (
 from subscriber.cli.output import say
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.printable import printable
-from subscriber.subscription.problems import check
+from subscriber.subscription.setup.checks import check
 
 __all__ = ["add_parser"]
 

@@ -13,7 +13,7 @@ from subscriber.cli.options import (
     add_target_argument,
 )
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.subscription.creating import create_subscription
+from subscriber.subscription.management.create import create_subscription
 
 __all__ = ["add_parser"]
 

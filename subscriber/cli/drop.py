@@ -7,7 +7,7 @@ import argparse
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import Verbs, add_name_argument, add_settings_argument, add_target_argument
 from subscriber.config import Settings
-from subscriber.subscription.dropping import drop_subscription
+from subscriber.subscription.management.drop import drop_subscription
 
 __all__ = ["add_parser"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from subscriber.abc import TableState
 from subscriber.errors import ConfigurationError
 from subscriber.printable import printable
-from subscriber.subscription.facade import Subscription
+from subscriber.subscription.subscription import Subscription
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

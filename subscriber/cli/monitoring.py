@@ -16,7 +16,7 @@ from subscriber.cli.status_text import size
 from subscriber.config import parse_bytes, parse_seconds
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.printable import printable
-from subscriber.subscription.observing import State, SubscriptionStatus
+from subscriber.subscription.management.status import State, SubscriptionStatus
 
 __all__ = ["MaxLag", "Severity", "conclude", "is_check", "judge", "line"]
 

@@ -23,9 +23,9 @@ from subscriber.cli.options import (
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.subscription.facade import Subscription
-from subscriber.subscription.launching import Launcher
-from subscriber.subscription.status import Until
+from subscriber.subscription.launcher import Launcher
+from subscriber.subscription.run.run_status import Until
+from subscriber.subscription.subscription import Subscription
 
 __all__ = ["add_parser"]
 

@@ -16,8 +16,8 @@ from subscriber.cli.output import complain, emit, say
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
 from subscriber.errors import SubscriberError
-from subscriber.subscription.observing import subscription_status
-from subscriber.subscription.status_json import status_as_json
+from subscriber.subscription.management.status import subscription_status
+from subscriber.subscription.management.status_json import status_as_json
 
 __all__ = ["add_parser"]
 

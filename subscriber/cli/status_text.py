@@ -9,7 +9,7 @@ from subscriber.abc import Retry, TableState
 from subscriber.catalog import ApplierObservation
 from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN
-from subscriber.subscription.observing import State, SubscriptionStatus
+from subscriber.subscription.management.status import State, SubscriptionStatus
 
 __all__ = ["describe", "size"]
 

@@ -1,1 +1,1 @@
-"""The public façade. It is the only package that wires walreceiver, apply and sinks together."""
+"""Subscriptions: their runs, the verbs that define them, and the launcher."""

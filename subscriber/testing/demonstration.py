@@ -24,7 +24,7 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError, PublisherError, SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.facade import Subscription
+from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import is_lake, uses_sqlalchemy
 from subscriber.testing.compare import PreparedComparison, TableComparison
 from subscriber.testing.demo_target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database

@@ -18,7 +18,7 @@ from subscriber.protocol.decoder import Decoder
 from subscriber.protocol.frames import PrimaryKeepalive, XLogData, decode_status_update, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Commit, StreamCommit
-from subscriber.subscription import status_json
+from subscriber.subscription.management import status_json
 from subscriber.transaction.changes import InsertChange
 from tests.support.code_blocks import PAGES
 from tests.unit.protocol.test_golden import read

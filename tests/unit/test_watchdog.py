@@ -13,8 +13,8 @@ import pytest
 from subscriber.abc import Sink, TableName, TargetActivity
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.stream_session import StreamSession
-from subscriber.subscription.running import Running
-from subscriber.subscription.watchdog import Watchdog
+from subscriber.subscription.run.run_state import Running
+from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.waits import awaiting, moved, unwatched
 from tests.unit.apply.virtual_time import run
 

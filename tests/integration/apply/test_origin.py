@@ -16,7 +16,7 @@ import pytest
 from subscriber import SubscriptionOptions, drop_subscription
 from subscriber.abc import CopyFormat
 from subscriber.sinks.postgres.origin import drop_origins
-from subscriber.subscription.problems import check
+from subscriber.subscription.setup.checks import check
 from subscriber.testing.server import EmbeddedServer
 from tests.integration.postgres.test_tablesync import AT, syncing, text
 from tests.support.database import Database, ServerAddress, fresh_database

@@ -20,7 +20,7 @@ import pytest
 from subscriber import Subscription, SubscriptionOptions
 from subscriber.errors import ApplyError, DataLossError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription import following
+from subscriber.subscription.run import slot_follower
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid, until
 from tests.support.replica import QUICK, Replica, replica, subscription_of
@@ -487,7 +487,7 @@ async def test_a_publisher_that_does_not_say_what_became_of_it(
     async def asked(*_: object, **__: object) -> bool:
         raise answer
 
-    monkeypatch.setattr(following, "was_rolled_back", asked)
+    monkeypatch.setattr(slot_follower, "was_rolled_back", asked)
     make_tables(publisher18_db, target_db)
     target_db.execute("INSERT INTO t VALUES (1, 'in the way')")
     async with replica(publisher18_db, target_db, two_phase=True) as found:

@@ -17,7 +17,7 @@ from subscriber.abc import CopyFormat, PublishedTable
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.groups import PostgresTableGroup
-from subscriber.subscription.source import PublisherSource
+from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK, Replica, replica
 from tests.support.row_gates import held

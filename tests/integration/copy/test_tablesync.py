@@ -14,7 +14,7 @@ import pytest
 from subscriber import ApplyError, PublisherError, RelationError, TableName, TableState, Until
 from subscriber.abc import PublishedTable
 from subscriber.errors import CopyOutdated
-from subscriber.subscription.source import PublisherSource
+from subscriber.subscription.run.copy_source import PublisherSource
 from subscriber.walreceiver.snapshot import SnapshotReader
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica, subscription_of

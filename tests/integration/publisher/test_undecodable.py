@@ -17,7 +17,7 @@ import pytest
 import subscriber
 from subscriber import SubscriptionOptions, Until
 from subscriber.errors import PublisherError
-from subscriber.subscription import following
+from subscriber.subscription.run import slot_follower
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import eventually
 from tests.support.replica import replica, subscription_of
@@ -124,7 +124,7 @@ async def test_a_long_value_of_what_was_rolled_back(
     publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, streaming: str
 ) -> None:
     """The bug, of 18, was seen once, under kills: native tries again for ever."""
-    monkeypatch.setattr(following, "_CAUTIOUS_SECONDS", 1.0)
+    monkeypatch.setattr(slot_follower, "_CAUTIOUS_SECONDS", 1.0)
     prepare_tables(publisher18_db, target_db)
     async with replica(publisher18_db, target_db, two_phase=True, streaming=streaming) as running:
         await running.caught_up()

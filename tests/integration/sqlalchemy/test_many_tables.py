@@ -13,7 +13,7 @@ from sqlalchemy.engine import Engine
 from subscriber import Subscription, TableState, Until, check
 from subscriber.abc import CopyFormat, PublishedTable
 from subscriber.sinks.sqlalchemy.groups import SqlAlchemyTableGroup
-from subscriber.subscription.source import PublisherSource
+from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK
 from tests.support.sqlalchemy_targets import OtherTarget

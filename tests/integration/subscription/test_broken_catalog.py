@@ -21,7 +21,7 @@ from subscriber import (
 )
 from subscriber.sinks.postgres.catalog import VERSION
 from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog
-from subscriber.subscription.observing import State, subscription_status
+from subscriber.subscription.management.status import State, subscription_status
 from tests.integration.sqlalchemy.test_catalog import defined
 from tests.support.database import Database
 from tests.support.managed import QUICK, create, launched, same

@@ -14,7 +14,7 @@ from tests.support.program import Program, running
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
 
 KINDS = ["native", "postgresql", "mariadb"]
-LOST = "WARNING subscriber.subscription.following"
+LOST = "WARNING subscriber.subscription.run.slot_follower"
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from subscriber import (
     drop_subscription,
     reset_subscription_stats,
 )
-from subscriber.subscription.dropping import remove
+from subscriber.subscription.management.drop import remove
 from subscriber.subscription.targets import open_catalog
 from tests.support.database import Database
 from tests.support.managed import QUICK, create, launched, same

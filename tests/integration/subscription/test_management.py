@@ -260,7 +260,7 @@ async def test_refresh_that_was_cut_off(publisher18_db: Database, target_db: Dat
         assert await same(publisher18_db, target_db, name, "SELECT id, v FROM u") == [(1, "u")]
         assert [table for table, _ in target_db.fetch(TABLES)] == ["t", "u", "w"]
         with monkeypatch.context() as patched:
-            patched.setattr("subscriber.subscription.setup.drop_leftover_slots", lost)
+            patched.setattr("subscriber.subscription.setup.setup.drop_leftover_slots", lost)
             async with alter_subscription(name, target=target_db.dsn, settings=QUICK) as subscription:
                 await subscription.drop_publications(["more"])
                 assert subscription.definition.publications == ("pub",)

@@ -408,7 +408,7 @@ def test_verbose_tells_what_happens(pair: Pair, where: str) -> None:
     arguments = pair.arguments("--until-caught-up")
     done = subscriber("-v", *arguments) if where == "before" else subscriber(*arguments, "-v")
     assert (done.status, done.output) == (0, "")
-    assert f'INFO subscriber.subscription.beginning: subscription "{pair.name}" starts at ' in done.errors
+    assert f'INFO subscriber.subscription.setup.first_position: subscription "{pair.name}" starts at ' in done.errors
     assert 'table "public.t" is copied as of ' in done.errors
     assert 'table "public.t" is synchronized up to ' in done.errors
     assert has_catalog(pair.target)

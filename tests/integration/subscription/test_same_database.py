@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from subscriber import ConfigurationError, SubscriptionOptions, alter_subscription, create_subscription, drop_subscription
-from subscriber.subscription.problems import check
+from subscriber.subscription.setup.checks import check
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.managed import QUICK, create

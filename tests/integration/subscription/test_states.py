@@ -17,7 +17,7 @@ from subscriber import Launcher, Settings, create_subscription, drop_subscriptio
 from subscriber.cli import status as status_verb
 from subscriber.cli.main import main
 from subscriber.sinks.postgres.catalog import VERSION
-from subscriber.subscription.observing import State, SubscriptionStatus
+from subscriber.subscription.management.status import State, SubscriptionStatus
 from tests.integration.copy.test_left_out import ground
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work

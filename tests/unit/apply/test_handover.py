@@ -29,12 +29,12 @@ from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnava
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.stream_session import FollowedSlot
-from subscriber.subscription import following
-from subscriber.subscription.following import Following
-from subscriber.subscription.reporting import KnownProgress, Reporting
-from subscriber.subscription.running import Running, Stopped
-from subscriber.subscription.setup import Prepared
-from subscriber.subscription.watchdog import Watchdog
+from subscriber.subscription.run import slot_follower
+from subscriber.subscription.run.run_state import Running, Stopped
+from subscriber.subscription.run.slot_follower import Following
+from subscriber.subscription.run.status_reports import KnownProgress, Reporting
+from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.setup.setup import Prepared
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
 from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
@@ -127,7 +127,7 @@ class Session:
 
 
 class Process:
-    """One run of a subscription, wired as the façade does it."""
+    """One run of a subscription, wired as Subscription does it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -225,7 +225,7 @@ async def live(seed: int) -> None:
     for _ in range(dice.choice([0, 0, 1, 3])):
         process = Process(world)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(following, "StreamSession", _Opener(process))
+            patch.setattr(slot_follower, "StreamSession", _Opener(process))
             task = asyncio.create_task(process.run())
             await asyncio.wait({task}, timeout=dice.random() * dice.choice([0.001, 0.1, 5.0]))
             if task.done():
@@ -243,7 +243,7 @@ async def calm_down(world: World, writing: asyncio.Task[None]) -> None:
     """Run to the end."""
     process = Process(world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(following, "StreamSession", _Opener(process))
+        patch.setattr(slot_follower, "StreamSession", _Opener(process))
         task = asyncio.create_task(restarting(process))
         await writing
         world.calm = True

@@ -15,7 +15,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
 from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.subscription.running import Running
+from subscriber.subscription.run.run_state import Running
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from subscriber.abc import ManyTablesSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.tablesync import sync_slot_prefix
 from subscriber.errors import RelationError, SlotInUse, TargetError
-from subscriber.subscription.problems import tell
+from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 

@@ -20,8 +20,8 @@ from subscriber.errors import ConfigurationError, SubscriberError, TargetError
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.creating import check_publication_list
-from subscriber.subscription.setup import Setup
+from subscriber.subscription.management.create import check_publication_list
+from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import check_conninfo

@@ -10,8 +10,8 @@ from subscriber.abc import TableName, TwoPhaseState
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, SubscriberError
-from subscriber.subscription.dropping import remove
-from subscriber.subscription.setup import Setup
+from subscriber.subscription.management.drop import remove
+from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.session import check_conninfo
 

@@ -31,7 +31,7 @@ from subscriber.errors import (
     SubscriptionInUse,
     TargetError,
 )
-from subscriber.subscription.facade import Subscription
+from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import open_catalog
 
 __all__ = ["Launcher"]

@@ -16,7 +16,7 @@ from subscriber.config import Settings
 from subscriber.errors import PublisherError, PublisherUnavailable, SlotInUse
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.refreshing import drop_leftover_slots, undo_copy
+from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy
 from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
 

@@ -10,7 +10,7 @@ from typing import Any
 from subscriber.abc import Retry, WorkerActivity
 from subscriber.catalog import ApplierObservation, TableObservation
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.subscription.observing import SubscriptionStatus
+from subscriber.subscription.management.status import SubscriptionStatus
 
 __all__ = ["status_as_json"]
 

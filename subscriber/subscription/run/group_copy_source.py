@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 
 from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.source import PublisherSource, outdated
+from subscriber.subscription.run.copy_source import PublisherSource, outdated
 from subscriber.walreceiver import copying
 from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
 

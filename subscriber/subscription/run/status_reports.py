@@ -18,7 +18,7 @@ from subscriber.abc import Sink, TableName, TableState, WorkerActivity, WorkerDe
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.running import Running
+from subscriber.subscription.run.run_state import Running
 
 __all__ = ["KnownProgress", "Reporting"]
 

@@ -11,8 +11,8 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.identity import find_same_database
-from subscriber.subscription.loops import find_loops
+from subscriber.subscription.setup.replication_loops import find_loops
+from subscriber.subscription.setup.same_database import find_same_database
 from subscriber.subscription.targets import open_target
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection

@@ -24,10 +24,10 @@ from subscriber.errors import DataLossError, SlotInUse, SubscriberError, Subscri
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
-from subscriber.subscription.reporting import Reporting
-from subscriber.subscription.running import Running
-from subscriber.subscription.setup import Prepared
-from subscriber.subscription.watchdog import Watchdog
+from subscriber.subscription.run.run_state import Running
+from subscriber.subscription.run.status_reports import Reporting
+from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.setup.setup import Prepared
 from subscriber.waits import LastingWait, moved
 from subscriber.walreceiver.failures import is_undecodable
 from subscriber.walreceiver.outcome import was_rolled_back

@@ -33,7 +33,7 @@ from typing import Final
 
 from subscriber.abc import Sink, TargetActivity, WatchedSink
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
-from subscriber.subscription.running import Running
+from subscriber.subscription.run.run_state import Running
 from subscriber.waits import FIRST_SECONDS, WaitLog, Watch
 
 __all__ = ["Watchdog"]

@@ -4,9 +4,9 @@ The order makes a crash at any point harmless, and a refusal changes nothing:
 
 1. Checks only: options, publisher, target. A subscription that the target does not have yet is refused here, with all problems at once.
 2. The subscription's entry in the target, and its writer's lock.
-3. At the first start: its slot and its first position (``beginning.py``). Later: the loss check
+3. At the first start: its slot and its first position (``first_position.py``). Later: the loss check
    (``walreceiver/position_check.py``).
-4. The tables (``refreshing.py``). If the command line defines the subscription, at each start. If the target's catalog defines it, only
+4. The tables (``table_refresh.py``). If the command line defines the subscription, at each start. If the target's catalog defines it, only
    when the user requests it, as in PostgreSQL.
 5. Slots that table synchronizations left behind are dropped.
 """
@@ -24,11 +24,11 @@ from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.subscription.beginning import Beginning
-from subscriber.subscription.identity import refuse_same_database
-from subscriber.subscription.problems import check_options, find_problems, tell
-from subscriber.subscription.refreshing import TableRefresh, drop_leftover_slots
-from subscriber.subscription.status import Until
+from subscriber.subscription.run.run_status import Until
+from subscriber.subscription.setup.checks import check_options, find_problems, tell
+from subscriber.subscription.setup.first_position import Beginning
+from subscriber.subscription.setup.same_database import refuse_same_database
+from subscriber.subscription.setup.table_refresh import TableRefresh, drop_leftover_slots
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables

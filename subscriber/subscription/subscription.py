@@ -1,7 +1,7 @@
-"""The façade: runs one subscription. It wires walreceiver, apply and sink together.
+"""Runs one subscription. It wires walreceiver, apply and sink together.
 
-A run begins with a setup (``setup.py``). Then two things run in parallel until the end: the table synchronizations, each on its own
-connections, and the attempts to follow the slot, one after another (``following.py``).
+A run begins with a setup (``setup/setup.py``). Then two things run in parallel until the end: the table synchronizations, each on its own
+connections, and the attempts to follow the slot, one after another (``run/slot_follower.py``).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.stream_session import FollowedSlot
-from subscriber.subscription.following import Following
-from subscriber.subscription.group_source import PublisherGroupSource
-from subscriber.subscription.left_out import LeftOutTables
-from subscriber.subscription.reporting import KnownProgress, Reporting
-from subscriber.subscription.running import Running, Stopped
-from subscriber.subscription.setup import Prepared, Setup
-from subscriber.subscription.source import PublisherSource, copy_format
-from subscriber.subscription.status import Status, TableCopy, Until
+from subscriber.subscription.run.copy_source import PublisherSource, copy_format
+from subscriber.subscription.run.group_copy_source import PublisherGroupSource
+from subscriber.subscription.run.left_out_tables import LeftOutTables
+from subscriber.subscription.run.run_state import Running, Stopped
+from subscriber.subscription.run.run_status import Status, TableCopy, Until
+from subscriber.subscription.run.slot_follower import Following
+from subscriber.subscription.run.status_reports import KnownProgress, Reporting
+from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.setup.setup import Prepared, Setup
 from subscriber.subscription.targets import open_target
-from subscriber.subscription.watchdog import Watchdog
 from subscriber.transaction.feedback import FlushTracker
 
 __all__ = ["Subscription"]

@@ -1,0 +1,1 @@
+"""One run of a subscription: following the slot, copying tables, reports and the watchdog."""
