@@ -26,7 +26,7 @@ def matches(pattern: str, text: str) -> bool:
     return re.fullmatch(pattern, text) is not None
 
 
-def ground(publisher: Database, target: Database) -> None:
+def create_tables(publisher: Database, target: Database) -> None:
     for database in (publisher, target):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     publisher.execute("INSERT INTO t SELECT generate_series(1, 1000); ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
@@ -44,7 +44,7 @@ def test_run_that_ends_by_itself(sqlite_replica: Replica) -> None:
 
 
 def test_run_says_when_it_is_ready(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     arguments = ["run", "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn, "--name", publisher18_db.name]
     with running(*arguments, program=LOUD) as program:
         program.says("streaming from")
@@ -60,7 +60,7 @@ def test_run_says_when_it_is_ready(publisher18_db: Database, target_db: Database
 
 
 async def test_verbs_of_the_catalog(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     name, to = publisher18_db.name, ("--target", target_db.dsn)
     define = ("create", name, *to, "--connection", publisher18_db.dsn, "--publication=pub")
 
@@ -84,7 +84,7 @@ async def test_verbs_of_the_catalog(publisher18_db: Database, target_db: Databas
 
 
 async def test_progress_of_a_long_copy_and_catch_up(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     make_gate(target_db, "t", "NEW.id = 700", 7)
     said: list[str] = []
     subscription = subscription_of(publisher18_db, target_db)
@@ -145,7 +145,7 @@ def test_verbs_without_a_connection_string_say_how_to_go_on(other_replica: Repli
 
 @pytest.mark.parametrize("disabled", [False, True])
 async def test_launcher_without_work_says_so_once(publisher18_db: Database, target_db: Database, disabled: bool) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     reason = "nothing to run: the target's catalog has no subscription"
     if disabled:
         await create(publisher18_db, target_db, options=SubscriptionOptions(enabled=False))

@@ -36,14 +36,14 @@ def left_out(target: str) -> dict[str, str]:
     return {f"{table['schema']}.{table['name']}": table["reason"] for table in found["tables_left_out"]}
 
 
-def ground(publisher: Database, target: Database) -> None:
+def create_tables(publisher: Database, target: Database) -> None:
     for database in (publisher, target):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     publisher.execute("CREATE TABLE later (id int PRIMARY KEY); INSERT INTO later VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
 
 
 def test_table_that_the_target_lacks(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     arguments = ["run", "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn, "--name", publisher18_db.name]
     assert subscriber(*arguments, "--until-caught-up").status == 0
     assert left_out(target_db.dsn) == {}
@@ -66,7 +66,7 @@ def test_table_that_the_target_lacks(publisher18_db: Database, target_db: Databa
 
 
 def test_until_names_a_table_that_does_not_fit_once(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     target_db.execute("CREATE TABLE later (other int)")
     publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE later")
     done = subscriber(
@@ -116,7 +116,7 @@ def test_many_tables_in_mariadb(other_replica: Replica) -> None:
 
 
 def test_table_published_while_the_run_goes_on(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY)")
     name = publisher18_db.name
     ahead = publisher18_db.value(f"SELECT '{publisher18_db.current_lsn()}'::pg_lsn + 1000000")
@@ -134,7 +134,7 @@ def test_table_published_while_the_run_goes_on(publisher18_db: Database, target_
 
 
 async def test_change_of_an_unknown_table_and_two_phase(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY)")
     async with replica(publisher18_db, target_db, two_phase=True) as both:
         await both.caught_up()
@@ -150,7 +150,7 @@ async def test_change_of_an_unknown_table_and_two_phase(publisher18_db: Database
 
 
 async def test_created_subscription_before_refresh(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY)")
     name = await create(publisher18_db, target_db)
     publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE later")
@@ -174,7 +174,7 @@ async def test_created_subscription_before_refresh(publisher18_db: Database, tar
 
 
 async def test_renamed_table_is_not_left_out(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     async with replica(publisher18_db, target_db) as both:
         await both.caught_up()
         for database in (target_db, publisher18_db):

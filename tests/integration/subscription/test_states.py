@@ -18,7 +18,7 @@ from subscriber.cli import status as status_verb
 from subscriber.cli.main import main
 from subscriber.sinks.postgres.catalog import VERSION
 from subscriber.subscription.management.status import State, SubscriptionStatus
-from tests.integration.copy.test_left_out import ground
+from tests.integration.copy.test_left_out import create_tables
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work
 from tests.support.program import running, subscriber
@@ -97,7 +97,7 @@ async def test_retrying_launcher_of_each_kind_of_target(publisher18_db: Database
 
 async def test_retrying_change_that_the_target_refuses(publisher18_db: Database, target_db: Database) -> None:
     publisher, name = publisher18_db, publisher18_db.name
-    ground(publisher, target_db)
+    create_tables(publisher, target_db)
     with running(
         *("run", "--connection", publisher.dsn, "--publication=pub", "--target", target_db.dsn, "--name", name),
         *("-c", "wal_retrieve_retry_interval=2s"),
@@ -120,7 +120,7 @@ async def test_retrying_change_that_the_target_refuses(publisher18_db: Database,
 
 async def test_table_whose_synchronization_fails(publisher18_db: Database, target_db: Database) -> None:
     publisher, name = publisher18_db, publisher18_db.name
-    ground(publisher, target_db)
+    create_tables(publisher, target_db)
     target_db.execute("CREATE TABLE later (id int PRIMARY KEY CHECK (id > 1))")
     publisher.execute("ALTER PUBLICATION pub ADD TABLE later")
     await create_subscription(name, connection=publisher.conninfo(), publications=["pub"], target=target_db.dsn, settings=QUICK)
@@ -164,7 +164,7 @@ def test_check_for_monitoring(other_replica: Replica) -> None:
 
 def test_check_of_lag_and_of_tables_left_out(publisher18_db: Database, target_db: Database) -> None:
     publisher, name = publisher18_db, publisher18_db.name
-    ground(publisher, target_db)
+    create_tables(publisher, target_db)
     arguments = ["--connection", publisher.dsn, "--publication=pub", "--target", target_db.dsn]
     assert subscriber("create", name, *arguments).status == 0
 
@@ -204,7 +204,7 @@ def test_check_that_fails_is_unknown(target_db: Database, tmp_path: Path) -> Non
 
 
 def test_check_after_an_upgrade_or_downgrade_is_unknown(publisher18_db: Database, target_db: Database) -> None:
-    ground(publisher18_db, target_db)
+    create_tables(publisher18_db, target_db)
     created = subscriber("create", publisher18_db.name, "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn)
     assert created.status == 0, created.errors
     for version in (1, 99):
