@@ -89,7 +89,7 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         return await LakeCatalog.open(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
-            from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
+            from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
 
             return await SqlAlchemyCatalog.open(target, application_name)
     with _postgres():
@@ -110,7 +110,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
         return await observe_lake(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
-            from subscriber.sinks.sqlalchemy.subscriptions import observe as observe_other  # noqa: PLC0415 -- as above
+            from subscriber.sinks.sqlalchemy.catalog.subscriptions import observe as observe_other  # noqa: PLC0415 -- as above
 
             return await observe_other(target)
     with _postgres():

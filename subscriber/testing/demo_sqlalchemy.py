@@ -12,7 +12,7 @@ from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.inspection import TargetInspection
+from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.compare import PreparedComparison, TableComparison, compare, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pymysql
 
 from subscriber.abc import TableName
-from subscriber.sinks.sqlalchemy.inspection import TargetInspection
+from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.compare import published_tables
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.load import MixedLoad

@@ -11,14 +11,14 @@ import pytest
 
 from subscriber.apply.spool_file import spool_failure
 from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetUnavailable
-from subscriber.sinks.postgres.errors import Diagnostics, target_error, translated
-from subscriber.sinks.postgres.pipeline import StatementFailed
-from subscriber.sinks.postgres.report import apply_error
-from subscriber.sinks.postgres.statement import Statement
-from subscriber.sinks.postgres.statements import control, set_role
-from subscriber.sinks.postgres.target import _refusal
+from subscriber.sinks.postgres.apply.change_sql import control, set_role
+from subscriber.sinks.postgres.apply.error_reports import apply_error
+from subscriber.sinks.postgres.session.errors import Diagnostics, target_error, translated
+from subscriber.sinks.postgres.session.pipeline import StatementFailed
+from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.postgres.session.target import _refusal
 from subscriber.sinks.spark.files.errors import os_errors as storing
-from subscriber.sinks.sqlalchemy.errors import translated as sqlalchemy_translated
+from subscriber.sinks.sqlalchemy.session.errors import translated as sqlalchemy_translated
 from subscriber.walreceiver.failures import connect_error
 
 NO_MORE_FILES = OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -16,8 +16,8 @@ from subscriber.config import PARAMETERS, SETTINGS, STORED, Option, Settings, Su
 from subscriber.config.option import option
 from subscriber.config.reading import SIZE, TIME, WHOLE, OptionType, choice
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.postgres import catalog as postgres_catalog
-from subscriber.sinks.sqlalchemy.tables import catalog_tables
+from subscriber.sinks.postgres.catalog import schema as postgres_catalog
+from subscriber.sinks.sqlalchemy.catalog_tables import catalog_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ from typing import Final, Literal
 
 from subscriber.abc import Finding, PublishedTable, Query, TableName
 from subscriber.errors import RelationError, TargetError
-from subscriber.sinks.postgres.catalog import catalog_version
-from subscriber.sinks.postgres.errors import CATALOG_HINT
-from subscriber.sinks.postgres.origin import Run, asyncpg_run, grant, limit_setting, may_use_origins
-from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation import RelationMapping, TargetTable, described_relation, map_relation, missing_table
-from subscriber.sinks.postgres.table_reader import read_tables
-from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.postgres.catalog.schema import catalog_version
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.errors import CATALOG_HINT
+from subscriber.sinks.postgres.session.origins import Run, asyncpg_run, grant, limit_setting, may_use_origins
+from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetTable, described_relation, map_relation, missing_table
+from subscriber.sinks.postgres.tables.table_reader import read_tables
 
 __all__ = ["check_target", "querying", "subscription_exists"]
 

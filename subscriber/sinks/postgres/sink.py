@@ -33,26 +33,26 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.sinks.postgres.apply import Applier, Owner
-from subscriber.sinks.postgres.catalog import ensure_catalog
+from subscriber.sinks.postgres.apply.applier import Applier, Owner
+from subscriber.sinks.postgres.apply.prepared_transactions import TwoPhase
+from subscriber.sinks.postgres.catalog.schema import ensure_catalog
+from subscriber.sinks.postgres.catalog.session_rows import SessionRows
+from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
+from subscriber.sinks.postgres.catalog.subscriptions import own_subscription
 from subscriber.sinks.postgres.checks import check_target, querying, subscription_exists
-from subscriber.sinks.postgres.durability import Durability
-from subscriber.sinks.postgres.groups import PostgresTableGroup
-from subscriber.sinks.postgres.locks import table_key, take, writer_number
-from subscriber.sinks.postgres.origin import Origins, drop_origins, origin_name, sweep_origins
-from subscriber.sinks.postgres.parallel import PostgresParallelTransaction
-from subscriber.sinks.postgres.parallel_sessions import ParallelSessions, raise_fence
-from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.relation_map import RelationMap
-from subscriber.sinks.postgres.session import ApplySession
-from subscriber.sinks.postgres.settings import configure_asyncpg, release_rows_soon
-from subscriber.sinks.postgres.state import SessionRows
-from subscriber.sinks.postgres.store import PostgresReporter, PostgresStore
-from subscriber.sinks.postgres.subscriptions import own_subscription
-from subscriber.sinks.postgres.tablesync import PostgresTableSink
-from subscriber.sinks.postgres.target import Target
-from subscriber.sinks.postgres.twophase import TwoPhase
-from subscriber.sinks.postgres.watching import Watcher
+from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
+from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
+from subscriber.sinks.postgres.parallel.sessions import ParallelSessions, raise_fence
+from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
+from subscriber.sinks.postgres.session.activity import Watcher
+from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.durability import Durability
+from subscriber.sinks.postgres.session.locks import table_key, take, writer_number
+from subscriber.sinks.postgres.session.origins import Origins, drop_origins, origin_name, sweep_origins
+from subscriber.sinks.postgres.session.settings import configure_asyncpg, release_rows_soon
+from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

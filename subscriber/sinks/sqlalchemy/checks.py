@@ -15,10 +15,10 @@ from subscriber.abc import Finding, PublishedTable, Query
 from subscriber.catalog.subscriptions import find_subscription
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError
-from subscriber.sinks.sqlalchemy.catalog import read_version
-from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.rows import SqlAlchemyRows
-from subscriber.sinks.sqlalchemy.schema import check
+from subscriber.sinks.sqlalchemy.catalog.migration import read_version
+from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
+from subscriber.sinks.sqlalchemy.schema.table_creation import check
+from subscriber.sinks.sqlalchemy.session.database import Database
 
 __all__ = ["check_target", "querying", "subscription_exists"]
 

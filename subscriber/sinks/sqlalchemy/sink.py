@@ -37,23 +37,23 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.sinks.sqlalchemy.apply import Applier, Owner
-from subscriber.sinks.sqlalchemy.catalog import ensure_catalog
+from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
+from subscriber.sinks.sqlalchemy.apply.prepared_transactions import TwoPhase
+from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
+from subscriber.sinks.sqlalchemy.catalog.migration import ensure_catalog
+from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
+from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
+from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
 from subscriber.sinks.sqlalchemy.checks import check_target, querying, subscription_exists
-from subscriber.sinks.sqlalchemy.engine import Database, Session
-from subscriber.sinks.sqlalchemy.fencing import Fence
-from subscriber.sinks.sqlalchemy.groups import SqlAlchemyTableGroup
-from subscriber.sinks.sqlalchemy.locks import Locks
-from subscriber.sinks.sqlalchemy.names import target_name
-from subscriber.sinks.sqlalchemy.relation_map import RelationMap
-from subscriber.sinks.sqlalchemy.rows import existing_tables, subscription_rows
-from subscriber.sinks.sqlalchemy.schema import create_table, unusable, usable
-from subscriber.sinks.sqlalchemy.staging import Staging
-from subscriber.sinks.sqlalchemy.store import SqlAlchemyStore
-from subscriber.sinks.sqlalchemy.tables import PREFIX
-from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
-from subscriber.sinks.sqlalchemy.twophase import TwoPhase
-from subscriber.sinks.sqlalchemy.watching import activity
+from subscriber.sinks.sqlalchemy.copy.staging import Staging
+from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
+from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
+from subscriber.sinks.sqlalchemy.schema.names import target_name
+from subscriber.sinks.sqlalchemy.schema.table_creation import create_table, unusable, usable
+from subscriber.sinks.sqlalchemy.session.activity import activity
+from subscriber.sinks.sqlalchemy.session.database import Database, Session
+from subscriber.sinks.sqlalchemy.session.fence import Fence
+from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

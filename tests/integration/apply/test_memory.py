@@ -106,7 +106,7 @@ LARGE_MB = 64
 BASE_MB = 90
 """What the program takes with nothing to do, and some room."""
 SQLITE_CACHE_MB = 64
-"""PRAGMA cache_size (sinks/sqlalchemy/session_settings.py)."""
+"""PRAGMA cache_size (sinks/sqlalchemy/session/settings.py)."""
 
 
 def _insert_large(publisher: Database, first: int, last: int) -> None:

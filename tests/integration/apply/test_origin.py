@@ -15,7 +15,7 @@ import pytest
 
 from subscriber import SubscriptionOptions, drop_subscription
 from subscriber.abc import CopyFormat
-from subscriber.sinks.postgres.origin import drop_origins
+from subscriber.sinks.postgres.session.origins import drop_origins
 from subscriber.subscription.setup.checks import check
 from subscriber.testing.server import EmbeddedServer
 from tests.integration.postgres.test_tablesync import AT, syncing, text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from subscriber import check
-from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.session import ApplySession
+from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.walreceiver.session import Session
 from tests.support.database import Database
 from tests.support.replica import replica

@@ -16,7 +16,7 @@ from subscriber import Subscription, TableState
 from subscriber.abc import CopyFormat, PublishedTable
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.groups import PostgresTableGroup
+from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
 from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK, Replica, replica

@@ -31,11 +31,12 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres import PostgresSink, catalog
-from subscriber.sinks.postgres.catalog import VERSION
-from subscriber.sinks.postgres.store import PostgresStore
-from subscriber.sinks.postgres.subscriptions import observe
-from subscriber.sinks.postgres.target import asyncpg_arguments
+from subscriber.sinks.postgres import PostgresSink
+from subscriber.sinks.postgres.catalog import schema as catalog
+from subscriber.sinks.postgres.catalog.schema import VERSION
+from subscriber.sinks.postgres.catalog.store import PostgresStore
+from subscriber.sinks.postgres.catalog.subscriptions import observe
+from subscriber.sinks.postgres.session.target import asyncpg_arguments
 from tests.support.database import Database
 from tests.support.sink_postgres import NAME, START, Feed, Remote, opened
 
@@ -212,7 +213,7 @@ async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> N
 
 
 async def test_second_writer_is_told_who_the_first_is(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", 0.3)
+    monkeypatch.setattr("subscriber.sinks.postgres.session.locks._WAIT", 0.3)
     async with opened(target_db) as feed:
         pid = feed.sink._open.session.connection.info.backend_pid
         with pytest.raises(SubscriptionInUse, match=f'subscription "{NAME}" is active for PID {pid}'):

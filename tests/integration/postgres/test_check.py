@@ -8,7 +8,7 @@ import pytest
 
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.postgres.catalog import VERSION
+from subscriber.sinks.postgres.catalog.schema import VERSION
 from tests.support.database import Database
 from tests.support.sink_postgres import Feed
 

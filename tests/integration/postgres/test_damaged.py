@@ -9,7 +9,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.postgres.reading import CatalogReader
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.testing.ports import LOOPBACK
 from tests.chaos.framing import PostgresFraming
 from tests.chaos.proxy import Fault, Proxy, Strike, Then

@@ -14,10 +14,10 @@ import pytest
 
 from subscriber.abc import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.postgres import settings
-from subscriber.sinks.postgres.origin import Origins, asyncpg_run
-from subscriber.sinks.postgres.tablesync import PostgresTableSink
-from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
+from subscriber.sinks.postgres.session import settings
+from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run
+from subscriber.sinks.postgres.session.target import Target
 from tests.integration.postgres.test_check import published
 from tests.integration.postgres.test_tablesync import AT, T
 from tests.support.database import WAIT_SECONDS, Database

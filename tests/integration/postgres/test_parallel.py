@@ -13,8 +13,8 @@ from subscriber.abc import ParallelTransaction
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.postgres.locks import parallel_key
-from subscriber.sinks.postgres.parallel import MOST_SAVEPOINTS, PostgresParallelTransaction
+from subscriber.sinks.postgres.parallel.transaction import MOST_SAVEPOINTS, PostgresParallelTransaction
+from subscriber.sinks.postgres.session.locks import parallel_key
 from subscriber.transaction.model import Transaction
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import eventually
@@ -175,8 +175,8 @@ async def test_cannot_commit_without_the_apply_session(target_db: Database) -> N
 
 
 async def test_the_next_process_waits_for_commits_under_way(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", WAIT_SECONDS)
-    monkeypatch.setattr("subscriber.sinks.postgres.locks._COMMIT_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr("subscriber.sinks.postgres.session.locks._WAIT", WAIT_SECONDS)
+    monkeypatch.setattr("subscriber.sinks.postgres.session.locks._COMMIT_SECONDS", WAIT_SECONDS)
     async with opened(target_db) as feed:
         key = parallel_key(feed.oid)
     with contextlib.closing(target_db.connect()) as left:
@@ -209,8 +209,8 @@ async def test_the_next_process_ends_what_does_not_end(target_db: Database) -> N
 
 
 async def test_a_session_of_another_user_is_not_ours_to_end(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", 1.0)
-    monkeypatch.setattr("subscriber.sinks.postgres.locks._COMMIT_SECONDS", 0.2)
+    monkeypatch.setattr("subscriber.sinks.postgres.session.locks._WAIT", 1.0)
+    monkeypatch.setattr("subscriber.sinks.postgres.session.locks._COMMIT_SECONDS", 0.2)
     role = f"somebody_{target_db.name}"
     async with opened(target_db) as feed:
         key = parallel_key(feed.oid)

@@ -22,7 +22,7 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.tablesync import PostgresTableSink
+from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sink_postgres import Feed, Remote, opened
 
@@ -289,8 +289,8 @@ async def test_undoing_waits_for_a_part_that_is_still_being_written(
     target_db: Database, ends_by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ends_by_itself:
-        monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", WAIT_SECONDS)
-        monkeypatch.setattr("subscriber.sinks.postgres.locks._COMMIT_SECONDS", WAIT_SECONDS)
+        monkeypatch.setattr("subscriber.sinks.postgres.session.locks._WAIT", WAIT_SECONDS)
+        monkeypatch.setattr("subscriber.sinks.postgres.session.locks._COMMIT_SECONDS", WAIT_SECONDS)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     async with syncing(target_db) as (feed, old):
         await old.begin()
@@ -324,7 +324,7 @@ async def test_undoing_waits_for_a_part_that_is_still_being_written(
 
 
 async def test_second_synchronization_of_a_table(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subscriber.sinks.postgres.locks._WAIT", 0.3)
+    monkeypatch.setattr("subscriber.sinks.postgres.session.locks._WAIT", 0.3)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     async with syncing(target_db) as (feed, sink):
         await sink.begin()

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.errors import ConfigurationError, PublisherError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres.target import Target
+from subscriber.sinks.postgres.session.target import Target
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.connection import WalReceiverConnection

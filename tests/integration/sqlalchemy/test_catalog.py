@@ -19,12 +19,12 @@ from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
 from subscriber.config import BOOLEAN, STORED, Option
 from subscriber.config.reading import choice
-from subscriber.sinks.sqlalchemy import catalog as sqlalchemy_catalog
-from subscriber.sinks.sqlalchemy import engine
-from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.locks import Locks
-from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog, observe
-from subscriber.sinks.sqlalchemy.tables import VERSION, catalog_tables
+from subscriber.sinks.sqlalchemy.catalog import migration as sqlalchemy_catalog
+from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog, observe
+from subscriber.sinks.sqlalchemy.catalog_tables import VERSION, catalog_tables
+from subscriber.sinks.sqlalchemy.session import database as engine
+from subscriber.sinks.sqlalchemy.session.database import Database
+from subscriber.sinks.sqlalchemy.session.locks import Locks
 from tests.support.sqlalchemy_targets import OtherTarget
 
 OPTIONS = SubscriptionOptions(binary=True, streaming="on", disable_on_error=True, origin="none", failover=True, two_phase=True)

@@ -12,14 +12,14 @@ from subscriber.abc import TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, RelationError
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.sqlalchemy.batching import Batching, Group
-from subscriber.sinks.sqlalchemy.columns import load_target_table
-from subscriber.sinks.sqlalchemy.engine import Database
-from subscriber.sinks.sqlalchemy.reflection import reflect
-from subscriber.sinks.sqlalchemy.relation_plan import RelationPlan
-from subscriber.sinks.sqlalchemy.schema import check
+from subscriber.sinks.sqlalchemy.apply.batching import Batching, Group
+from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
+from subscriber.sinks.sqlalchemy.apply.statements import delete_row
+from subscriber.sinks.sqlalchemy.schema.reflection import reflect
+from subscriber.sinks.sqlalchemy.schema.table_creation import check
+from subscriber.sinks.sqlalchemy.schema.target_table import load_target_table
+from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-from subscriber.sinks.sqlalchemy.statements import delete_row
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.values import Table

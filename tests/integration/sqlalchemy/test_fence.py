@@ -12,7 +12,7 @@ from subscriber.catalog.store import writer_key
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.locks import Locks
+from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
@@ -116,7 +116,7 @@ async def _release_only(sink: SqlAlchemySink) -> None:
     key = writer_key(opened.fence.oid)
     match sink._database.dialect_name:
         case "postgresql":
-            from subscriber.sinks.sqlalchemy.locks import _number
+            from subscriber.sinks.sqlalchemy.session.locks import _number
 
             await opened.session.connection.exec_driver_sql(f"SELECT pg_catalog.pg_advisory_unlock({_number(key)})")
         case "sqlite":

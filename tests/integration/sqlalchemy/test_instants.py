@@ -19,7 +19,8 @@ from sqlalchemy.engine.default import DefaultDialect
 from subscriber.abc import CopyFormat, Position, Sink, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
-from subscriber.sinks.sqlalchemy import tablesync, twophase
+from subscriber.sinks.sqlalchemy.apply import prepared_transactions
+from subscriber.sinks.sqlalchemy.copy import table_sync
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.values import Table
@@ -185,8 +186,8 @@ async def _rows(target: ComplianceTarget) -> Rows:
 @pytest.mark.parametrize(("kind", "step"), STEPS)
 async def test_stopped_while_applying(kind: str, step: int, request: pytest.FixtureRequest, instants: Instants, monkeypatch: Any) -> None:
     # several chunks, several commits
-    monkeypatch.setattr(twophase, "_CHUNK", 512)
-    monkeypatch.setattr(twophase, "_PER_COMMIT", 1024)
+    monkeypatch.setattr(prepared_transactions, "_CHUNK", 512)
+    monkeypatch.setattr(prepared_transactions, "_PER_COMMIT", 1024)
     make = _target(kind, request)
     target = make()
     await target.create_table(T)
@@ -270,7 +271,7 @@ async def _synchronize(feed: Feed, later: Transaction, before: Rows) -> None:
 async def test_stopped_while_synchronizing(
     kind: str, step: int, occupied: bool, request: pytest.FixtureRequest, instants: Instants, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(tablesync, "_PIECE_ROWS", 3)
+    monkeypatch.setattr(table_sync, "_PIECE_ROWS", 3)
     make = _target(kind, request)
     target = make()
     await target.create_table(T)

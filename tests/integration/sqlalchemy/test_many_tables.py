@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 
 from subscriber import Subscription, TableState, Until, check
 from subscriber.abc import CopyFormat, PublishedTable
-from subscriber.sinks.sqlalchemy.groups import SqlAlchemyTableGroup
+from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
 from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK

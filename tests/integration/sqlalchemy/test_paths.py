@@ -16,8 +16,8 @@ from subscriber.abc import CopyFormat, Position, TableEntry, TableState
 from subscriber.config import SchemaChange, Settings, SubscriptionOptions
 from subscriber.errors import ApplyError, RelationError, TargetUnavailable
 from subscriber.protocol.messages import Message
-from subscriber.sinks.sqlalchemy.apply import Applier
-from subscriber.sinks.sqlalchemy.bulk import Bulk, BulkTables
+from subscriber.sinks.sqlalchemy.apply.applier import Applier
+from subscriber.sinks.sqlalchemy.apply.bulk import Bulk, BulkTables
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed

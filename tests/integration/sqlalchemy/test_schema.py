@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError
-from subscriber.sinks.sqlalchemy import schema
-from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table
-from subscriber.sinks.sqlalchemy.engine import Database as Target
-from subscriber.sinks.sqlalchemy.errors import ChangeRefused
-from subscriber.sinks.sqlalchemy.reflection import reflect
-from subscriber.sinks.sqlalchemy.staging import Staging
-from subscriber.sinks.sqlalchemy.tables import catalog_tables
+from subscriber.sinks.sqlalchemy.catalog_tables import catalog_tables
+from subscriber.sinks.sqlalchemy.copy.staging import Staging
+from subscriber.sinks.sqlalchemy.schema import table_creation as schema
+from subscriber.sinks.sqlalchemy.schema.reflection import reflect
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
+from subscriber.sinks.sqlalchemy.session.database import Database as Target
+from subscriber.sinks.sqlalchemy.session.errors import ChangeRefused
 from subscriber.types import TypeFact, TypeKind
 from tests.support.mariadb_database import MariaDatabase
 from tests.support.sqlalchemy_targets import OtherTarget

@@ -16,9 +16,9 @@ from sqlalchemy import func, insert, select
 
 from subscriber.abc import PublishedTable
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.sqlalchemy import schema
-from subscriber.sinks.sqlalchemy.columns import TargetTable, load_target_table, source_types
-from subscriber.sinks.sqlalchemy.engine import Database as Target
+from subscriber.sinks.sqlalchemy.schema import table_creation as schema
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table, source_types
+from subscriber.sinks.sqlalchemy.session.database import Database as Target
 from subscriber.testing.values import normalizer
 from subscriber.types import ValueRefused, copy_decoder
 from subscriber.types.codec import binary_problem

@@ -19,8 +19,8 @@ from subscriber import (
     check,
     drop_subscription,
 )
-from subscriber.sinks.postgres.catalog import VERSION
-from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog
+from subscriber.sinks.postgres.catalog.schema import VERSION
+from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog
 from subscriber.subscription.management.status import State, subscription_status
 from tests.integration.sqlalchemy.test_catalog import defined
 from tests.support.database import Database

@@ -14,11 +14,11 @@ from subscriber.catalog import Definition
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, SUBSCRIPTION_STATS, WORKER
 from subscriber.catalog.store import Plus, Rows
 from subscriber.errors import RelationError
-from subscriber.sinks.postgres.session import ApplySession
-from subscriber.sinks.postgres.state import SessionRows
-from subscriber.sinks.postgres.subscriptions import PostgresCatalog
-from subscriber.sinks.postgres.target import Target
-from subscriber.sinks.sqlalchemy.subscriptions import SqlAlchemyCatalog
+from subscriber.sinks.postgres.catalog.session_rows import SessionRows
+from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
+from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog
 from tests.support.sqlalchemy_targets import TABLE, OtherTarget
 
 OID, RELID = 4_000_000_001, 4_000_000_002

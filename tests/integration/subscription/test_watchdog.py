@@ -15,10 +15,10 @@ import pytest
 
 from subscriber import Settings, Subscription, SubscriptionOptions
 from subscriber.abc import Batch
+from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
 from subscriber.sinks.postgres.sink import PostgresSink
-from subscriber.sinks.postgres.tablesync import PostgresTableSink
+from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-from subscriber.sinks.sqlalchemy.tablesync import SqlAlchemyTableSink
 from subscriber.testing.server import EmbeddedServer
 from subscriber.waits import awaiting
 from subscriber.walreceiver.connection import WalReceiverConnection

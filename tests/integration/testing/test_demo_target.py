@@ -7,9 +7,9 @@ import pytest
 
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetUnavailable
-from subscriber.sinks.postgres.catalog import ensure_catalog
-from subscriber.sinks.postgres.reading import CatalogReader
-from subscriber.sinks.postgres.subscriptions import own_subscription
+from subscriber.sinks.postgres.catalog.schema import ensure_catalog
+from subscriber.sinks.postgres.catalog.subscriptions import own_subscription
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.testing.demo_target import forget_subscription, inspect_database
 from tests.support.database import Database
 

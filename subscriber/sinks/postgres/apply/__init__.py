@@ -1,0 +1,1 @@
+"""Apply transactions: the SQL of changes, conflicts, and prepared transactions."""

@@ -1,0 +1,308 @@
+"""Apply transactions to the target exactly once: change by change, in order, in one pipeline.
+
+A batch is one transaction of the target: BEGIN, all changes of its transactions, the position, COMMIT. They are sent without waiting for
+answers. The position moves in the same transaction. So after a crash the position tells which transactions the target has. A
+transaction whose end LSN is not past the position is skipped.
+
+If the server rejects a statement, the batch is rolled back and its transactions are applied again one by one. Then the transactions before
+the failing one become durable, and the error names the right transaction. The target's tables are read again first, because an ALTER TABLE
+may be the reason for the error. For the same reason a single transaction is retried too, unless its tables were read just now. An ALTER
+TABLE that causes no error is detected before the commit (:mod:`subscriber.sinks.postgres.tables.fingerprint`), and the batch is retried in
+the same way.
+
+If the session has a replication origin, its LSN and the publisher's commit time are set right before the commit, in the same pipeline.
+The origin's progress (for monitoring) and the target's commit timestamps are those of the last transaction of the batch.
+
+A set-based path would belong into :meth:`Applier.apply`, before the first attempt: it would apply the batch as net changes, and use the
+path of this module if that cannot be done exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from psycopg.pq.abc import PGresult
+
+from subscriber.abc import Batch, RelationGate
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn, kept_in_years
+from subscriber.sinks.postgres.apply.change_sql import control
+from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
+from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
+from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
+from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
+from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, TargetsChanged, parameters
+from subscriber.sinks.postgres.tables.relation_map import RelationMap
+from subscriber.sinks.tally import ChangeContext, Tally, count
+from subscriber.transaction.model import Transaction
+
+__all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]
+
+_OID: Final = 26
+_INT8: Final = 20
+_TEXT: Final = 25
+_PG_LSN: Final = 3220
+_TIMESTAMPTZ: Final = 1184
+_MICROSECONDS: Final = Struct(">q")
+
+BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+_COMMIT: Final = control("COMMIT")
+WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
+
+# Division by zero if our row is missing: COMMIT is already sent and must not be executed then.
+_MOVE: Final = Statement(
+    b'WITH moved AS (UPDATE subscriber."position" SET remote_lsn = $1 WHERE srsubid = $2 AND srrelid = $3 RETURNING 1) '
+    b"SELECT 1 / pg_catalog.count(*) FROM moved",
+    (_PG_LSN, _OID, _OID),
+    reused=True,
+)
+_NOTE_PREPARED: Final = control(
+    "INSERT INTO subscriber.prepared_transaction (srsubid, xid, gid, prepare_end_lsn) VALUES ($1, $2, $3, $4)",
+    (_OID, _INT8, _TEXT, _PG_LSN),
+)
+
+# The time parameter is in binary format.
+_XACT_SETUP: Final = Statement(b"SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)", (_PG_LSN, _TIMESTAMPTZ), reused=True)
+_XACT_FORMATS: Final = (0, 1)
+
+Committed = Callable[[Lsn, Lsn | None], None]
+"""``committed(end_lsn, wal)``: the position is now ``end_lsn``.
+
+It is on disk when the target has flushed its own WAL up to ``wal``; None: it is already on disk.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of the position: the subscription (``relid`` 0), or a table during its synchronization."""
+
+    oid: int
+    relid: int = 0
+
+    @property
+    def origin(self) -> str:
+        """The name that PostgreSQL gives the replication origin of this subscription or table."""
+        return f"pg_{self.oid}_{self.relid}" if self.relid else f"pg_{self.oid}"
+
+
+class Applier:
+    """Applies transactions to the target through one session.
+
+    Attributes:
+        relations: the remote relations and their target tables.
+
+    Args:
+        owner: owner of the position.
+        position: the stored position.
+        tally: counts transactions after their commit.
+        committed: called after each commit.
+    """
+
+    def __init__(
+        self,
+        session: ApplySession,
+        relations: RelationMap,
+        owner: Owner,
+        *,
+        position: Lsn,
+        tally: Tally,
+        committed: Committed,
+    ) -> None:
+        self._session = session
+        self.relations = relations
+        self.owner = owner
+        self.position = position
+        self._tally = tally
+        self._committed = committed
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply the transactions of a batch that are past the position.
+
+        Raises:
+            ApplyError, RelationError, TargetError: the named transaction is rolled back; those before it are committed.
+            TargetUnavailable: the position tells what is committed. Also if tables of the target were altered twice in the meantime.
+        """
+        pending = [transaction for transaction in batch.transactions if transaction.end_lsn > self.position]
+        for transaction in batch.transactions:
+            if transaction.end_lsn <= self.position:
+                await self.skip(transaction)
+        if not pending:
+            return
+        known = self.relations.has_targets
+        try:
+            await self._attempt(pending, batch.gate, last=len(pending) == 1 and not known)
+        except TargetsChanged:
+            pass
+        except TargetUnavailable:
+            raise
+        except TargetError:
+            if len(pending) == 1 and not known:
+                raise
+        else:
+            return
+        self.relations.forget_targets()
+        for transaction in pending:
+            await self._attempt([transaction], batch.gate, last=True)
+
+    async def skip(self, transaction: Transaction) -> None:
+        """Skip a transaction that the target already has, but keep the relations that it describes.
+
+        Raises:
+            ProtocolError, SpoolError
+        """
+        await self.relations.learn(transaction)
+        await transaction.discard()
+
+    async def prepare(self, transaction: Transaction, gate: RelationGate, gid: str) -> None:
+        """Apply a transaction up to PREPARE TRANSACTION, with a row that proves COMMIT PREPARED later. The position does not move.
+
+        Raises:
+            ApplyError, RelationError, TargetError: the transaction is rolled back.
+            TargetUnavailable
+        """
+        known = self.relations.has_targets
+        try:
+            await self._prepare(transaction, gate, gid, last=not known)
+        except TargetsChanged:
+            pass
+        except TargetUnavailable:
+            raise
+        except TargetError:
+            if not known:
+                raise
+        else:
+            return
+        self.relations.forget_targets()
+        await self._prepare(transaction, gate, gid, last=True)
+
+    async def _attempt(self, transactions: Sequence[Transaction], gate: RelationGate, *, last: bool) -> None:
+        end = transactions[-1]
+        end_lsn = end.end_lsn
+        wal = await self._run(transactions, gate, lambda pipeline: self.send_commit(pipeline, end, self._session), last=last)
+        self.position = end_lsn
+        self._committed(end_lsn, wal)
+        for transaction in transactions:
+            await transaction.discard()
+
+    async def _prepare(self, transaction: Transaction, gate: RelationGate, gid: str, *, last: bool) -> None:
+        def finish(pipeline: Pipeline) -> None:
+            self.send_prepare(pipeline, transaction, gid, self._session)
+
+        await self._run([transaction], gate, finish, last=last, prepared=transaction.xid)
+
+    def ended(self, prepared: int, *, committed: bool) -> None:
+        """Count COMMIT PREPARED or ROLLBACK PREPARED of a transaction from :meth:`prepare`, or from another session (:meth:`adopt`)."""
+        self._tally.ended(prepared, committed=committed)
+
+    def send_commit(self, pipeline: Pipeline, end: Transaction, session: ApplySession) -> None:
+        """After all changes: move the position to the end of the last transaction, and commit. ``session``: owner of the pipeline."""
+        context = ChangeContext(self.owner.origin, end.xid, end.final_lsn, "STREAM COMMIT" if end.prefixed else "COMMIT")
+        values = [str(end.end_lsn).encode(), str(self.owner.oid).encode(), str(self.owner.relid).encode()]
+        pipeline.send(_MOVE, context, values)
+        _set_up_origin(pipeline, context, end, session)
+        pipeline.send(_COMMIT, context)
+        if not session.commits_are_durable:
+            pipeline.send(WAL, context)
+
+    def send_prepare(self, pipeline: Pipeline, transaction: Transaction, gid: str, session: ApplySession) -> None:
+        """After all changes: prepare, with the row that proves COMMIT PREPARED later. ``session``: owner of the pipeline."""
+        ending = "STREAM PREPARE" if transaction.prefixed else "PREPARE"
+        context = ChangeContext(self.owner.origin, transaction.xid, transaction.final_lsn, ending)
+        values = [str(self.owner.oid), str(transaction.xid), gid, str(transaction.end_lsn)]
+        pipeline.send(_NOTE_PREPARED, context, [value.encode() for value in values])
+        _set_up_origin(pipeline, context, transaction, session)
+        # needs no quoting: the variable parts of the gid are two numbers
+        pipeline.send(control(f"PREPARE TRANSACTION '{gid}'"), context)
+
+    @property
+    def differs(self) -> int | None:
+        """The argument ``differs`` of :class:`TransactionSender`. Origins of parallel apply sessions count as our own."""
+        return self._session.origin or 0 if self._session.commit_timestamps else None
+
+    def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
+        """Take over a transaction that another session ended by :meth:`send_commit` or :meth:`send_prepare`, as if applied here."""
+        self.relations.adopt(relations)
+        self._tally.add(counted, transaction.xid if prepared else None)
+        if not prepared:
+            self.position = transaction.end_lsn
+            self._committed(transaction.end_lsn, wal)
+
+    async def _run(
+        self,
+        transactions: Iterable[Transaction],
+        gate: RelationGate,
+        finish: Callable[[Pipeline], None],
+        *,
+        last: bool,
+        prepared: int | None = None,
+    ) -> Lsn | None:
+        """Make one attempt to apply transactions.
+
+        Args:
+            transactions: the transactions to apply.
+            gate: the gate of the batch.
+            finish: sends the statements that end the target's transaction.
+            last: there is no retry, so a conflict is looked up, added to the error, and counted.
+            prepared: xid of the transaction that is prepared, or None.
+        """
+        remembered = self.relations.remembered()
+        counted = Counted()
+        wal: Lsn | None = None
+
+        def completed(statement: Statement, _: object, result: PGresult) -> None:
+            nonlocal wal
+            if statement.message_type:
+                counted.answer(statement, result)
+            elif statement is WAL:
+                wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
+
+        done = False
+        try:
+            async with self._session.pipeline(completed) as pipeline:
+                pipeline.send(BEGIN, None)
+                skipped = counted.statistics.skipped_tables
+                sender = TransactionSender(self.relations, pipeline, gate, self.owner.origin, skipped, differs=self.differs)
+                for transaction in transactions:
+                    await sender.send(transaction)
+                    counted.statistics.transactions += 1
+                sender.reset_role()
+                for target in sender.targets:
+                    pipeline.send(UNCHANGED, None, parameters(target))
+                finish(pipeline)
+            done = True
+        except StatementFailed as failure:
+            raise (await self._final_error(failure) if last else self._error(failure)) from None
+        finally:
+            if not done:
+                self.relations.restore(remembered)
+        self._tally.add(counted, prepared)
+        return wal
+
+    async def _final_error(self, failure: StatementFailed) -> TargetError:
+        statement = failure.statement
+        if failure.diagnostics.sqlstate != UNIQUE_VIOLATION or statement.table is None:
+            return self._error(failure)
+        collisions = await find_collisions(self._session, failure)
+        count(self._tally.statistics, unique_conflict(statement, collisions))
+        return apply_error(failure, collisions)
+
+    def _error(self, failure: StatementFailed) -> TargetError:
+        if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
+            return TargetsChanged()
+        if failure.statement is _MOVE and failure.diagnostics.sqlstate == "22012":
+            return TargetError(
+                f"the target has no position of subscription {self.owner.oid}",
+                hint="was the subscription dropped? start it with a new name",
+            )
+        return apply_error(failure)
+
+
+def _set_up_origin(pipeline: Pipeline, context: ChangeContext, transaction: Transaction, session: ApplySession) -> None:
+    if session.origin is not None:
+        values = [str(transaction.end_lsn).encode(), _MICROSECONDS.pack(kept_in_years(transaction.commit_time))]
+        pipeline.send(_XACT_SETUP, context, values, _XACT_FORMATS)

@@ -1,0 +1,91 @@
+"""Describe errors and conflicts of apply, in the words of PostgreSQL's context lines and conflict reports. They never contain values."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from psycopg.pq.abc import PGresult
+
+from subscriber.abc import TableName
+from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.sinks import tally
+from subscriber.sinks.postgres.apply.change_sql import SWITCH_ROLE
+from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
+from subscriber.sinks.postgres.session.errors import parameter_number, target_error
+from subscriber.sinks.postgres.session.pipeline import StatementFailed
+from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.tally import ChangeContext, describe
+
+__all__ = ["Counted", "apply_error"]
+
+_BINARY_FORMAT: Final = "22P03"
+_DIVISION_BY_ZERO: Final = "22012"
+_DOING: Final = {"UPDATE": "Updating", "DELETE": "Deleting"}
+
+
+def apply_error(failure: StatementFailed, collisions: list[Collision] | None = None) -> TargetError:
+    """The error to raise for a rejected statement.
+
+    Args:
+        failure: the server's report.
+        collisions: after a unique violation, the result of :func:`find_collisions`.
+    """
+    diagnostics, statement, context = failure.diagnostics, failure.statement, failure.context
+    error = target_error(diagnostics)
+    if statement.finds and diagnostics.sqlstate == _DIVISION_BY_ZERO and not diagnostics.context:
+        error = TargetUnavailable(f'a row of relation "{statement.table}" was changed by another session meanwhile', sqlstate="40001")
+    number = parameter_number(diagnostics)
+    column = diagnostics.column
+    if number is not None and number <= len(statement.columns):
+        column = statement.columns[number - 1]
+        if diagnostics.sqlstate == _BINARY_FORMAT:
+            # PostgreSQL's message
+            error = type(error)(f"incorrect binary data format in logical replication column {number}", sqlstate=_BINARY_FORMAT)
+    if diagnostics.sqlstate == "42501" and statement.sql.startswith(SWITCH_ROLE):
+        error.hint = "GRANT the table's owner TO the target's role, or set run_as_owner = true"
+    elif diagnostics.sqlstate == "42501" and statement.message_type:
+        error.hint = "grant the privilege to the role that makes the change: the table's owner; with run_as_owner = true, the target's role"
+    if diagnostics.sqlstate == UNIQUE_VIOLATION and statement.table is not None:
+        found = collisions or []
+        relation = diagnostics.relation or statement.table
+        error.add_note(f'conflict detected on relation "{relation}": conflict={unique_conflict(statement, found)}')
+        for collision in found:
+            error.add_note(str(collision))
+        if not found:
+            error.add_note(f'Key already exists in unique index "{diagnostics.constraint}".')
+        error.hint = "change or delete the target's row, or drop its constraint; the transaction is tried again"
+    if isinstance(context, ChangeContext):
+        error.add_note(describe(context, statement.message_type or context.ending, statement.table, column))
+    return error
+
+
+class Counted(tally.Counted):
+    """Counts from PostgreSQL's answers."""
+
+    def answer(self, statement: Statement, result: PGresult) -> None:
+        """Count a change from the server's answer."""
+        if statement.finds:
+            other = Existing.of(result, 1) if result.nfields > 1 else None
+            self.change(statement, int(result.get_value(0, 0) or 0), other, _partition(result) if other else None)
+        else:
+            self.change(statement, result.command_tuples or 0, None)
+
+    def change(self, statement: Statement, found: int, other: Existing | None, partition: TableName | None = None) -> None:
+        """Count a change, or a conflict if its row was not found.
+
+        Args:
+            statement: the statement of the change.
+            found: number of rows found.
+            other: the previous change of the row, if it came from another replication origin.
+            partition: the partition that has the row.
+        """
+        kind, table, identity = statement.message_type, statement.table, statement.identity
+        self.changes(kind, table, identity, 1, min(found, 1))
+        if other is not None:
+            explanation = f"{_DOING[kind]} the row that was {other.modified('by a different origin')}"
+            self.conflict(kind, partition or table, identity, "origin_differs", explanation)
+
+
+def _partition(result: PGresult) -> TableName | None:
+    namespace, name = result.get_value(0, 4), result.get_value(0, 5)
+    return None if namespace is None or name is None else TableName(namespace.decode(), name.decode())

@@ -1,0 +1,243 @@
+"""Turn the records of a transaction into statements in the pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final
+
+from subscriber.abc import RelationGate, TableName
+from subscriber.errors import ProtocolError, RelationError
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, insert, restart_sequences, set_role, truncate, update
+from subscriber.sinks.postgres.session.pipeline import Pipeline
+from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
+from subscriber.sinks.postgres.tables.relation_map import RelationMap
+from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
+from subscriber.sinks.tally import ChangeContext, describe
+from subscriber.transaction.model import Transaction
+
+__all__ = ["TransactionSender"]
+
+_ROWS: Final = frozenset({Tag.INSERT, Tag.UPDATE, Tag.DELETE})
+_RELATION_ID: Final = Struct(">I")
+_NAMES: Final = {Tag.INSERT: "INSERT", Tag.UPDATE: "UPDATE", Tag.DELETE: "DELETE", Tag.TRUNCATE: "TRUNCATE"}
+
+# a pattern is the key of a statement: rows with different patterns need different statements
+_UNCHANGED: Final = bytes(code if code == ord("u") else ord(".") for code in range(256))
+_NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
+
+
+class TransactionSender:
+    """Sends the changes of transactions into one pipeline, in order, within one transaction of the target.
+
+    Args:
+        relations: the known relations and their target tables.
+        pipeline: the pipeline to send through.
+        gate: decides which relations' changes are applied.
+        origin: PostgreSQL's name of the subscription's replication origin, for messages.
+        skipped: names of relations that are left out are added to this set.
+        differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
+
+    Attributes:
+        targets: fingerprints of the changed tables, as read when the statements were made.
+    """
+
+    def __init__(
+        self, relations: RelationMap, pipeline: Pipeline, gate: RelationGate, origin: str, skipped: set[str], *, differs: int | None
+    ) -> None:
+        self._relations = relations
+        self._pipeline = pipeline
+        self._gate = gate
+        self._origin = origin
+        self._skipped = skipped
+        self._differs = differs
+        self.targets: set[Fingerprint] = set()
+        self._role: str | None = None
+        self._open: dict[int, bool] = {}
+
+    async def send(self, transaction: Transaction) -> None:
+        """Send all changes of one transaction that the gate lets through.
+
+        Raises:
+            RelationError: a relation does not map to its target.
+            StatementFailed: the server rejected an earlier statement.
+            ProtocolError: an invalid record.
+            TargetUnavailable, SpoolError
+        """
+        context = ChangeContext(self._origin, transaction.xid, transaction.final_lsn)
+        self._open = {}
+        async for chunk in transaction.chunks():
+            for record in chunk:
+                await self._record(record, transaction, context)
+                await self._pipeline.throttle()
+                del record  # do not keep the record and its chunk while the next ones are read
+            del chunk
+
+    def reset_role(self) -> None:
+        """Return to the session's own role, to write the catalog."""
+        self._become(None)
+
+    async def _record(self, record: bytes, transaction: Transaction, context: ChangeContext) -> None:
+        tag = record[0] if record else 0
+        offset = 5 if transaction.prefixed else 1
+        if tag in _ROWS and len(record) >= offset + 4:
+            relation_id = _RELATION_ID.unpack_from(record, offset)[0]
+            relation = self._relations.remote(relation_id)
+            wanted = self._open.get(relation_id)
+            if wanted is None:
+                wanted = await self._wanted(relation, tag, transaction, context)
+            if not wanted:
+                return
+            mapping = await self._mapping(relation, tag, context)
+            self._row(record, transaction, context, mapping)
+            return
+        if tag in {Tag.TYPE, Tag.MESSAGE, Tag.ORIGIN}:
+            return
+        message = decode(record, in_stream=transaction.prefixed)
+        match message:
+            case Relation():
+                self._relations.define(message)
+                self._open.pop(message.relation_id, None)
+            case Truncate():
+                await self._truncate(message, transaction, context)
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
+
+    async def _wanted(self, relation: Relation, tag: int, transaction: Transaction, context: ChangeContext) -> bool:
+        wanted = self._open.get(relation.relation_id)
+        if wanted is None:
+            by_name = self._gate(relation, transaction.final_lsn)
+            with _naming(relation, tag, context):
+                wanted = await self._relations.is_wanted(relation, transaction.final_lsn, by_name=by_name)
+            if not wanted:
+                self._skipped.add(f"{relation.namespace}.{relation.name}")
+            self._open[relation.relation_id] = wanted
+        return wanted
+
+    async def _mapping(self, relation: Relation, tag: int, context: ChangeContext) -> RelationMapping:
+        with _naming(relation, tag, context):
+            mapping = await self._relations.mapping(relation)
+            if tag in {Tag.UPDATE, Tag.DELETE}:
+                mapping.require_updatable()
+        self.targets.add(mapping.table.fingerprint)
+        return mapping
+
+    def _become(self, role: str | None) -> None:
+        if role != self._role:
+            self._pipeline.send(set_role(role), None)
+            self._role = role
+
+    def _row(self, record: bytes, transaction: Transaction, context: ChangeContext, mapping: RelationMapping) -> None:
+        self._become(mapping.table.role)
+        message = decode(record, in_stream=transaction.prefixed)
+        match message:
+            case Insert():
+                _require_width(mapping, message.new)
+                statement = mapping.statements.get("INSERT")
+                if statement is None:
+                    statement = mapping.statements["INSERT"] = insert(mapping)
+                self._pipeline.send(statement, context, message.new.values, _formats(message.new.kinds), len(record))
+            case Update():
+                self._update(message, mapping, context, len(record))
+            case Delete():
+                old = message.key or message.old
+                if old is None:
+                    raise ProtocolError("a Delete message without an old row")
+                _require_width(mapping, old)
+                nulls = b"" if mapping.key is not None else old.kinds.translate(_NULLS)
+                pattern = ("DELETE", nulls)
+                statement = mapping.statements.get(pattern)
+                if statement is None:
+                    statement = mapping.statements[pattern] = delete(mapping, nulls, origin=self._differs)
+                values, kinds = _search_values(mapping, old)
+                self._pipeline.send(statement, context, values, _formats(kinds), len(record))
+
+    def _update(self, message: Update, mapping: RelationMapping, context: ChangeContext, size: int) -> None:
+        new, old = message.new, message.key or message.old
+        _require_width(mapping, new)
+        unchanged = new.kinds.translate(_UNCHANGED)
+        nulls = b"" if mapping.key is not None else (old or new).kinds.translate(_NULLS)
+        replace = _identity_changes(message, mapping)
+        pattern = (unchanged, nulls, old is not None, replace)
+        statement = mapping.statements.get(pattern)
+        if statement is None:
+            statement = mapping.statements[pattern] = update(
+                mapping, unchanged, nulls, old=old is not None, replace=replace, origin=self._differs
+            )
+        values, kinds = new.values, new.kinds
+        if old is not None:
+            _require_width(mapping, old)
+            more, more_kinds = _search_values(mapping, old)
+            values, kinds = values + more, kinds + more_kinds
+        self._pipeline.send(statement, context, values, _formats(kinds), size)
+
+    async def _truncate(self, message: Truncate, transaction: Transaction, context: ChangeContext) -> None:
+        relations = [self._relations.remote(relation_id) for relation_id in message.relation_ids]
+        wanted = [relation for relation in relations if await self._wanted(relation, Tag.TRUNCATE, transaction, context)]
+        mappings = [await self._mapping(relation, Tag.TRUNCATE, context) for relation in wanted]
+        if not mappings:
+            return
+        restart = TruncateOption.RESTART_IDENTITY in message.options
+        others = {TableName(relation.namespace, relation.name) for relation in relations if relation not in wanted}
+        if any(not mapping.table.referenced_by.isdisjoint(others) for mapping in mappings):
+            # during table synchronization, each table gets its share of the message at its own time; TRUNCATE rejects such a table alone
+            self._empty(mappings, context, restart_identity=restart)
+            return
+        # one statement needs one role: the owner if all tables have the same, else the session's own role
+        roles = {mapping.table.role for mapping in mappings}
+        self._become(roles.pop() if len(roles) == 1 else None)
+        self._pipeline.send(truncate(mappings, restart_identity=restart), context)
+
+    def _empty(self, mappings: list[RelationMapping], context: ChangeContext, *, restart_identity: bool) -> None:
+        for mapping in mappings:
+            self._become(mapping.table.role)
+            self._pipeline.send(delete_all(mapping), context)
+            if restart_identity:
+                self._pipeline.send(restart_sequences(mapping), context)
+
+
+@contextlib.contextmanager
+def _naming(relation: Relation, tag: int, context: ChangeContext) -> Iterator[None]:
+    """Add the change to an error about its relation."""
+    try:
+        yield
+    except RelationError as error:
+        error.add_note(describe(context, _NAMES[Tag(tag)], TableName(relation.namespace, relation.name)))
+        raise
+
+
+def _require_width(mapping: RelationMapping, row: TupleData) -> None:
+    if len(row.kinds) != len(mapping.columns):
+        name = f"{mapping.remote.namespace}.{mapping.remote.name}"
+        raise ProtocolError(
+            f'a row of relation "{name}" has {len(row.kinds)} columns where its Relation message has {len(mapping.columns)}'
+        )
+
+
+def _formats(kinds: bytes) -> list[int] | None:
+    """Format codes of libpq: 1 for binary; None if all values are texts."""
+    return [int(kind == BINARY) for kind in kinds] if BINARY in kinds else None
+
+
+def _search_values(mapping: RelationMapping, old: TupleData) -> tuple[list[bytes | None], bytes]:
+    """The parameters of the predicate, in the order of the statement."""
+    if mapping.key is not None:
+        indexes = [index for index, _ in mapping.key]
+    else:
+        indexes = [index for index, value in enumerate(old.values) if value is not None]
+    return [old.values[index] for index in indexes], bytes(old.kinds[index] for index in indexes)
+
+
+def _identity_changes(message: Update, mapping: RelationMapping) -> bool:
+    """Whether the UPDATE may give a GENERATED ALWAYS AS IDENTITY column another value. Unknown counts as yes."""
+    index = mapping.identity
+    if index is None or message.new.values[index] is None:
+        return False
+    flagged = mapping.remote.columns[index].key
+    old = message.old or (message.key if flagged else None)
+    if old is None:
+        return not (flagged and message.key is None)
+    return old.values[index] != message.new.values[index] or old.kinds[index] != message.new.kinds[index]

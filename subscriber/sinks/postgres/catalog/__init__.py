@@ -1,0 +1,1 @@
+"""The catalog of subscriptions in a PostgreSQL target."""

@@ -1,0 +1,264 @@
+"""The catalog that this sink keeps in the target database: schema ``subscriber``.
+
+Tables and columns have PostgreSQL's names if they hold the same data as in PostgreSQL. :mod:`subscriber.catalog.model` describes the part
+that all kinds of targets share.
+
+``pg_subscription``
+    One row per subscription of this program. Its oid comes from the cluster's own counter. So the gids ``pg_gid_<oid>_<xid>``, which are
+    unique in the whole cluster, never collide with the gids of a native subscription.
+``pg_subscription_rel``
+    State of each table. ``srrelid`` is the oid of the target table. ``srcopyattempt`` counts the copies that were started.
+``position``
+    The position of the subscription (``srrelid`` 0), or of a table while it catches up.
+``prepared_transaction``
+    A row is inserted inside each prepared transaction. It becomes visible with COMMIT PREPARED, and then proves it. The row is never
+    updated: a row that was updated before PREPARE TRANSACTION would stay locked until COMMIT PREPARED.
+    A second row, whose gid begins with ``received``, is visible from PREPARE to the end.
+``copy_part``
+    Transaction id of each committed part of an unfinished copy. It finds the part's rows if the copy must be undone.
+``worker``
+    What each worker of a process reports, about once a second; unlogged. A row is valid only while the worker's lock is held.
+``subscription_stats``
+    Counters, and the last error.
+``pg_stat_subscription``, ``pg_stat_subscription_stats``, ``pg_stat_reset_subscription_stats(oid)``
+    As in PostgreSQL. ``pid`` is the process of the worker's session in the target.
+``version``
+    The version of the catalog: the last of the steps below that was made.
+
+All roles may read what PostgreSQL lets all roles read. Not included is ``subconninfo``, which may hold a password.
+
+Every table has a replica identity, because the target may itself publish all its tables.
+
+No foreign keys: their triggers do not fire under session_replication_role = replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import asyncpg
+
+from subscriber.catalog.store import CATALOG_KEY
+from subscriber.config import STORED, Option
+from subscriber.errors import RelationError, TargetError
+from subscriber.sinks.postgres.session.errors import CATALOG_HINT, translated
+from subscriber.sinks.postgres.session.locks import lock_number
+
+__all__ = [
+    "VERSION",
+    "catalog_step",
+    "catalog_version",
+    "ensure_catalog",
+]
+
+_STEPS: Final[Mapping[int, str]] = {
+    1: """
+    CREATE TABLE subscriber.pg_subscription (
+        oid oid PRIMARY KEY,
+        subname name NOT NULL UNIQUE,
+        subenabled boolean NOT NULL DEFAULT true,
+        subslotname name,
+        subpublications text[] NOT NULL DEFAULT '{}',
+        subtwophasestate "char" NOT NULL DEFAULT 'd' CHECK (subtwophasestate IN ('d', 'p', 'e')),
+        subskiplsn pg_lsn NOT NULL DEFAULT '0/0'
+    );
+    CREATE TABLE subscriber.pg_subscription_rel (
+        srsubid oid NOT NULL,
+        srrelid oid NOT NULL,
+        srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
+        srsublsn pg_lsn,
+        srcopyattempt bigint NOT NULL DEFAULT 0,
+        PRIMARY KEY (srsubid, srrelid)
+    );
+    CREATE TABLE subscriber."position" (
+        srsubid oid NOT NULL,
+        srrelid oid NOT NULL,
+        slot_name text NOT NULL,
+        system_identifier text NOT NULL,
+        timeline integer NOT NULL,
+        remote_lsn pg_lsn NOT NULL,
+        PRIMARY KEY (srsubid, srrelid)
+    ) WITH (fillfactor = 50);
+    CREATE TABLE subscriber.prepared_transaction (
+        srsubid oid NOT NULL,
+        xid bigint NOT NULL,
+        gid text NOT NULL,
+        prepare_end_lsn pg_lsn NOT NULL,
+        PRIMARY KEY (srsubid, gid)
+    );
+    CREATE TABLE subscriber.copy_part (
+        srsubid oid NOT NULL,
+        srrelid oid NOT NULL,
+        xid xid NOT NULL
+    );
+    ALTER TABLE subscriber.copy_part REPLICA IDENTITY FULL;
+    CREATE INDEX copy_part_index ON subscriber.copy_part (srsubid, srrelid);
+    """,
+    2: """
+    ALTER TABLE subscriber.pg_subscription
+        ADD subdbid oid,
+        ADD subowner oid,
+        ADD subconninfo text,
+        ADD submade boolean NOT NULL DEFAULT true,
+        ADD subgeneration bigint NOT NULL DEFAULT 0,
+        ADD subrefresh boolean;
+    UPDATE subscriber.pg_subscription SET
+        subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()),
+        subowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user);
+    ALTER TABLE subscriber.pg_subscription ALTER subdbid SET NOT NULL, ALTER subowner SET NOT NULL;
+
+    CREATE UNLOGGED TABLE subscriber.worker (
+        subid oid NOT NULL,
+        relid oid NOT NULL,
+        lock_key bigint NOT NULL,
+        worker_type text NOT NULL,
+        received_lsn pg_lsn,
+        applied_lsn pg_lsn,
+        flushed_lsn pg_lsn,
+        last_msg_send_time timestamptz,
+        last_msg_receipt_time timestamptz,
+        latest_end_lsn pg_lsn,
+        latest_end_time timestamptz,
+        transactions bigint,
+        changes bigint,
+        transactions_per_second float8,
+        changes_per_second float8,
+        copied_rows bigint,
+        estimated_rows bigint,
+        PRIMARY KEY (subid, relid)
+    );
+    CREATE TABLE subscriber.subscription_stats (
+        subid oid PRIMARY KEY,
+        apply_error_count bigint NOT NULL DEFAULT 0,
+        sync_error_count bigint NOT NULL DEFAULT 0,
+        confl_insert_exists bigint NOT NULL DEFAULT 0,
+        confl_update_origin_differs bigint NOT NULL DEFAULT 0,
+        confl_update_exists bigint NOT NULL DEFAULT 0,
+        confl_update_missing bigint NOT NULL DEFAULT 0,
+        confl_delete_origin_differs bigint NOT NULL DEFAULT 0,
+        confl_delete_missing bigint NOT NULL DEFAULT 0,
+        confl_multiple_unique_conflicts bigint NOT NULL DEFAULT 0,
+        stats_reset timestamptz,
+        last_error text,
+        last_error_time timestamptz
+    );
+    INSERT INTO subscriber.subscription_stats (subid) SELECT oid FROM subscriber.pg_subscription;
+
+    CREATE VIEW subscriber.pg_stat_subscription AS
+    SELECT s.oid AS subid, s.subname, w.worker_type, w.pid, NULL::integer AS leader_pid, nullif(w.relid, 0::oid) AS relid,
+           w.received_lsn, w.last_msg_send_time, w.last_msg_receipt_time, w.latest_end_lsn, w.latest_end_time
+    FROM subscriber.pg_subscription s
+    LEFT JOIN (
+        SELECT l.pid, worker.*
+        FROM subscriber.worker
+        JOIN pg_catalog.pg_locks l
+            ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+           AND l.classid = ((worker.lock_key >> 32) & 4294967295)::oid AND l.objid = (worker.lock_key & 4294967295)::oid
+        JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = pg_catalog.current_database()
+    ) w ON w.subid = s.oid;
+    CREATE VIEW subscriber.pg_stat_subscription_stats AS
+    SELECT s.oid AS subid, s.subname, t.apply_error_count, t.sync_error_count, t.confl_insert_exists, t.confl_update_origin_differs,
+           t.confl_update_exists, t.confl_update_missing, t.confl_delete_origin_differs, t.confl_delete_missing,
+           t.confl_multiple_unique_conflicts, t.stats_reset
+    FROM subscriber.pg_subscription s JOIN subscriber.subscription_stats t ON t.subid = s.oid;
+    CREATE FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) RETURNS void LANGUAGE sql AS $$
+        UPDATE subscriber.subscription_stats SET
+            apply_error_count = 0, sync_error_count = 0, confl_insert_exists = 0, confl_update_origin_differs = 0,
+            confl_update_exists = 0, confl_update_missing = 0, confl_delete_origin_differs = 0, confl_delete_missing = 0,
+            confl_multiple_unique_conflicts = 0, stats_reset = pg_catalog.now()
+        WHERE $1 IS NULL OR subid = $1
+    $$;
+    REVOKE EXECUTE ON FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) FROM PUBLIC;
+
+    GRANT USAGE ON SCHEMA subscriber TO PUBLIC;
+    GRANT SELECT (oid, subdbid, subskiplsn, subname, subowner, subenabled, subtwophasestate, subslotname, subpublications, submade,
+                  subgeneration, subrefresh)
+        ON subscriber.pg_subscription TO PUBLIC;
+    GRANT SELECT ON subscriber.pg_subscription_rel, subscriber."position", subscriber.worker, subscriber.subscription_stats,
+                    subscriber.pg_stat_subscription, subscriber.pg_stat_subscription_stats, subscriber.version TO PUBLIC;
+    """,
+    3: """
+    ALTER TABLE subscriber.worker ADD details text;
+    """,
+}
+"""SQL that upgrades the catalog to a version, without the columns of options (:attr:`Option.catalog_version`). Never change a step."""
+
+VERSION: Final = max(*_STEPS, *(each.catalog_version for each in STORED.values()))
+
+_SQL_TYPES: Final[Mapping[type, str]] = {bool: "boolean", int: "integer", float: "float8", str: "text"}
+
+# reads the catalogs, not to_regclass: while a session waits for an advisory lock, its cache does not see tables that others create
+_FOUND: Final = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'subscriber' AND c.relname = 'version'
+)
+"""
+
+
+async def ensure_catalog(connection: asyncpg.Connection[Any]) -> None:
+    """Create the catalog or upgrade it to this version, in one transaction. Two processes may do so at the same time.
+
+    Raises:
+        TargetError: a missing privilege, a read-only server, or a catalog of a later version of this program.
+    """
+    if await catalog_version(connection) == VERSION:
+        return
+    with translated():
+        async with connection.transaction():
+            await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock($1)", lock_number(CATALOG_KEY))
+            version = await catalog_version(connection)
+            if version is None:
+                if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'subscriber')"):
+                    await connection.execute("CREATE SCHEMA subscriber")
+                await connection.execute("CREATE TABLE subscriber.version (version integer PRIMARY KEY)")
+                await connection.execute("INSERT INTO subscriber.version VALUES (0)")
+                version = 0
+            for step in range(version + 1, VERSION + 1):
+                await _take_step(connection, catalog_step(step))
+            await connection.execute("UPDATE subscriber.version SET version = $1", VERSION)
+
+
+def catalog_step(version: int, options: Iterable[Option] = tuple(STORED.values())) -> str:
+    """SQL that upgrades the catalog to a version from the previous one."""
+    return _STEPS.get(version, "") + "".join(_add_column(each) for each in options if each.catalog_version == version)
+
+
+def _add_column(option: Option) -> str:
+    default = option.stored(option.default)
+    words = ", ".join(f"'{word}'" for word in option.stored_words)
+    sql_type = '"char"' if option.codes else _SQL_TYPES[type(option.default)]
+    return f"""
+    ALTER TABLE subscriber.pg_subscription ADD {option.column} {sql_type} NOT NULL DEFAULT '{default}'
+        {f"CHECK ({option.column} IN ({words}))" if option.codes else ""};
+    GRANT SELECT ({option.column}) ON subscriber.pg_subscription TO PUBLIC;
+    """
+
+
+async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
+    try:
+        with translated():
+            await connection.execute(step)
+    except RelationError as error:
+        raise TargetError(f'schema "subscriber" of the target cannot be taken to version {VERSION}: {error}', hint=CATALOG_HINT) from None
+
+
+async def catalog_version(connection: asyncpg.Connection[Any]) -> int | None:
+    """The version of the catalog, from 1 to :data:`VERSION`; None: there is no catalog.
+
+    Raises:
+        TargetError: the catalog has a later version or is broken, or the role may not read it.
+    """
+    with translated():
+        if not await connection.fetchval(_FOUND):
+            return None
+        version: int | None = await connection.fetchval("SELECT max(version) FROM subscriber.version")
+    if version is None:
+        raise TargetError('table "subscriber.version" of the target is empty', hint=CATALOG_HINT)
+    if version > VERSION:
+        raise TargetError(
+            f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}',
+            hint="use the version of pg-subscriber that made it, or a later one",
+        )
+    return version

@@ -1,0 +1,128 @@
+"""The catalog of subscriptions in a PostgreSQL target, for the verbs, the launcher and ``status``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from subscriber.catalog import Observation, observing
+from subscriber.catalog.subscriptions import StoredCatalog, ensure_subscription
+from subscriber.config import SubscriptionOptions
+from subscriber.errors import TargetError
+from subscriber.sinks.postgres.catalog.schema import VERSION, catalog_version, ensure_catalog
+from subscriber.sinks.postgres.catalog.store import PostgresStore
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.origins import asyncpg_run, drop_origins
+from subscriber.sinks.postgres.session.settings import release_rows_soon
+from subscriber.sinks.postgres.session.target import Target
+
+__all__ = ["PostgresCatalog", "observe", "own_subscription"]
+
+_APPLICATION: Final = "subscriber status"
+
+_SETTINGS: Final = "SELECT pg_catalog.set_config('search_path', '', false), pg_catalog.set_config('synchronous_commit', 'local', false)"
+
+_ROLE: Final = "SELECT oid, pg_catalog.pg_has_role(oid, 'MEMBER') AS member FROM pg_catalog.pg_roles WHERE rolname = $1::text::name"
+
+_SHOW_OWNER: Final = """
+UPDATE subscriber.pg_subscription AS s SET subowner = r.oid FROM pg_catalog.pg_roles r
+WHERE s.oid = $1::int8::oid AND s.subconninfo IS NULL AND r.rolname = current_user AND s.subowner IS DISTINCT FROM r.oid
+"""
+
+
+class PostgresCatalog(StoredCatalog[PostgresStore]):
+    """See :class:`subscriber.catalog.Catalog`. :meth:`open` creates it."""
+
+    @classmethod
+    async def open(cls, target: str, application_name: str) -> PostgresCatalog:
+        """Connect, and create the catalog if it does not exist.
+
+        Raises:
+            ConfigurationError: ``target`` is neither a URL nor a conninfo.
+            TargetUnavailable, TargetError
+        """
+        store = await _connected(target, application_name)
+        try:
+            await store.reader.fetch(_SETTINGS)
+            await release_rows_soon(store.reader.connection)
+            await ensure_catalog(store.reader.connection)
+            with translated():
+                await store.listen()
+        except BaseException:
+            store.reader.connection.terminate()
+            raise
+        return cls(store)
+
+    async def set_owner(self, oid: int, role: str) -> None:
+        """See :meth:`subscriber.catalog.OwnedCatalog.set_owner`.
+
+        Raises:
+            TargetError: there is no such role, or the session's role cannot become it.
+            TargetUnavailable
+        """
+        reader = self.store.reader
+        found = await reader.fetch(_ROLE, role)
+        if not found:
+            raise TargetError(f'role "{role}" does not exist', sqlstate="42704", hint="CREATE ROLE in the target, or correct the name")
+        if not found[0]["member"]:
+            raise TargetError(f'must be able to SET ROLE "{role}"', sqlstate="42501", hint="GRANT the role to the target's user")
+        await reader.fetch("UPDATE subscriber.pg_subscription SET subowner = $2 WHERE oid = $1::int8::oid", oid, found[0]["oid"])
+        await self.store.notify()
+
+    async def remove(self, oid: int) -> Sequence[str]:
+        """Remove a subscription with all its rows. Its replication origins are dropped first; if that fails, nothing else is removed.
+
+        Raises:
+            SubscriptionInUse: a session still uses one of the origins.
+            TargetUnavailable, TargetError
+        """
+        await drop_origins(asyncpg_run(self.store.reader.connection), oid)
+        return await super().remove(oid)
+
+
+async def own_subscription(reader: CatalogReader, name: str, options: SubscriptionOptions, *, known: bool) -> int:
+    """Find or create the subscription of a run. See :func:`subscriber.catalog.subscriptions.ensure_subscription`.
+
+    A subscription that the command line of ``run`` defines belongs to the role of its latest run.
+
+    Raises:
+        SubscriptionChanged: this process knew the subscription, and it was dropped.
+        TargetUnavailable, TargetError
+    """
+    oid = await ensure_subscription(PostgresStore(reader), name, options, known=known)
+    await reader.fetch(_SHOW_OWNER, oid)
+    return oid
+
+
+async def observe(target: str) -> Sequence[Observation]:
+    """The observations of all subscriptions, sorted by name; empty if there is no catalog.
+
+    Raises:
+        ConfigurationError: ``target`` is neither a URL nor a conninfo.
+        TargetUnavailable: the target cannot be reached.
+        TargetError: a missing privilege, or a catalog of another version.
+    """
+    store = await _connected(target, _APPLICATION)
+    try:
+        version = await catalog_version(store.reader.connection)
+        if version is None:
+            return []
+        if version < VERSION:
+            raise TargetError(
+                f'schema "subscriber" of the target has version {version}, this program knows version {VERSION}',
+                hint="run or alter a subscription with this program once, which takes it forward",
+            )
+        await store.look()
+        return await observing.observe(store)
+    finally:
+        await store.close()
+
+
+async def _connected(target: str, application_name: str) -> PostgresStore:
+    where = Target(target)
+    like = await where.connect(application_name)
+    try:
+        return PostgresStore(CatalogReader(await where.connect_asyncpg(like, application_name)))
+    finally:
+        await like.close()

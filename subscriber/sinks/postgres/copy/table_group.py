@@ -1,0 +1,209 @@
+"""Copy several tables through one session: each table in one transaction, from INIT straight to SYNCDONE.
+
+The COMMIT of a table stores its rows and its state together, so the next process has nothing to undo. A COMMIT of a process that died or
+was replaced must not take effect after the next process has read the states. This is prevented as for the sessions of parallel apply
+(:mod:`subscriber.sinks.postgres.parallel.sessions`): a transaction holds ``parallel(oid)`` shared, and checks the fence before its
+COMMIT. It also holds the table's own lock, so a synchronization of the table alone waits for it, and sees how it ended.
+
+The session has one replication origin: ``subscriber_<oid>_<relid>_0``, with the oid of the group's first table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from subscriber.abc import CopyFormat, PublishedTable, TableName
+from subscriber.config import SynchronousCommit
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.apply.change_sql import set_role
+from subscriber.sinks.postgres.copy.copy_in import CopyIn
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.errors import translated
+from subscriber.sinks.postgres.session.locks import parallel_key, table_key
+from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
+from subscriber.sinks.postgres.session.settings import configure_asyncpg, durable_commit
+from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
+from subscriber.sinks.postgres.tables.relation_mapping import TargetTable
+from subscriber.sinks.postgres.tables.table_reader import read_tables
+
+__all__ = ["PostgresTableGroup"]
+
+_IN_INIT: Final = """
+SELECT r.srrelid::int8 AS relid FROM subscriber.pg_subscription_rel r WHERE r.srsubid = $1::int8::oid AND r.srsubstate::text = 'i'
+"""
+# 1 / 0 if another session holds the table's lock
+_BEGIN: Final = """
+BEGIN; SET LOCAL lock_timeout = '1s'; SELECT pg_catalog.pg_advisory_xact_lock_shared({parallel});
+SELECT 1 / pg_catalog.pg_try_advisory_xact_lock({table})::int; {role}
+"""
+# 1 / 0 if the table is in another state, or was altered since it was read
+_FINISH: Final = f"""
+SET LOCAL ROLE NONE;
+WITH done AS (
+    UPDATE subscriber.pg_subscription_rel AS r SET srsubstate = 's', srsublsn = '{{lsn}}'
+    WHERE r.srsubid = {{oid}}::oid AND r.srrelid = {{relid}}::oid AND r.srsubstate::text = 'i'
+      AND EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                  WHERE c.oid = {{relid}}::oid AND {FINGERPRINT} = {{fingerprint}})
+    RETURNING 1
+) SELECT 1 / pg_catalog.count(*) FROM done;
+{{fence}};
+COMMIT
+"""  # noqa: S608 (numbers of ours)
+
+
+class PostgresTableGroup:
+    """A :class:`subscriber.abc.TableGroup`.
+
+    Args:
+        oid: oid of the subscription.
+        application_name: application name of the session.
+        as_owner: change tables as their owners.
+        origins: the replication origins of the sink.
+        fenced: the query that checks the fence of the open sink.
+        is_current: whether the sink is still open with that fence.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        oid: int,
+        application_name: str,
+        synchronous_commit: SynchronousCommit,
+        as_owner: bool,
+        origins: Origins,
+        fenced: str,
+        is_current: Callable[[], bool],
+    ) -> None:
+        self._target = target
+        self._oid = oid
+        self._application_name = application_name
+        self._synchronous_commit = durable_commit(synchronous_commit)
+        self._as_owner = as_owner
+        self._origins = origins
+        self._fenced = fenced
+        self._is_current = is_current
+        self._reader: CatalogReader | None = None
+        self._tables: Mapping[TableName, TargetTable] = {}
+        self._copied: TargetTable | None = None
+        self._origin_of: int | None = None
+
+    @property
+    def usable(self) -> bool:
+        """See :attr:`subscriber.abc.TableGroup.usable`."""
+        return self._reader is not None and not self._reader.connection.is_closed() and self._is_current()
+
+    @property
+    def _connection(self) -> asyncpg.Connection[Any]:
+        if self._reader is None or not self.usable:
+            raise TargetUnavailable("the session of a group of tables was lost", hint="begin again")
+        return self._reader.connection
+
+    async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
+        """Connect, and read the tables. See :meth:`subscriber.abc.TableGroup.begin`.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        self._reader = reader = await self._connect()
+        await reader.read_owner(self._oid)
+        waiting = {row["relid"] for row in await reader.fetch(_IN_INIT, self._oid)}
+        found = await read_tables(reader, tables, as_owner=self._as_owner)
+        self._tables = {name: table for name, table in found.items() if table.oid in waiting}
+        relation_ids = {name: self._tables[name].oid for name in tables if name in self._tables}
+        if relation_ids:
+            self._origin_of = next(iter(relation_ids.values()))
+            await self._origins.set_up(asyncpg_run(reader.connection), origin_name(self._oid, self._origin_of, 0))
+        return relation_ids
+
+    async def _connect(self) -> CatalogReader:
+        like = await self._target.connect(self._application_name)
+        try:
+            connection = await self._target.connect_asyncpg(like, self._application_name)
+        finally:
+            await like.close()
+        try:
+            await configure_asyncpg(connection, self._synchronous_commit)
+        except BaseException:
+            connection.terminate()
+            raise
+        return CatalogReader(connection)
+
+    async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Begin the table's transaction and store its rows. See :meth:`subscriber.abc.TableGroup.copy`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        target, connection = self._tables[table.name], self._connection
+        target.require_usable()
+        begin = _BEGIN.format(
+            parallel=parallel_key(self._oid), table=table_key(self._oid, target.oid), role=set_role(target.role).sql.decode()
+        )
+        try:
+            with CopyIn(connection, table.name, table.columns) as copying:
+                await connection.execute(begin)
+                await copying.copy(copy_format, data)
+        except SubscriberError:
+            await self.roll_back()
+            raise
+        self._copied = target
+
+    async def finish(self, lsn: Lsn) -> None:
+        """Store SYNCDONE and commit. See :meth:`subscriber.abc.TableGroup.finish`.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        copied, connection = self._copied, self._connection
+        if copied is None:
+            raise TargetError("no table was copied that could be finished")
+        oid, fingerprint = copied.fingerprint
+        finish = _FINISH.format(lsn=lsn, oid=self._oid, relid=oid, fingerprint=fingerprint, fence=self._fenced)
+        try:
+            with translated():
+                await connection.execute(finish)
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
+        except TargetError as error:
+            error.add_note(f'while finishing the copy of table "{copied.name}"')
+            await self.roll_back()
+            raise
+        self._copied = None
+
+    async def roll_back(self) -> None:
+        """Roll back the table's transaction. Idempotent. A session that does not answer is terminated."""
+        self._copied = None
+        reader = self._reader
+        if reader is None or reader.connection.is_closed():
+            return
+        try:
+            with translated():
+                await reader.connection.execute("ROLLBACK")
+        except TargetError:
+            reader.connection.terminate()
+
+    async def close(self) -> None:
+        """Roll back, drop the origin, disconnect. Idempotent."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        try:
+            if not reader.connection.is_closed() and self._origin_of is not None:
+                # if this fails, the next start drops the origin
+                with contextlib.suppress(TargetError, asyncpg.InterfaceError):
+                    run = asyncpg_run(reader.connection)
+                    await run("ROLLBACK")
+                    await run("SELECT pg_catalog.pg_replication_origin_session_reset()")
+                    await drop_origins(run, self._oid, self._origin_of, parts_only=True, wait=False)
+        finally:
+            # also after a cancellation
+            reader.connection.terminate()

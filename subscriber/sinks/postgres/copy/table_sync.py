@@ -1,0 +1,353 @@
+"""The synchronization of one table.
+
+The control session holds the table's lock and changes the table's state. It also applies the changes until the table has caught up. Each
+part of a copy has a separate session, which commits the rows together with their transaction id in ``subscriber.copy_part``. So a copy in
+one part and a copy in parallel parts work in the same way. :meth:`PostgresTableSink.finish_copy` deletes these transaction ids and stores
+state ``f`` with the position, in one transaction. Then the copied rows are final.
+
+After a crash in state ``d``, :meth:`PostgresTableSink.begin` undoes the copy. It deletes the rows whose xmin is one of the stored
+transaction ids, and no other rows, because the table may have had rows before. A part that was not committed left neither rows nor a
+transaction id. The ``copying`` lock (:mod:`subscriber.sinks.postgres.session.locks`) and the attempt's number prevent that a dead process
+commits a part after the copy was undone.
+
+The control session and the session of each part have their own replication origins. The undo is marked with an origin too: a subscriber of
+the target with ``origin = none`` did not receive the copied rows, so it must not receive their deletion. The origins are dropped when they
+are no longer needed.
+
+Known limits: if another session updates a row during the copy, the row has another xmin, and the undo keeps it. If a row was inserted
+exactly 2^32 transactions before a part, it has the same xmin, and the undo deletes it.
+"""
+
+# names are quoted or ours, values are parameters
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import asyncpg
+
+from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
+from subscriber.config import SynchronousCommit
+from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.postgres.apply.applier import Applier, Owner
+from subscriber.sinks.postgres.apply.change_sql import set_role
+from subscriber.sinks.postgres.catalog.session_rows import COPY_PART, SessionRows
+from subscriber.sinks.postgres.copy.copy_in import CopyIn
+from subscriber.sinks.postgres.session.apply_session import ApplySession
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
+from subscriber.sinks.postgres.session.origins import Origins, asyncpg_run, drop_origins, origin_name
+from subscriber.sinks.postgres.session.settings import configure_asyncpg, durable_commit
+from subscriber.sinks.postgres.session.target import Target
+from subscriber.sinks.postgres.tables.relation_map import RelationMap
+from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
+from subscriber.sinks.postgres.tables.table_reader import read_table
+from subscriber.sinks.tally import Tally
+
+__all__ = ["PostgresTableSink"]
+
+_IS_MINE: Final = """
+SELECT EXISTS (SELECT FROM subscriber.pg_subscription_rel
+               WHERE srsubid = $1::int8::oid AND srrelid = $2::int8::oid AND srsubstate::text = 'd' AND srcopyattempt = $3)
+"""
+_NOTE_PART: Final = """
+INSERT INTO subscriber.copy_part (srsubid, srrelid, xid) VALUES ($1::int8::oid, $2::int8::oid, pg_catalog.pg_current_xact_id()::xid)
+"""
+_START: Final = """
+UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd', srsublsn = NULL, srcopyattempt = srcopyattempt + 1
+WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid AND srsubstate::text IN ('i', 'd') RETURNING srcopyattempt
+"""
+
+
+class PostgresTableSink:
+    """A :class:`subscriber.abc.TableSink`.
+
+    Args:
+        oid: oid of the subscription.
+        application_name: application name of its sessions.
+        as_owner: change the table as its owner.
+        tally: counters of the sink.
+        origins: the replication origins of the sink.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        table: TableName,
+        *,
+        oid: int,
+        application_name: str,
+        synchronous_commit: SynchronousCommit,
+        as_owner: bool,
+        tally: Tally,
+        origins: Origins,
+    ) -> None:
+        self._target = target
+        self._table = table
+        self._oid = oid
+        self._application_name = application_name
+        # each call of a table's synchronization is durable on return
+        self._synchronous_commit = durable_commit(synchronous_commit)
+        self._as_owner = as_owner
+        self._tally = tally
+        self._origins = origins
+        self._busy_parts: set[int] = set()
+        self._synchronized = False
+        self._session: ApplySession | None = None
+        self._reader: CatalogReader | None = None
+        self._applier: Applier | None = None
+        self._relation_id: int | None = None
+        self._attempt = 0
+        self._ended = False
+
+    @property
+    def relation_id(self) -> int:
+        """The target table's oid. Known after :meth:`begin`."""
+        if self._relation_id is None:
+            raise TargetError(f'the synchronization of table "{self._table}" has not begun')
+        return self._relation_id
+
+    @property
+    def _control(self) -> ApplySession:
+        if self._session is None:
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+        return self._session
+
+    @property
+    def _rows(self) -> SessionRows:
+        return SessionRows(self._control, self._oid)
+
+    async def begin(self) -> TableEntry:
+        """Connect, take the table's lock, undo an unfinished copy. See :meth:`subscriber.abc.TableSink.begin`.
+
+        Raises:
+            RelationError: the table was dropped, or does not belong to the subscription.
+            SubscriptionInUse: another process synchronizes it.
+            TargetError: or another subclass.
+        """
+        if self._session is not None and not self._session.usable:
+            await self.close()
+        if self._session is None:
+            await self._open()
+        self._applier = None
+        entry = await self._rows.entry(self.relation_id)
+        if entry is None:
+            raise RelationError(f'table "{self._table}" is not part of the subscription', hint="start the run again")
+        if self._ended:
+            # the terminated session may have waited for a synchronous standby in COMMIT: this COMMIT waits for the standby too
+            async with self._control.transaction():
+                await self._rows.set_entry(self.relation_id, entry, only_from=entry.state)
+            self._ended = False
+        if entry.state in {TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY}:
+            await self._control.carry_origin(self._origins, origin_name(self._oid, self.relation_id))
+        if entry.state is TableState.DATASYNC:
+            await self._undo_copy()
+            entry = TableEntry(TableState.INIT)
+        return entry
+
+    async def _open(self) -> None:
+        session = await ApplySession.connect(
+            self._target, application_name=self._application_name, synchronous_commit=self._synchronous_commit
+        )
+        self._session = session
+        try:
+            self._relation_id = await self._rows.find_table(self._table)
+            what, lost = f'synchronization of table "{self._table}"', self._target.lost()
+            self._ended = await take(session.fetch, table_key(self._oid, self.relation_id), what, lost=lost)
+            self._reader = CatalogReader(await self._connect_asyncpg())
+            await self._reader.read_owner(self._oid)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect_asyncpg(self) -> asyncpg.Connection[asyncpg.Record]:
+        connection = await self._target.connect_asyncpg(self._control.connection, self._application_name)
+        try:
+            await configure_asyncpg(connection, self._synchronous_commit)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _read_table(self) -> TargetTable:
+        if self._reader is None:
+            raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+        table = await read_table(self._reader, self._table, as_owner=self._as_owner)
+        if table.oid != self.relation_id:
+            raise RelationError(
+                f'table "{self._table}" was replaced by another one during its synchronization',
+                hint="start the run again: it adds the new table and copies it",
+            )
+        table.require_usable()
+        return table
+
+    async def _undo_copy(self) -> None:
+        control, table = self._control, await self._read_table()
+        try:
+            async with control.transaction():
+                await take(
+                    control.fetch,
+                    copying_key(self._oid, self.relation_id),
+                    f'a copy into table "{self._table}"',
+                    in_transaction=True,
+                    of_the_dead=True,
+                )
+                parts = await control.fetch(
+                    "SELECT xid::text FROM subscriber.copy_part WHERE srsubid = %s::int8::oid AND srrelid = %s::int8::oid",
+                    self._oid,
+                    self.relation_id,
+                )
+                if parts:
+                    await control.fetch(set_role(table.role).sql.decode())
+                    await control.fetch(f"DELETE FROM {table.scanned} WHERE xmin = ANY (%s::xid[])", [xid for (xid,) in parts])
+                    await control.fetch(set_role(None).sql.decode())
+                    await self._forget_parts()
+                await self._rows.set_entry(self.relation_id, TableEntry(TableState.INIT), only_from=TableState.DATASYNC)
+        except SubscriptionInUse:
+            await self.close()
+            raise
+
+    async def _forget_parts(self) -> None:
+        await self._rows.rows.delete(COPY_PART, {"srsubid": self._oid, "srrelid": self.relation_id})
+
+    async def start_copy(self) -> None:
+        """Store DATASYNC.
+
+        Raises:
+            TargetError: the table is copied already.
+        """
+        async with self._control.transaction():
+            rows = await self._control.fetch(_START, self._oid, self.relation_id)
+        if not rows:
+            raise TargetError(f'table "{self._table}" is copied already', hint="begin its synchronization again")
+        self._attempt = rows[0][0]
+
+    async def describe(self, table: PublishedTable) -> None:
+        """Check that the columns fit. See :meth:`subscriber.abc.TableSink.describe`.
+
+        Raises:
+            RelationError: a column is missing or generated, or the target's table cannot be used.
+            TargetUnavailable
+        """
+        map_relation(described_relation(table), await self._read_table())
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store the rows of one COPY stream, and commit them with their transaction id. See :meth:`subscriber.abc.TableSink.copy`.
+
+        Raises:
+            ApplyError: the server rejected the rows; a note names the column if the server's report has it.
+            TargetError: or another subclass.
+        """
+        table = await self._read_table()
+        connection = await self._connect_asyncpg()
+        number = next(number for number in itertools.count(1) if number not in self._busy_parts)
+        self._busy_parts.add(number)
+        try:
+            await self._origins.set_up(asyncpg_run(connection), origin_name(self._oid, self.relation_id, number))
+            with CopyIn(connection, self._table, columns) as copying:
+                async with connection.transaction():
+                    await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
+                    if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
+                        raise TargetUnavailable(f'the copy of table "{self._table}" was begun again by another process', hint="begin again")
+                    await connection.execute(set_role(table.role).sql.decode())
+                    await copying.copy(copy_format, data)
+                    await connection.execute(set_role(None).sql.decode())
+                    await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+            await CatalogReader(connection).close()
+        finally:
+            # no effect on a closed connection; an uncommitted part is rolled back
+            connection.terminate()
+            self._busy_parts.discard(number)
+
+    async def finish_copy(self, position: Position) -> None:
+        """Store FINISHEDCOPY, which makes the copied rows final. See :meth:`subscriber.abc.TableSink.finish_copy`.
+
+        Raises:
+            TargetError: no copy was started.
+        """
+        async with self._control.transaction():
+            await self._forget_parts()
+            await self._rows.save_position(self.relation_id, position)
+            await self._change_state(TableEntry(TableState.FINISHEDCOPY), TableState.DATASYNC)
+        await self._drop_origins(parts_only=True)
+
+    async def position(self) -> Position:
+        """The table's own position.
+
+        Raises:
+            TargetError: the table has none, because it is not in FINISHEDCOPY.
+        """
+        found = await self._rows.position(self.relation_id)
+        if found is None:
+            raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
+        return found
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply the table's share of a batch. See :meth:`subscriber.abc.TableSink.apply`.
+
+        Raises:
+            ApplyError, RelationError, TargetError, TargetUnavailable
+        """
+        if self._applier is None:
+            position = (await self.position()).lsn
+            if self._reader is None:
+                raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="begin it again")
+            relations = RelationMap(self._reader, as_owner=self._as_owner, subscription=None)
+            owner = Owner(self._oid, self.relation_id)
+            self._applier = Applier(self._control, relations, owner, position=position, tally=self._tally, committed=_durable_already)
+        await self._applier.apply(batch)
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` and delete the table's own position.
+
+        Raises:
+            TargetError: the table is not in FINISHEDCOPY.
+        """
+        async with self._control.transaction():
+            await self._rows.forget_position(self.relation_id)
+            await self._change_state(TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)
+        self._applier = None
+        self._synchronized = True
+
+    async def _drop_origins(self, *, parts_only: bool) -> None:
+        control = self._control
+        if control.origin is None:
+            return
+        # the table's work is done; if this fails, the next start drops the origins
+        with contextlib.suppress(TargetError):
+            if not parts_only:
+                await control.leave_origin()
+            await drop_origins(control.fetch, self._oid, self.relation_id, parts_only=parts_only, wait=False)
+
+    async def _change_state(self, entry: TableEntry, only_from: TableState) -> None:
+        if not await self._rows.set_entry(self.relation_id, entry, only_from=only_from):
+            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
+
+    async def close(self) -> None:
+        """Disconnect. If the table is synchronized, its origins are dropped. Idempotent. :meth:`begin` connects again."""
+        session, reader = self._session, self._reader
+        try:
+            if self._synchronized and session is not None and session.usable:
+                await self._drop_origins(parts_only=False)
+        finally:
+            self._synchronized = False
+            self._session = self._reader = self._applier = None
+            await self._disconnect(session, reader)
+
+    async def _disconnect(self, session: ApplySession | None, reader: CatalogReader | None) -> None:
+        try:
+            if reader is not None:
+                await reader.close()
+        finally:
+            # also after a cancellation
+            if session is not None:
+                await session.close()
+
+
+def _durable_already(_lsn: Lsn, _wal: Lsn | None) -> None:
+    """Nothing to do: a table's commits are on disk when they return, and no caller waits for a single commit."""

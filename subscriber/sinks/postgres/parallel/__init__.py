@@ -1,0 +1,1 @@
+"""Parallel apply of streamed transactions."""

@@ -1,0 +1,231 @@
+"""Connect to the target with two drivers, psycopg and asyncpg.
+
+psycopg gets the target's connection string unchanged: libpq resolves hosts, service files, password files, environment variables and
+defaults. asyncpg supports less of this, so it gets the parameters that libpq has resolved for its connection. Thus both drivers connect to
+the same server, also if the string names several hosts, and both use every source of parameters that libpq has.
+
+A parameter that asyncpg does not support is ignored if it only tunes the connection, and rejected if it protects the connection.
+
+Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import asyncpg
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from subscriber.errors import CANNOT_CONNECT_NOW, ConfigurationError, TargetError, TargetUnavailable, connection_hint
+from subscriber.sinks.postgres.session.errors import translated
+from subscriber.waits import awaiting
+
+__all__ = ["Target", "asyncpg_arguments"]
+
+_CONNECT_TIMEOUT: Final = 30.0
+_REMEMBERED: Final = 1000
+
+_IN_DSN: Final = (
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "sslpassword",
+    "sslnegotiation",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "krbsrvname",
+    "gsslib",
+)
+"""asyncpg reads these parameters from a DSN, with libpq's names and meanings."""
+
+_PROTECTING: Final = {
+    "channel_binding": frozenset({"", "disable", "prefer"}),
+    "gssencmode": frozenset({"", "disable", "prefer"}),
+    "requirepeer": frozenset({""}),
+    "require_auth": frozenset({""}),
+    "sslcrldir": frozenset({""}),
+    "sslcertmode": frozenset({"", "allow", "disable"}),
+    "sslrootcert": None,
+    "scram_client_key": frozenset({""}),
+    "scram_server_key": frozenset({""}),
+    "oauth_issuer": frozenset({""}),
+}
+"""Parameters with a protection that asyncpg does not have, and their values that require no protection. None: all but ``system``."""
+
+_PERMANENT = re.compile(
+    r"authentication|no pg_hba\.conf entry|does not exist|not permitted|no password supplied|is not currently accepting|certificate"
+    r"|does not support SSL|SSL error: .*\balert\b",
+)
+_MISTAKEN = re.compile(
+    r"invalid (?:integer|port|[a-z_]+ value)|out of range for connection option|must be|could not match|Servname not supported"
+)
+_PASSING = re.compile(r"the database system is (?:starting up|shutting down|in recovery mode|not (?:yet )?accepting connections)")
+_TOO_MANY = re.compile(r"too many (?:clients|connections)|remaining connection slots")
+_OPTION_NAME = re.compile(
+    r'invalid (?:connection option|URI query parameter): ?"?(?P<name>[A-Za-z_]{1,40})"?|invalid connection option "(?P<other>\w{1,40})"'
+)
+
+
+class Target:
+    """The target database. ``conninfo`` is a libpq URL or a string of keywords and values.
+
+    Raises:
+        ConfigurationError: it is neither. The error does not show the text, which may contain a password.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
+        self._sessions: list[psycopg.AsyncConnection[tuple[Any, ...]]] = []
+        self._readers: list[asyncpg.Connection[asyncpg.Record]] = []
+        self._pids: deque[int] = deque(maxlen=_REMEMBERED)
+        try:
+            parameters = conninfo_to_dict(conninfo)
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(_bad_conninfo(str(error)), hint="for example postgresql://user@host:5432/dbname") from None
+        except UnicodeError:
+            raise ConfigurationError("the target's connection string holds bytes that are not UTF-8", hint="write them as UTF-8") from None
+        if "@" in str(parameters.get("host", ""))[1:]:
+            # most likely it is a part of the password, and must not be shown
+            raise ConfigurationError(
+                "the target's connection string has an @ in the host name", hint="write an @ in user or password as %40"
+            )
+        if str(parameters.get("replication", "off")).lower() not in {"off", "false", "no", "0"}:
+            raise ConfigurationError("the target's connection string asks for a replication connection", hint="leave out replication=")
+
+    async def connect(self, application_name: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        """Connect through libpq, with autocommit and client_encoding UTF8.
+
+        Raises:
+            ConfigurationError: a parameter has an invalid value.
+            TargetUnavailable: the server does not answer, or does not accept connections now.
+            TargetError: the server rejects the user or the database.
+        """
+        try:
+            with awaiting(None):
+                connection = await psycopg.AsyncConnection.connect(
+                    self.conninfo,
+                    autocommit=True,
+                    prepare_threshold=None,
+                    fallback_application_name=application_name,
+                    client_encoding="UTF8",
+                )
+        except psycopg.Error as error:
+            text = " ".join(str(error).split())
+            if _MISTAKEN.search(text):
+                raise ConfigurationError(
+                    f"the target's connection string cannot be used: {text}", hint="correct the parameter that it names"
+                ) from None
+            raise _refusal(text) from None
+        except UnicodeError:
+            # error of the resolver: a label that is empty or longer than 63 bytes
+            raise ConfigurationError(
+                "the target's connection string has a host name that cannot be one",
+                hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
+            ) from None
+        self._sessions = [*self.sessions(), connection]
+        self._pids.append(connection.info.backend_pid)
+        return connection
+
+    def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
+        """The open sessions of :meth:`connect`."""
+        return [session for session in self._sessions if not session.closed]
+
+    def reader_pids(self) -> list[int]:
+        """PIDs of the open sessions of :meth:`connect_asyncpg`."""
+        return [reader.get_server_pid() for reader in self._readers if not reader.is_closed()]
+
+    def lost(self) -> set[int]:
+        """PIDs of the latest sessions that are closed on this side. In the server they may still exist."""
+        return set(self._pids) - {session.info.backend_pid for session in self.sessions()} - set(self.reader_pids())
+
+    async def connect_asyncpg(
+        self, like: psycopg.AsyncConnection[tuple[Any, ...]], application_name: str
+    ) -> asyncpg.Connection[asyncpg.Record]:
+        """Connect through asyncpg to the server of ``like``, with the same user and database.
+
+        Raises:
+            TargetUnavailable, TargetError: as in :meth:`connect`.
+            ConfigurationError: the connection string requires a protection that asyncpg does not have.
+        """
+        pgconn = like.pgconn
+        parameters = {option.keyword.decode(): option.val.decode() for option in pgconn.info if option.val is not None}
+        parameters |= {
+            "host": pgconn.host.decode(),
+            "port": pgconn.port.decode(),
+            "dbname": pgconn.db.decode(),
+            "user": pgconn.user.decode(),
+        }
+        # the address of the existing connection: a name may have several
+        parameters["hostaddr"] = parameters.get("hostaddr", "") and pgconn.hostaddr.decode()
+        parameters["password"] = pgconn.password.decode()
+        arguments = asyncpg_arguments(parameters, application_name)
+        with translated():
+            reader: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(**arguments)
+        self._readers = [*(other for other in self._readers if not other.is_closed()), reader]
+        self._pids.append(reader.get_server_pid())
+        return reader
+
+
+def _refusal(text: str) -> TargetError:
+    """The error for a failed attempt to connect, from its text: libpq gives no SQLSTATE."""
+    message = f"target cannot be reached: {text}"
+    if _PASSING.search(text):
+        return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait until it accepts connections")
+    if _TOO_MANY.search(text):
+        return TargetUnavailable(message, hint="end other sessions, or raise max_connections")
+    if _PERMANENT.search(text):
+        hint = "correct the target's connection string, or the server's pg_hba.conf"
+        return TargetError(f"target refuses the connection: {text}", hint=hint)
+    return TargetUnavailable(message, hint=connection_hint(text, "check that the target runs, and host and port"))
+
+
+def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> dict[str, Any]:
+    """The arguments of ``asyncpg.connect``, from the parameters that libpq resolved for a connection to one host.
+
+    Raises:
+        ConfigurationError: a parameter requires a protection that asyncpg does not have.
+    """
+    host = parameters["host"]
+    if host.startswith("@"):
+        raise ConfigurationError(f'asyncpg cannot reach the abstract socket "{host}"', hint="name a directory or an address")
+    for name, harmless in _PROTECTING.items():
+        value = parameters.get(name, "")
+        if (harmless is None and value == "system") or (harmless is not None and value not in harmless):
+            raise ConfigurationError(
+                f"asyncpg does not know the connection parameter {name}={value if harmless is None else '...'}",
+                hint="leave it out, if the target can be trusted without it",
+            )
+    hostaddr = parameters.get("hostaddr", "")
+    if hostaddr and parameters.get("sslmode") != "verify-full":
+        host = hostaddr
+    settings = {"application_name": parameters.get("application_name") or application_name, "client_encoding": "UTF8"}
+    if parameters.get("options"):
+        settings["options"] = parameters["options"]
+    # in libpq, an empty value means "not given"
+    dsn_parameters = {name: parameters[name] for name in _IN_DSN if parameters.get(name)}
+    timeout = float(parameters.get("connect_timeout") or 0)
+    return {
+        "dsn": f"postgresql://?{urlencode(dsn_parameters)}" if dsn_parameters else None,
+        "host": host,
+        "port": int(parameters["port"]),
+        "database": parameters["dbname"],
+        "user": parameters["user"],
+        # "" and not None: libpq has already read the password file
+        "password": parameters.get("password", ""),
+        "timeout": timeout if timeout > 0 else _CONNECT_TIMEOUT,
+        "server_settings": settings,
+    }
+
+
+def _bad_conninfo(message: str) -> str:
+    found = _OPTION_NAME.search(message)
+    if found:
+        return f'the target\'s connection string has an unknown parameter "{found["name"] or found["other"]}"'
+    return "the target is not a connection string or URL of PostgreSQL"

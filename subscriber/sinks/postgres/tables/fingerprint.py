@@ -1,0 +1,62 @@
+"""Detect that a target table was altered after the statements for it were made.
+
+Statements name tables and columns, and declare their parameters with the columns' types. After ALTER TABLE they may still run, but with a
+different result: a value is converted through the old type into the new one, or the name now belongs to another table. So a fingerprint is
+read together with a table. After its last change, every batch checks with a new snapshot that all changed tables still have their
+fingerprints. At that time the transaction holds locks on these tables, so they cannot be altered between the check and the commit.
+
+The fingerprint does not contain ``pg_class.xmin``, because a TRUNCATE in the batch itself would change it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from subscriber.errors import TargetUnavailable
+from subscriber.sinks.postgres.session.statement import Statement
+
+__all__ = ["FINGERPRINT", "UNCHANGED", "Fingerprint", "TargetsChanged", "parameters"]
+
+_OID: Final = 26
+_INT8: Final = 20
+
+Fingerprint = tuple[int, int]
+"""A table's oid, and a hash of the properties on which its statements depend."""
+
+FINGERPRINT: Final = """
+pg_catalog.hashtextextended(ROW(
+    n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity, c.relforcerowsecurity, c.relreplident,
+    ARRAY(SELECT a.xmin FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum),
+    ARRAY(SELECT ROW(i.indexrelid, i.indisvalid, i.indisprimary, i.indisreplident)::text
+          FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisunique ORDER BY i.indexrelid),
+    CASE WHEN c.relhasrules THEN ARRAY(SELECT r.ev_enabled FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid ORDER BY r.oid) END,
+    CASE WHEN c.relhastriggers THEN
+        ARRAY(SELECT t.oid FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND t.tgenabled IN ('R', 'A') ORDER BY t.oid) END
+)::text COLLATE "C", 0)
+"""
+"""SQL over ``pg_class`` c and ``pg_namespace`` n."""
+
+# Division by zero if the fingerprint differs or the table is gone: COMMIT is already sent and must not be executed then. One table per
+# statement: with arrays, the server would guess their lengths and plan the statement each time, five times the cost of all the rest.
+UNCHANGED: Final = Statement(
+    f"""
+SELECT 1 / pg_catalog.count(*)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = $1 AND {FINGERPRINT} = $2
+""".encode(),  # noqa: S608 (a constant)
+    (_OID, _INT8),
+    reused=True,
+)
+
+
+class TargetsChanged(TargetUnavailable):
+    """A target table was altered since it was read. The batch is rolled back; it can be applied after the tables are read again."""
+
+    def __init__(self) -> None:
+        super().__init__("a table of the target was altered while a transaction was applied to it", hint="it passes by itself")
+
+
+def parameters(fingerprint: Fingerprint) -> list[bytes | None]:
+    """The parameters of :data:`UNCHANGED`."""
+    oid, found = fingerprint
+    return [b"%d" % oid, b"%d" % found]

@@ -1,0 +1,246 @@
+"""How a relation of the publisher maps to a table of the target.
+
+Columns are matched by name. An UPDATE or DELETE finds its row by the *target's* replica identity index, or else by its primary key. If the
+target has neither, the whole old row is compared, if the publisher sends it (REPLICA IDENTITY FULL).
+The texts of errors are those of PostgreSQL's ``relation.c`` and ``worker.c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.errors import RelationError
+from subscriber.protocol.messages import Column, Relation, ReplicaIdentity
+from subscriber.protocol.quoting import quote_identifier
+from subscriber.sinks.postgres.session.statement import Statement
+from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
+
+__all__ = ["RelationMapping", "TargetColumn", "TargetTable", "described_relation", "map_relation", "qualified_name"]
+
+_PREREQUISITE: Final = "55000"
+_WRONG_OBJECT: Final = "42809"
+
+_KINDS: Final = {
+    "v": "views",
+    "m": "materialized views",
+    "f": "foreign tables",
+    "i": "indexes",
+    "I": "partitioned indexes",
+    "S": "sequences",
+    "c": "composite types",
+    "t": "TOAST tables",
+}
+
+
+def qualified_name(table: TableName) -> str:
+    """The table's qualified name, quoted for SQL."""
+    return f"{quote_identifier(table.namespace)}.{quote_identifier(table.name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """One column of a target table.
+
+    Attributes:
+        type_oid: the column's type. Parameters have this type, so values are read by its own input or receive function.
+        generated: the target computes its values.
+        identity_always: ``GENERATED ALWAYS AS IDENTITY``: an UPDATE cannot set it.
+        equals: the equality operator as SQL; None: the type has none, and values are compared as texts.
+    """
+
+    name: str
+    type_oid: int
+    type_name: str
+    generated: bool
+    identity_always: bool
+    equals: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """One table of the target.
+
+    Attributes:
+        fingerprint: changes if the table is altered.
+        kind: ``pg_class.relkind``.
+        role: the role that changes the table (SET ROLE), or None: the session's own role.
+        rls_user: the role for which row-level security would be in force, or None.
+        key: column names of the replica identity index or primary key, with the equality operators of that index; empty: the table has
+            neither.
+        key_unique: the key is unique in the whole table, not only in each partition.
+        referenced_by: other tables whose foreign keys reference it.
+        rule: a rule that is ENABLE ALWAYS or REPLICA, or None.
+        barred: the subscription's owner, if that role cannot become the table's owner; else None.
+        triggered: a BEFORE ROW trigger is ENABLE ALWAYS or REPLICA. It may skip a row that exists.
+    """
+
+    name: TableName
+    oid: int
+    fingerprint: Fingerprint
+    kind: str
+    role: str | None
+    rls_user: str | None
+    columns: tuple[TargetColumn, ...]
+    key: tuple[tuple[str, str | None], ...]
+    key_unique: bool = True
+    referenced_by: frozenset[TableName] = frozenset()
+    rule: str | None = None
+    barred: str | None = None
+    triggered: bool = False
+
+    @property
+    def scanned(self) -> str:
+        """The table in FROM, UPDATE, DELETE, TRUNCATE. As in PostgreSQL, children of an ordinary table are excluded (ONLY)."""
+        return qualified_name(self.name) if self.kind == "p" else f"ONLY {qualified_name(self.name)}"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table or a partitioned table. Other relations cannot be added to a subscription."""
+        return self.kind in {"r", "p"}
+
+    def require_usable(self) -> None:
+        """Reject a relation that cannot be a target.
+
+        Raises:
+            RelationError: as in PostgreSQL, the relation is no table, or row-level security is in force for the role. Also if the
+                subscription's owner cannot become the table's owner, or a rule would rewrite our statements. PostgreSQL's apply worker can
+                ignore such a rule, because it executes no SQL.
+        """
+        if not self.is_table:
+            raise RelationError(
+                f'cannot use relation "{self.name}" as logical replication target',
+                sqlstate=_WRONG_OBJECT,
+                hint=f"This operation is not supported for {_KINDS.get(self.kind, 'such relations')}.",
+            )
+        if self.barred is not None:
+            raise RelationError(
+                f'role "{self.barred}", the owner of the subscription, cannot SET ROLE to the owner of relation "{self.name}"',
+                sqlstate="42501",
+                hint="grant it that role, or set run_as_owner = true",
+            )
+        if self.rls_user is not None:
+            raise RelationError(
+                f'user "{self.rls_user}" cannot replicate into relation with row-level security enabled: "{self.name.name}"',
+                sqlstate="0A000",
+                hint="give the role BYPASSRLS, disable row-level security on the table, or do not force it on the owner",
+            )
+        if self.rule is not None:
+            raise RelationError(
+                f'rule "{self.rule}" of logical replication target relation "{self.name}" applies to replicated changes',
+                sqlstate=_PREREQUISITE,
+                hint="ALTER TABLE ... ENABLE RULE or DISABLE RULE: ordinary rules do not apply to them",
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RelationMapping:
+    """A publisher's relation and the target's table together.
+
+    Attributes:
+        columns: the target's columns in the order of the remote columns.
+        key: indexes of the remote columns that find the row, with the operators of the key; None: the whole old row is compared.
+        problem: why UPDATE and DELETE are impossible, or None.
+        identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
+        statements: cache of statements by pattern.
+    """
+
+    remote: Relation
+    table: TargetTable
+    columns: tuple[TargetColumn, ...]
+    key: tuple[tuple[int, str | None], ...] | None
+    problem: RelationError | None
+    identity: int | None
+    statements: dict[object, Statement] = field(default_factory=dict)
+
+    def require_updatable(self) -> None:
+        """Reject UPDATE and DELETE if the row cannot be identified.
+
+        Raises:
+            RelationError: with PostgreSQL's message.
+        """
+        if self.problem is not None:
+            raise RelationError(str(self.problem), sqlstate=self.problem.sqlstate, hint=self.problem.hint)
+
+
+CREATE_HINT: Final = "create the table in the target with the publisher's columns"
+STREAM_HINT: Final = (
+    "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
+    " (or subscriber alter NAME --refresh): that adds and copies it"
+)
+"""Hint for a change of a table that the target does not have."""
+
+
+def missing_table(table: TableName, hint: str = CREATE_HINT) -> RelationError:
+    """PostgreSQL's error for a missing target table."""
+    return RelationError(
+        f'logical replication target relation "{table}" does not exist',
+        sqlstate=_PREREQUISITE,
+        hint=hint,
+    )
+
+
+def described_relation(published: PublishedTable) -> Relation:
+    """The Relation message that the publisher will send for a table, made from its catalog's description."""
+    types = published.column_types or (0,) * len(published.columns)
+    columns = tuple(
+        Column(name, type_oid, -1, key=published.replica_identity == "f" or name in published.key_columns)
+        for name, type_oid in zip(published.columns, types, strict=True)
+    )
+    identity = cast("ReplicaIdentity", published.replica_identity)
+    return Relation(published.relation_id, published.name.namespace, published.name.name, identity, columns)
+
+
+def map_relation(remote: Relation, table: TargetTable) -> RelationMapping:
+    """Match the columns, and choose the key that finds rows.
+
+    Raises:
+        RelationError: a replicated column is missing or generated in the target, or the target cannot be used
+            (:meth:`TargetTable.require_usable`).
+    """
+    table.require_usable()
+    local = {column.name: column for column in table.columns}
+    _require_columns(table.name, [column.name for column in remote.columns], local)
+    columns = tuple(local[column.name] for column in remote.columns)
+    key, problem = _key(remote, table)
+    identity = next((index for index, column in enumerate(columns) if column.identity_always), None)
+    return RelationMapping(remote, table, columns, key, problem, identity)
+
+
+def _require_columns(table: TableName, names: Sequence[str], local: dict[str, TargetColumn]) -> None:
+    def refuse(what: str, found: list[str], hint: str) -> None:
+        if found:
+            quoted = ", ".join(f'"{name}"' for name in found)
+            message = f'logical replication target relation "{table}" {what} column{"s" if len(found) > 1 else ""}: {quoted}'
+            raise RelationError(message, sqlstate=_PREREQUISITE, hint=hint)
+
+    refuse(
+        "is missing replicated",
+        [name for name in names if name not in local],
+        "add the column to the target's table, or leave it out of the publication",
+    )
+    refuse(
+        "has incompatible generated",
+        [name for name in names if local[name].generated],
+        "make it an ordinary column of the target's table, or leave it out of the publication",
+    )
+
+
+def _key(remote: Relation, table: TargetTable) -> tuple[tuple[tuple[int, str | None], ...] | None, RelationError | None]:
+    identity = {column.name: index for index, column in enumerate(remote.columns) if column.key}
+    if table.key:
+        if all(name in identity for name, _ in table.key):
+            return tuple((identity[name], operator) for name, operator in table.key), None
+        message = f'publisher did not send replica identity column expected by the logical replication target relation "{table.name}"'
+        hint = "make the target's replica identity or primary key a part of the publisher's replica identity"
+    elif remote.replica_identity == "f":
+        return None, None
+    else:
+        message = (
+            f'logical replication target relation "{table.name}" has neither REPLICA IDENTITY index nor PRIMARY KEY column '
+            "and published relation does not have REPLICA IDENTITY FULL"
+        )
+        hint = "add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher"
+    return None, RelationError(message, sqlstate=_PREREQUISITE, hint=hint)

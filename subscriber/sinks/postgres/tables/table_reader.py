@@ -1,0 +1,251 @@
+"""Read target tables from the system catalogs: any number of tables with the same few queries.
+
+The queries run in a separate session. They take no locks on the tables, so they never wait for an open transaction of the apply session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from subscriber.abc import TableName
+from subscriber.errors import RelationError
+from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
+from subscriber.sinks.postgres.tables.relation_mapping import CREATE_HINT, STREAM_HINT, TargetColumn, TargetTable, missing_table
+
+__all__ = ["read_table", "read_tables", "require_table"]
+
+_EXISTS: Final = """
+SELECT c.oid::int8 AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
+"""
+
+# $1, $2: schemas and names. $3: apply as the table's owner. $4: the subscription's owner, NULL if that is the session's own role.
+# The fingerprint is read by the first query: if a table is altered before the later queries, the fingerprint differs at the check.
+_TABLES: Final = f"""
+WITH wanted AS MATERIALIZED (
+    SELECT c.oid FROM ROWS FROM (pg_catalog.unnest($1::text[]::name[]), pg_catalog.unnest($2::text[]::name[])) AS given(nspname, relname)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = given.nspname
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = given.relname
+), referencing AS MATERIALIZED (
+    SELECT x.confrelid, pg_catalog.array_agg(pg_catalog.json_build_array(fn.nspname, f.relname)::text) AS tables
+    FROM pg_catalog.pg_constraint x
+    JOIN pg_catalog.pg_class f ON f.oid = x.conrelid
+    JOIN pg_catalog.pg_namespace fn ON fn.oid = f.relnamespace
+    WHERE x.contype = 'f' AND x.conrelid <> x.confrelid AND x.confrelid IN (SELECT oid FROM wanted)
+    GROUP BY x.confrelid
+)
+SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind,
+       nullif(CASE WHEN $3 THEN o.rolname ELSE coalesce($4::text::name, current_user) END, current_user)::text AS role,
+       CASE WHEN $3 AND NOT pg_catalog.pg_has_role($4::text::name, o.oid, 'MEMBER') THEN $4::text END AS barred,
+       CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
+                 AND (c.relforcerowsecurity OR NOT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE'))
+            THEN r.rolname::text END AS rls_user,
+       CASE WHEN c.relhasrules AND c.relkind IN ('r', 'p') THEN
+            (SELECT min(w.rulename::text) FROM pg_catalog.pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_enabled IN ('A', 'R')) END AS rule,
+       coalesce(x.tables, '{{}}') AS referenced_by
+FROM wanted
+JOIN pg_catalog.pg_class c ON c.oid = wanted.oid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
+JOIN pg_catalog.pg_roles r ON r.rolname = CASE WHEN $3 THEN o.rolname ELSE coalesce($4::text::name, current_user) END
+LEFT JOIN referencing x ON x.confrelid = c.oid
+"""  # noqa: S608 (a constant)
+
+# A column's type is divided (domains, arrays, composites) down to types that are no domain, array or composite. The equality operator is
+# that of the default btree or hash operator class, as in PostgreSQL's type cache; if a part has none, the column has none.
+_COLUMNS: Final = """
+WITH RECURSIVE given AS (
+    SELECT a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated, a.attidentity FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = ANY ($1::int8[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+), part(root, typ, whole) AS (
+    SELECT DISTINCT g.atttypid, g.atttypid, true FROM given g
+  UNION
+    SELECT p.root, inner_type.typ, p.whole AND t.typtype = 'd'
+    FROM part p
+    JOIN pg_catalog.pg_type t ON t.oid = p.typ
+    CROSS JOIN LATERAL (
+        SELECT t.typbasetype AS typ WHERE t.typtype = 'd'
+        UNION ALL
+        SELECT e.oid FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid
+        UNION ALL
+        SELECT f.atttypid FROM pg_catalog.pg_attribute f
+        WHERE t.typtype = 'c' AND f.attrelid = t.typrelid AND f.attnum > 0 AND NOT f.attisdropped
+    ) AS inner_type
+), leaf AS (
+    SELECT p.root, p.whole, operator.name
+    FROM part p
+    JOIN pg_catalog.pg_type t ON t.oid = p.typ AND t.typtype NOT IN ('d', 'c')
+         AND NOT EXISTS (SELECT FROM pg_catalog.pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)
+    LEFT JOIN LATERAL (
+        SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, op.oprname) AS name
+        FROM pg_catalog.pg_opclass k
+        JOIN pg_catalog.pg_am am ON am.oid = k.opcmethod AND am.amname IN ('btree', 'hash')
+        JOIN pg_catalog.pg_amop m ON m.amopfamily = k.opcfamily AND m.amoplefttype = k.opcintype AND m.amoprighttype = k.opcintype
+             AND m.amopstrategy = CASE am.amname WHEN 'btree' THEN 3 ELSE 1 END
+        JOIN pg_catalog.pg_operator op ON op.oid = m.amopopr
+        JOIN pg_catalog.pg_namespace n ON n.oid = op.oprnamespace
+        WHERE k.opcdefault
+          AND (k.opcintype = t.oid
+               OR k.opcintype = CASE t.typtype WHEN 'e' THEN 'anyenum'::regtype WHEN 'r' THEN 'anyrange'::regtype
+                                WHEN 'm' THEN pg_catalog.to_regtype('anymultirange') END
+               OR EXISTS (SELECT FROM pg_catalog.pg_cast x WHERE x.castsource = t.oid AND x.casttarget = k.opcintype
+                          AND x.castmethod = 'b' AND x.castcontext = 'i'))
+        ORDER BY k.opcintype = t.oid DESC, am.amname LIMIT 1
+    ) AS operator ON true
+), compared AS MATERIALIZED (
+    SELECT l.root, CASE WHEN pg_catalog.bool_and(l.name IS NOT NULL)
+                        THEN coalesce(max(l.name) FILTER (WHERE l.whole), 'OPERATOR(pg_catalog.=)') END AS equals
+    FROM leaf l GROUP BY l.root
+)
+SELECT g.attrelid::int8 AS relid, g.attname::text AS name, g.atttypid::int8 AS type_oid,
+       pg_catalog.format_type(g.atttypid, g.atttypmod) AS type_name, g.attgenerated <> '' AS generated,
+       g.attidentity = 'a' AS identity_always, o.equals
+FROM given g LEFT JOIN compared o ON o.root = g.atttypid
+ORDER BY g.attrelid, g.attnum
+"""
+
+# triggered: a BEFORE ROW trigger that fires for replicated changes (tgtype: 1 for each row, 2 before), of the table or of a partition.
+# columns: the replica identity index, or the primary key unless it is deferrable; of the table, or of all leaves of a partitioned table.
+# The query does not use pg_partition_tree(), which takes locks, and would wait for ever for a TRUNCATE of the apply session.
+_KEYS: Final = """
+WITH RECURSIVE tree(root, oid) AS (
+    SELECT root, root FROM pg_catalog.unnest($1::int8[]::oid[]) AS root
+  UNION ALL
+    SELECT t.root, c.oid FROM tree AS t
+    JOIN pg_catalog.pg_inherits h ON h.inhparent = t.oid
+    JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid AND c.relispartition
+), tables AS (
+    SELECT t.root, c.oid, c.relreplident, c.oid = t.root AS itself
+    FROM tree AS t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND (c.relkind <> 'p' OR c.oid = t.root)
+)
+SELECT t.root::int8 AS relid, t.itself, k.columns, k.operators,
+       EXISTS (SELECT FROM pg_catalog.pg_trigger g
+               WHERE g.tgrelid = t.oid AND g.tgenabled IN ('R', 'A') AND g.tgtype & 3 = 3) AS triggered
+FROM tables t
+LEFT JOIN LATERAL (
+    SELECT pg_catalog.array_agg(a.attname::text ORDER BY u.place) AS columns,
+           pg_catalog.array_agg(operator.name ORDER BY u.place) AS operators
+    FROM pg_catalog.pg_index i
+    JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
+    JOIN pg_catalog.pg_am am ON am.oid = ic.relam
+    CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(i.indkey::int2[]), pg_catalog.unnest(i.indclass::oid[]))
+         WITH ORDINALITY AS u(attnum, class, place)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = u.attnum
+    JOIN pg_catalog.pg_opclass oc ON oc.oid = u.class
+    LEFT JOIN LATERAL (
+        SELECT pg_catalog.format('OPERATOR(%I.%s)', n.nspname, op.oprname) AS name
+        FROM pg_catalog.pg_amop m
+        JOIN pg_catalog.pg_operator op ON op.oid = m.amopopr
+        JOIN pg_catalog.pg_namespace n ON n.oid = op.oprnamespace
+        WHERE am.amname = 'btree' AND m.amopfamily = oc.opcfamily AND m.amopstrategy = 3
+          AND m.amoplefttype = oc.opcintype AND m.amoprighttype = oc.opcintype
+    ) AS operator ON true
+    WHERE i.indrelid = t.oid AND i.indisvalid AND i.indisunique AND i.indimmediate AND i.indpred IS NULL
+      AND u.place <= i.indnkeyatts AND (i.indisprimary OR (i.indisreplident AND t.relreplident = 'i'))
+    GROUP BY i.indexrelid, i.indisreplident
+    ORDER BY i.indisreplident AND t.relreplident = 'i' DESC LIMIT 1
+) AS k ON true
+"""
+
+
+async def read_table(reader: CatalogReader, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT) -> TargetTable:
+    """Read one table.
+
+    Args:
+        reader: the session that reads the catalogs.
+        name: name of the table.
+        as_owner: whether changes are made as the table's owner.
+        hint: hint of the error if there is no such relation.
+
+    Raises:
+        RelationError: there is no such relation.
+        TargetUnavailable: the connection was lost.
+    """
+    _require_text(name)
+    found = await read_tables(reader, [name], as_owner=as_owner)
+    if name not in found:
+        raise missing_table(name, hint)
+    return found[name]
+
+
+async def read_tables(reader: CatalogReader, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
+    """Read tables. Arguments and errors are those of :func:`read_table`, but tables that do not exist are left out."""
+    encodable = [name for name in names if _is_text(name)]
+    rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner, reader.owner)
+    oids = [row["oid"] for row in rows]
+    columns = {oid: tuple(TargetColumn(**row) for row in found) for oid, found in _by_table(await reader.fetch(_COLUMNS, oids)).items()}
+    keys = _by_table(await reader.fetch(_KEYS, [row["oid"] for row in rows if row["kind"] in {"r", "p"}]))
+    tables = (_table(row, columns.get(row["oid"], ()), keys.get(row["oid"])) for row in rows)
+    return {table.name: table for table in tables}
+
+
+def _by_table(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row.pop("relid"), []).append(row)
+    return found
+
+
+def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[dict[str, Any]] | None) -> TargetTable:
+    key, key_unique = ((), True) if keys is None else _key(keys, columns)
+    referenced_by = frozenset(TableName(*json.loads(table)) for table in row["referenced_by"])
+    return TargetTable(
+        TableName(row["namespace"], row["name"]),
+        row["oid"],
+        (row["oid"], row["fingerprint"]),
+        row["kind"],
+        row["role"],
+        row["rls_user"],
+        columns,
+        key,
+        key_unique,
+        referenced_by,
+        row["rule"],
+        row["barred"],
+        triggered=any(part["triggered"] for part in keys or ()),
+    )
+
+
+async def require_table(reader: CatalogReader, name: TableName) -> int:
+    """Return the oid of a relation for which a change has arrived.
+
+    Raises:
+        RelationError: the relation does not exist.
+        TargetUnavailable: the connection was lost.
+    """
+    _require_text(name)
+    found = await reader.fetch(_EXISTS, name.namespace, name.name)
+    if not found:
+        raise missing_table(name, STREAM_HINT)
+    return int(found[0]["oid"])
+
+
+def _require_text(name: TableName) -> None:
+    if not _is_text(name):
+        raise RelationError("the publisher sent a relation name that is not UTF-8", hint="rename it")
+
+
+def _is_text(name: TableName) -> bool:
+    try:
+        f"{name}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _key(rows: list[dict[str, Any]], columns: tuple[TargetColumn, ...]) -> tuple[tuple[tuple[str, str | None], ...], bool]:
+    default = {column.name: column.equals for column in columns}
+
+    def pairs(row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
+        return tuple((name, operator or default[name]) for name, operator in zip(row["columns"] or (), row["operators"] or (), strict=True))
+
+    itself = pairs(next(row for row in rows if row["itself"]))
+    leaves = [pairs(row) for row in rows if not row["itself"]]
+    if itself or not leaves:
+        return itself, True
+    # a partitioned table without a key, whose partitions all have the same key: PostgreSQL uses the key of the partition
+    names = {frozenset(name for name, _ in leaf) for leaf in leaves}
+    return (leaves[0], False) if len(names) == 1 else ((), True)

@@ -1,0 +1,1 @@
+"""Apply transactions: statements, batches of changes, and prepared transactions."""

@@ -1,0 +1,182 @@
+"""The publisher's relations, as Relation messages describe them, and their tables in the target.
+
+A Relation message is valid for all later changes in the stream, and the publisher does not send it again. If its transaction is rolled
+back, its description is discarded, and the transaction will bring it again. If its transaction is skipped, its description is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, inspect, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.abc import PublishedTable, TableName
+from subscriber.config import SchemaChange, Settings
+from subscriber.errors import RelationError, TargetError
+from subscriber.protocol.messages import Relation
+from subscriber.sinks.described import DescribedRelations
+from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
+
+__all__ = ["RelationMap", "SchemaBehind", "has_triggers", "schema_change"]
+
+_PREREQUISITE: Final = "55000"
+_MYSQL: Final = frozenset({"mysql", "mariadb"})
+
+
+class SchemaBehind(TargetError):
+    """The target's table lacks columns that must be added first. Never leaves this package.
+
+    Attributes:
+        relation: the relation of the table.
+        published: the publisher's description of the table, or None.
+    """
+
+    def __init__(self, relation: Relation, published: PublishedTable | None) -> None:
+        super().__init__(f'table "{relation.namespace}.{relation.name}" of the target lacks columns of the publisher')
+        self.relation = relation
+        self.published = published
+
+
+class RelationMap(DescribedRelations):
+    """The publisher's relations by id, and their plans.
+
+    Args:
+        published: the latest descriptions from the publisher's catalog; shared with the sink, which updates it.
+        settings: ``schema_change``, ``insert_conflict``.
+    """
+
+    def __init__(self, published: Mapping[TableName, PublishedTable], settings: Settings) -> None:
+        super().__init__()
+        self._published = published
+        self._settings = settings
+        self._plans: dict[int, RelationPlan] = {}
+
+    def forget_targets(self) -> None:
+        """Discard all plans, so that the target's tables are read again when they are needed."""
+        self._plans.clear()
+
+    def _forget_target(self, relation_id: int) -> None:
+        self._plans.pop(relation_id, None)
+
+    def planned(self, relation_id: int) -> RelationPlan | None:
+        """Return the relation's plan, if it exists already."""
+        return self._plans.get(relation_id)
+
+    async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
+        """Return the relation's plan. Read the target's table if there is no plan yet.
+
+        Raises:
+            RelationError: the target's table does not fit.
+            SchemaBehind: columns must be added first, in a separate transaction.
+            TargetUnavailable: the connection was lost.
+        """
+        found = self._plans.get(relation.relation_id)
+        if found is None:
+            found = self._plans[relation.relation_id] = await self._load(connection, relation)
+        return found
+
+    async def _load(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
+        name = TableName(relation.namespace, relation.name)
+        published = self._published.get(name)
+        target = await load_target_table(connection, relation, published)
+        if target.missing:
+            match schema_change(self._settings, name, target.missing):
+                case "add":
+                    target.require_addable()
+                    raise SchemaBehind(relation, published)
+                case "error":
+                    target.require_complete()
+                case "ignore":
+                    pass
+        ordered, unique = await connection.run_sync(_facts, target)
+        key = {target.columns[number].name for number in target.key or ()}
+        keyed = target.key is not None and all(columns == key for columns in unique) and not ordered
+        if self._settings.insert_conflict == "upsert":
+            # if a different key is equal in the target, the INSERT changes the row of that key
+            keyed = keyed and all(target.columns[number].exact for number in target.key or ())
+        return RelationPlan(
+            relation,
+            target,
+            connection.dialect,
+            self._settings.insert_conflict,
+            keyed=keyed,
+            ordered=ordered,
+            problem=_problem(relation, target, unique),
+        )
+
+
+def schema_change(settings: Settings, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
+    """Return what to do about columns that a table of the target lacks, by the user's setting."""
+    choice = settings.schema_change
+    return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
+
+
+def _facts(connection: Connection, target: TargetTable) -> tuple[bool, list[set[str]]]:
+    """Return whether triggers fire for replicated changes, and the columns of each unique key."""
+    table = target.table
+    inspector = inspect(connection)
+    unique: list[Any] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
+    unique += [found["column_names"] for found in inspector.get_unique_constraints(table.name, schema=table.schema)]
+    unique += [found["column_names"] for found in inspector.get_indexes(table.name, schema=table.schema) if found["unique"]]
+    return has_triggers(connection, table), [set(columns) for columns in unique if columns]
+
+
+def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) -> RelationError | None:
+    """Return why UPDATE and DELETE are impossible, in PostgreSQL's words, or None. Unlike there, any key of the target is enough."""
+    identity = {column.name for column in relation.columns if column.key}
+    if relation.replica_identity == "f" or any(columns <= identity for columns in unique):
+        return None
+    if unique and identity:
+        return RelationError(
+            f'publisher did not send replica identity column expected by the logical replication target relation "{target.name}"',
+            sqlstate=_PREREQUISITE,
+            hint="make a key of the target's table a part of the publisher's replica identity",
+        )
+    return RelationError(
+        f'logical replication target relation "{target.name}" has neither REPLICA IDENTITY index nor PRIMARY KEY column '
+        "and published relation does not have REPLICA IDENTITY FULL",
+        sqlstate=_PREREQUISITE,
+        hint="add a primary key to the target's table, or ALTER TABLE ... REPLICA IDENTITY FULL on the publisher",
+    )
+
+
+def has_triggers(connection: Connection, table: Table) -> bool:
+    """Whether triggers fire for replicated changes, for each row or before or after a statement. They may skip a row.
+
+    An ON CONFLICT IGNORE in a constraint of SQLite, and a rule of PostgreSQL, may skip a row too: they count as triggers here.
+    """
+    dialect = connection.dialect
+    names = {"name": table.name}
+    if dialect.name == "sqlite":
+        query = _SQLITE_TRIGGERS
+    elif dialect.name in _MYSQL:
+        query = "SELECT 1 FROM information_schema.triggers WHERE event_object_schema = DATABASE() AND event_object_table = :name LIMIT 1"
+    elif dialect.name == "postgresql":
+        query = _POSTGRESQL_TRIGGERS
+        names = {"name": dialect.identifier_preparer.format_table(table)}
+    else:
+        return False
+    return connection.execute(text(query), names).scalar() is not None
+
+
+_SQLITE_TRIGGERS: Final = """
+SELECT 1 FROM sqlite_master
+WHERE lower(tbl_name) = lower(:name) AND (type = 'trigger' OR type = 'table' AND sql LIKE '%ON%CONFLICT%IGNORE%') LIMIT 1
+"""
+# Under session_replication_role = replica only ENABLE REPLICA and ENABLE ALWAYS triggers fire; of a partitioned table, also those of its
+# partitions.
+_POSTGRESQL_TRIGGERS: Final = """
+WITH RECURSIVE tree (oid) AS (
+    SELECT pg_catalog.to_regclass(:name)::oid
+    UNION ALL
+    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+      JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT 1 FROM tree
+ WHERE EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = tree.oid AND NOT t.tgisinternal AND t.tgenabled IN ('A', 'R'))
+    OR EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = tree.oid AND r.ev_enabled IN ('A', 'R'))
+ LIMIT 1
+"""

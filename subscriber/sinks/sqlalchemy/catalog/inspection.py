@@ -1,0 +1,182 @@
+"""Inspects a target independently of its subscriptions: its kind, its tables and rows. Also removes the leftovers of a subscription.
+
+The demonstration and comparisons with the publisher use it. Values are those of the driver, without a conversion by this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Executable, MetaData, Table, Text, column, func, inspect, select, table
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.schema import CreateTable, DropSchema, DropTable
+
+from subscriber.abc import TableName
+from subscriber.catalog.subscriptions import find_subscription, remove_rows
+from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
+from subscriber.sinks.sqlalchemy.catalog_tables import OF_SUBSCRIPTION
+from subscriber.sinks.sqlalchemy.schema.names import target_name
+from subscriber.sinks.sqlalchemy.session.database import Database
+
+__all__ = ["TargetInspection"]
+
+_FETCH_ROWS: Final = 2_000
+
+
+class TargetInspection:
+    """One target.
+
+    Args:
+        target: its URL.
+        application_name: the name of its sessions.
+
+    Raises:
+        ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
+    """
+
+    def __init__(self, target: str, application_name: str) -> None:
+        self._database = Database(target, application_name)
+
+    @property
+    def database(self) -> Database:
+        """The target."""
+        return self._database
+
+    @property
+    def postgres_dsn(self) -> str | None:
+        """The connection string for PostgreSQL's own clients; None if the target is another kind of database."""
+        if self._database.dialect_name != "postgresql":
+            return None
+        return self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    async def describe(self) -> str:
+        """Describe the target for users: kind, version and location, without a password.
+
+        Raises:
+            TargetError: the target cannot be reached, or rejects the login.
+        """
+        async with self._database.reading() as connection:
+            dialect = connection.dialect
+            version = ".".join(str(part) for part in dialect.server_version_info or ())
+            url = connection.engine.url
+        kind = {"sqlite": "SQLite", "mysql": "MySQL", "mariadb": "MariaDB", "postgresql": "PostgreSQL"}.get(dialect.name, dialect.name)
+        if dialect.name == "mysql" and getattr(dialect, "is_mariadb", False):
+            kind = "MariaDB"
+        if url.host is None:
+            return f"{kind} {version}, file {url.database}"
+        port = f":{url.port}" if url.port else ""
+        return f'{kind} {version} on {url.host}{port}, database "{url.database}"'
+
+    async def has_catalog(self) -> bool:
+        """Whether the target has this program's catalog."""
+        version = self._database.tables.version
+        async with self._database.reading() as connection:
+            return await connection.run_sync(lambda sync: inspect(sync).has_table(version.name, schema=version.schema))
+
+    async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
+        """Whether the target has the table for a table of the publisher, with these columns."""
+        async with self._database.reading() as connection:
+            return set(columns) <= await self._columns(connection, table)
+
+    async def existing(self, tables: Iterable[TableName]) -> list[str]:
+        """Return the names, in the target, of those tables of the publisher that have a table there."""
+        async with self._database.reading() as connection:
+            return [str(self._place(name).fullname) for name in tables if await self._columns(connection, name)]
+
+    async def _columns(self, connection: AsyncConnection, name: TableName) -> set[str]:
+        place = self._place(name)
+
+        def find(sync: object) -> set[str]:
+            inspector = inspect(sync)
+            assert inspector is not None
+            if not inspector.has_table(place.name, schema=place.schema):
+                return set()
+            return {str(found["name"]) for found in inspector.get_columns(place.name, schema=place.schema)}
+
+        return await connection.run_sync(find)
+
+    def _place(self, name: TableName) -> Table:
+        schema, found = target_name(name, self._database.dialect_name)
+        return Table(found, MetaData(), schema=schema)
+
+    async def rows(self, name: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
+        """Read all rows of a table, in one statement. Values are those of the driver."""
+        place = self._place(name)
+        # columns without a type: SQLAlchemy converts nothing
+        query: Executable = select(*(column(each) for each in columns)).select_from(table(place.name, schema=place.schema))
+        async with self._database.reading() as connection:
+            result = await connection.stream(query)
+            async for part in result.partitions(_FETCH_ROWS):
+                for row in part:
+                    yield row
+
+    async def prepared_transactions(self) -> frozenset[int]:
+        """Return the publisher's ids of the prepared transactions that are stored in the target."""
+        prepared = self._database.tables.prepared_transaction
+        async with self._database.reading() as connection:
+            return frozenset((await connection.execute(select(prepared.c.xid).where(prepared.c.complete))).scalars())
+
+    async def make_text_table(self, name: TableName, key: str, columns: Sequence[str]) -> None:
+        """Create a table that accepts every value as PostgreSQL's text, for kinds of databases whose own types accept less.
+
+        Args:
+            name: the publisher's table.
+            key: the name of its key, an integer.
+            columns: the names of its other columns.
+        """
+        place = self._place(name)
+        long = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+        made = Table(
+            place.name,
+            MetaData(),
+            Column(key, BigInteger, primary_key=True, autoincrement=False),
+            *(Column(each, long) for each in columns),
+            schema=place.schema,
+            mysql_charset="utf8mb4",
+            mariadb_charset="utf8mb4",
+        )
+        async with self._database.writing() as connection:
+            await connection.execute(CreateTable(made))
+
+    async def drop_tables(self, tables: Iterable[TableName]) -> None:
+        """Drop the tables for these tables of the publisher, if they exist. Also drop their schemas, except public, that are then empty."""
+        places = [self._place(name) for name in tables]
+        async with self._database.writing() as connection:
+            for place in places:
+                await connection.execute(DropTable(place, if_exists=True))
+            for schema in sorted({place.schema for place in places if place.schema not in {None, "public"}}, key=str):
+                if not await connection.run_sync(_table_names, schema):
+                    await connection.execute(DropSchema(schema, if_exists=True))
+
+    async def forget(self, name: str, *, had_catalog: bool) -> None:
+        """Remove the rows of an ended subscription. If ``had_catalog`` is False and no subscription is left, drop the catalog too."""
+        if not await self.has_catalog():
+            return
+        async with self._database.writing() as connection:
+            rows = SqlAlchemyRows(connection, self._database.tables)
+            found = await find_subscription(rows, name)
+            if found is not None:
+                await remove_rows(rows, OF_SUBSCRIPTION, found["oid"])
+        if not had_catalog:
+            await self._drop_unused_catalog()
+
+    async def _drop_unused_catalog(self) -> None:
+        tables = self._database.tables
+        async with self._database.writing() as connection:
+            if (await connection.execute(select(func.count()).select_from(tables.by_name["pg_subscription"]))).scalar():
+                return
+            for each in tables.metadata.sorted_tables:
+                await connection.execute(DropTable(each, if_exists=True))
+            if tables.schema is not None:
+                await connection.execute(DropSchema(tables.schema, cascade=True))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._database.close()
+
+
+def _table_names(connection: Connection, schema: str | None) -> list[str]:
+    return inspect(connection).get_table_names(schema=schema)

@@ -1,0 +1,1 @@
+"""Initial copies: one table, or several through one session."""

@@ -1,0 +1,99 @@
+"""The staging table: it holds the rows of an initial copy if the target's table had rows before. It has the same columns, and no key.
+
+Some databases commit the statements that create and drop it implicitly, so each step is idempotent. A staging table has a meaning only
+while the state of the table's synchronization says that a copy into it has begun.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Connection, MetaData, Table, inspect
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from subscriber.config import InsertConflict
+from subscriber.sinks.sqlalchemy.apply.statements import insert_row
+from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX, CatalogTables
+from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable
+
+__all__ = ["Staging"]
+
+_MYSQL = frozenset({"mysql", "mariadb"})
+
+
+class Staging:
+    """The staging table of one table.
+
+    Args:
+        tables: the catalog; the staging table is in its schema.
+        relid: the table's number; it is a part of the name.
+    """
+
+    def __init__(self, tables: CatalogTables, relid: int) -> None:
+        self._schema = tables.schema
+        self._name = f"{'' if tables.schema else PREFIX}copy_{relid}"
+
+    def _quoted(self, connection: AsyncConnection) -> str:
+        return connection.dialect.identifier_preparer.format_table(Table(self._name, MetaData(), schema=self._schema))
+
+    async def drop(self, connection: AsyncConnection) -> None:
+        """Drop the staging table if it exists."""
+        name, schema = self._name, self._schema
+
+        def look(sync: Connection) -> bool:
+            return inspect(sync).has_table(name, schema=schema)
+
+        # check first: on MariaDB, IF EXISTS gives a warning, and a commit
+        if await connection.run_sync(look):
+            await connection.exec_driver_sql(f"DROP TABLE {self._quoted(connection)}")
+
+    async def make(self, connection: AsyncConnection, target: ReflectedTable) -> None:
+        """Create the empty staging table, with a table's columns except the generated ones.
+
+        A copy has no values for generated columns, and they may be NOT NULL.
+        """
+        await self.drop(connection)
+        options = " ENGINE=InnoDB" if connection.dialect.name in _MYSQL else ""
+        prepare = connection.dialect.identifier_preparer
+        names = ", ".join(prepare.format_column(column) for column in target.table.c if column.name not in target.generated)
+        made = f"CREATE TABLE {self._quoted(connection)}{options} AS SELECT {names} FROM {prepare.format_table(target.table)} WHERE 1 = 0"  # noqa: S608
+        await connection.exec_driver_sql(made)  # quoted
+
+    def like(self, target: TargetTable) -> Table:
+        """Return the staging table with only the columns of the copied rows."""
+        columns = [Column(plan.column.name, plan.column.type) for plan in target.columns if plan.column is not None]
+        return Table(self._name, MetaData(), *columns, schema=self._schema)
+
+    async def move(self, connection: AsyncConnection, target: TargetTable, conflict: InsertConflict) -> None:
+        """Insert its rows into the table, in the open transaction.
+
+        Args:
+            connection: to the target.
+            target: the table.
+            conflict: whether an existing row of the same key is an error or is replaced.
+
+        Raises:
+            RelationError: an existing row should be replaced, but this table or database does not support that.
+        """
+        prepare = connection.dialect.identifier_preparer
+        names = ", ".join(prepare.format_column(plan.column) for plan in target.columns if plan.column is not None)
+        overriding = " OVERRIDING SYSTEM VALUE" if connection.dialect.name == "postgresql" else ""
+        into = f"INSERT INTO {prepare.format_table(target.table)} ({names}){overriding}"
+        # without a key no row can be replaced
+        replacing = self._replacing(connection, target) if conflict == "upsert" and target.unique is not None else ""
+        # quoted; WHERE: otherwise SQLite reads ON as part of a join
+        await connection.exec_driver_sql(f"{into} SELECT {names} FROM {self._quoted(connection)} WHERE 1 = 1{replacing}")  # noqa: S608
+
+    def _replacing(self, connection: AsyncConnection, target: TargetTable) -> str:
+        # raises if an upsert of single rows is not possible
+        insert_row(target, connection.dialect, "upsert")
+        prepare = connection.dialect.identifier_preparer
+        keys = [target.columns[number].name for number in target.unique or ()]
+        names = [plan.name for plan in target.columns if plan.column is not None]
+        rest = [name for name in names if name not in keys]
+        if connection.dialect.name in _MYSQL:
+            table, staged = prepare.format_table(target.table), self._quoted(connection)
+            sets = [f"{table}.{prepare.quote_identifier(name)} = {staged}.{prepare.quote_identifier(name)}" for name in rest or keys]
+            return f" ON DUPLICATE KEY UPDATE {', '.join(sets)}"
+        sets = [f"{prepare.quote_identifier(name)} = excluded.{prepare.quote_identifier(name)}" for name in rest]
+        quoted = ", ".join(map(prepare.quote_identifier, keys))
+        return f" ON CONFLICT ({quoted}) DO " + (f"UPDATE SET {', '.join(sets)}" if sets else "NOTHING")

@@ -1,0 +1,1 @@
+"""The target's tables: names, types, conversion of values, reflection, and creation."""

@@ -1,0 +1,1 @@
+"""Sessions with the target: URL, settings, locks, the fence, and the errors of databases."""

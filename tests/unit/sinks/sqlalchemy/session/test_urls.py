@@ -1,0 +1,49 @@
+"""URLs that a driver does not take: an error of ours, before anything is asked of a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from subscriber.errors import ConfigurationError, TargetError
+from subscriber.sinks.sqlalchemy.session.database import Database
+
+UNKNOWN = 'the target\'s driver does not know the parameter "foo" of its URL'
+VALUE = "a value in the target's URL is none that its driver takes"
+URLS = [
+    ("sqlite:///{file}?foo=hush", UNKNOWN),
+    ("sqlite:///{file}?timeout=hush", VALUE),
+    ("mariadb://u:hush@127.0.0.1:1/x?foo=hush", UNKNOWN),
+    ("mariadb://u:hush@127.0.0.1:1/x?connect_timeout=hush", VALUE),
+    ("mariadb://u:hush@127.0.0.1:99999/x", VALUE),
+    ("postgresql+asyncpg://u:hush@127.0.0.1:1/x?foo=hush", UNKNOWN),
+    ("postgresql+asyncpg://u:hush@127.0.0.1:99999/x", VALUE),
+]
+
+
+@pytest.mark.parametrize(("url", "said"), URLS)
+async def test_parameters_that_the_driver_does_not_take(url: str, said: str, tmp_path: Path) -> None:
+    """The bug was that these ended in the driver's traceback."""
+    with pytest.raises(ConfigurationError) as caught:
+        await Database(url.format(file=tmp_path / "replica.db")).connect()
+    assert str(caught.value) == said
+    assert caught.value.hint
+    assert "hush" not in caught.value.one_line()
+    assert caught.value.__cause__ is None
+
+
+async def test_a_package_that_the_login_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was a traceback: without TLS, MySQL's caching_sha2_password needs one that the driver imports only then."""
+
+    def connect(_: AsyncEngine) -> None:
+        raise RuntimeError("'cryptography' package is required for sha256_password or caching_sha2_password auth methods")
+
+    monkeypatch.setattr(AsyncEngine, "connect", connect)
+    with pytest.raises(TargetError) as caught:
+        await Database("mysql://u:hush@127.0.0.1:1/x").connect()
+    assert caught.value.one_line() == (
+        "the target's driver cannot log in: 'cryptography' package is required for sha256_password or caching_sha2_password auth methods"
+        " (hint: install what it names)"
+    )
