@@ -1,4 +1,4 @@
-"""Sites for the tests against native: databases on servers that live as long as the worker process."""
+"""Databases for the comparisons with native subscriptions, on servers that live as long as the worker process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.testing.server import EmbeddedServer
 from tests.conftest import Servers
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.support.database import Database, ServerAddress, fresh_database
 
 # the kind of process in front of each line of the log tells native's workers from our sessions
@@ -29,31 +29,31 @@ def target_server_of(servers: Servers, version: int) -> EmbeddedServer:
 
 
 @contextlib.contextmanager
-def _site(servers: Servers, publisher: Database, native_version: int) -> Iterator[Site]:
+def _nodes(servers: Servers, publisher: Database, native_version: int) -> Iterator[Nodes]:
     native, ours = target_server_of(servers, native_version), target_server_of(servers, 18)
     with (
         fresh_database(ServerAddress(native.dsn(), native_version), "nat") as native_db,
         fresh_database(ServerAddress(ours.dsn(), 18), "tgt") as our_db,
     ):
-        yield Site(publisher, native_db, our_db, native)
+        yield Nodes(publisher, native_db, our_db, native)
 
 
 @pytest.fixture
-def site(servers: Servers, publisher_db: Database) -> Iterator[Site]:
+def nodes(servers: Servers, publisher_db: Database) -> Iterator[Nodes]:
     """A publisher of each version, native's target on 18."""
-    with _site(servers, publisher_db, 18) as found:
+    with _nodes(servers, publisher_db, 18) as found:
         yield found
 
 
 @pytest.fixture
-def site18(servers: Servers, publisher18_db: Database) -> Iterator[Site]:
+def nodes18(servers: Servers, publisher18_db: Database) -> Iterator[Nodes]:
     """Publisher and native's target on 18."""
-    with _site(servers, publisher18_db, 18) as found:
+    with _nodes(servers, publisher18_db, 18) as found:
         yield found
 
 
 @pytest.fixture
-def site_native16(servers: Servers, publisher_db: Database) -> Iterator[Site]:
+def nodes_native16(servers: Servers, publisher_db: Database) -> Iterator[Nodes]:
     """A publisher of each version, native's target on 16: 18's apply worker dies of a stray STREAM ABORT."""
-    with _site(servers, publisher_db, 16) as found:
+    with _nodes(servers, publisher_db, 16) as found:
         yield found

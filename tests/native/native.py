@@ -1,6 +1,6 @@
 """The same changes followed by PostgreSQL's own subscription and by ours, and the two targets compared row by row.
 
-A :class:`Site` is three databases: one publishes, one has a native subscription, one has ours, with the same publications and
+A :class:`Nodes` is three databases: one publishes, one has a native subscription, one has ours, with the same publications and
 parameters. What a scenario does, it does to the publisher alone, or to all three; then both targets have to hold the same, and, unless the
 publications leave something out, what the publisher holds.
 """
@@ -38,7 +38,7 @@ def _option(value: Any) -> str:
 
 
 @dataclass
-class Twins:
+class BothSubscriptions:
     """Both subscriptions at work."""
 
     publisher: Database
@@ -98,7 +98,7 @@ class Twins:
         found = re.findall(r"^\S+ \S+ \S+ \[\d+\] logical replication [a-z ]+worker (?:ERROR|WARNING): +(.*)$", text, re.MULTILINE)
         return [line for line in found if not line.startswith("terminating logical replication worker due to administrator")]
 
-    async def both_refuse(self, native: str, kind: type[SubscriberError], ours: str | None = None) -> None:
+    async def both_report(self, native: str, kind: type[SubscriberError], ours: str | None = None) -> None:
         """Wait until native's log has an error with these words, and our last error is of this class and has them too (or others)."""
         words = native if ours is None else ours
 
@@ -110,7 +110,7 @@ class Twins:
             assert time.monotonic() < deadline, f"native says {sorted(set(said))}, ours {error!r}"
             await asyncio.sleep(0.02)
 
-    async def untroubled(self) -> None:
+    async def assert_no_errors(self) -> None:
         """Neither had an error, and neither missed a row."""
         await self.caught_up()
         assert self.native_errors() == []
@@ -120,7 +120,7 @@ class Twins:
 
 
 @dataclass
-class Site:
+class Nodes:
     """Three empty databases: the publisher's, native's target, ours."""
 
     publisher: Database
@@ -141,7 +141,7 @@ class Site:
     @contextlib.asynccontextmanager
     async def followed(
         self, *publications: str, settings: Settings = QUICK, ready: bool = True, conninfo: str | None = None, **options: Any
-    ) -> AsyncIterator[Twins]:
+    ) -> AsyncIterator[BothSubscriptions]:
         """Both subscriptions while the block lasts.
 
         Args:
@@ -160,10 +160,10 @@ class Site:
             f"WITH ({', '.join(f'{key} = {_option(value)}' for key, value in {'enabled': True, **options}.items())})"
         )
         async with replica(self.publisher, self.ours, publications=names, settings=settings, conninfo=conninfo, **options) as ours:
-            twins = Twins(self.publisher, self.native, ours, self.server, names, name, log_start)
+            both = BothSubscriptions(self.publisher, self.native, ours, self.server, names, name, log_start)
             if ready:
-                await twins.caught_up()
-            yield twins
+                await both.caught_up()
+            yield both
 
 
 async def in_thread(database: Database, query: str) -> None:

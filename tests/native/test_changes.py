@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from subscriber import ApplyError
-from tests.native.native import Site
+from tests.native.native import Nodes
 
 # each table is filled with ids 1 to 20 before the copy
 TABLES = """
@@ -64,73 +64,73 @@ STEPS = (
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-async def test_every_way_to_name_a_row(site18: Site, binary: bool) -> None:
-    site18.everywhere(TABLES)
-    site18.publisher.execute(f"{ROWS}; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed(binary=binary) as twins:
-        await twins.equal()
+async def test_every_way_to_name_a_row(nodes18: Nodes, binary: bool) -> None:
+    nodes18.everywhere(TABLES)
+    nodes18.publisher.execute(f"{ROWS}; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed(binary=binary) as both:
+        await both.equal()
         for step in STEPS:
-            site18.publisher.execute(step)
-        await twins.equal()
-        assert await twins.value("SELECT count(*) FROM nothing") == 3
-        assert await twins.value("SELECT count(*) FROM unlogged") == 0
-        assert await twins.value("SELECT count(*) FROM ONLY parent") == site18.publisher.value("SELECT count(*) FROM ONLY parent") > 0
-        await twins.untroubled()
+            nodes18.publisher.execute(step)
+        await both.equal()
+        assert await both.value("SELECT count(*) FROM nothing") == 3
+        assert await both.value("SELECT count(*) FROM unlogged") == 0
+        assert await both.value("SELECT count(*) FROM ONLY parent") == nodes18.publisher.value("SELECT count(*) FROM ONLY parent") > 0
+        await both.assert_no_errors()
 
 
-async def test_operations_that_are_not_published(site18: Site) -> None:
-    site18.everywhere("".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text);" for name in ("i", "u", "d", "t", "n")))
+async def test_operations_that_are_not_published(nodes18: Nodes) -> None:
+    nodes18.everywhere("".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text);" for name in ("i", "u", "d", "t", "n")))
     for name, what in (("i", "insert"), ("u", "update"), ("d", "delete"), ("t", "truncate"), ("n", "")):
-        site18.publisher.execute(f"INSERT INTO {name} SELECT g, 'copied' FROM generate_series(1, 10) AS g")
-        site18.publisher.execute(f"CREATE PUBLICATION pub_{name} FOR TABLE {name} WITH (publish = '{what}')")
-    async with site18.followed("pub_i", "pub_u", "pub_d", "pub_t", "pub_n") as twins:
+        nodes18.publisher.execute(f"INSERT INTO {name} SELECT g, 'copied' FROM generate_series(1, 10) AS g")
+        nodes18.publisher.execute(f"CREATE PUBLICATION pub_{name} FOR TABLE {name} WITH (publish = '{what}')")
+    async with nodes18.followed("pub_i", "pub_u", "pub_d", "pub_t", "pub_n") as both:
         # the copy does not ask which operations are published
-        await twins.equal()
+        await both.equal()
         for name in ("i", "u", "d", "t", "n"):
-            site18.publisher.execute(f"INSERT INTO {name} VALUES (11, 'new'); UPDATE {name} SET v = 'changed' WHERE id <= 5")
-            site18.publisher.execute(f"DELETE FROM {name} WHERE id = 10; DELETE FROM {name} WHERE id = 11")
-        await twins.equal(publisher=False)
+            nodes18.publisher.execute(f"INSERT INTO {name} VALUES (11, 'new'); UPDATE {name} SET v = 'changed' WHERE id <= 5")
+            nodes18.publisher.execute(f"DELETE FROM {name} WHERE id = 10; DELETE FROM {name} WHERE id = 11")
+        await both.equal(publisher=False)
         counts = " UNION ALL ".join(f"SELECT '{name}', count(*), count(*) FILTER (WHERE v = 'changed') FROM {name}" for name in "iudn")
-        assert await twins.rows(f"{counts} ORDER BY 1") == [("d", 9, 0), ("i", 11, 0), ("n", 10, 0), ("u", 10, 5)]
-        site18.publisher.execute("TRUNCATE i, u, d, t, n")
-        await twins.equal(publisher=False)
-        assert await twins.value("SELECT count(*) FROM t") == 0
-        assert await twins.value("SELECT count(*) FROM i") == 11
+        assert await both.rows(f"{counts} ORDER BY 1") == [("d", 9, 0), ("i", 11, 0), ("n", 10, 0), ("u", 10, 5)]
+        nodes18.publisher.execute("TRUNCATE i, u, d, t, n")
+        await both.equal(publisher=False)
+        assert await both.value("SELECT count(*) FROM t") == 0
+        assert await both.value("SELECT count(*) FROM i") == 11
 
 
-async def test_rows_that_the_target_has_not(site18: Site) -> None:
+async def test_rows_that_the_target_has_not(nodes18: Nodes) -> None:
     """Changes of them are passed over."""
-    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE f (id int, v text); ALTER TABLE f REPLICA IDENTITY FULL")
-    site18.publisher.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 10) AS i; INSERT INTO f SELECT * FROM t")
-    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        site18.in_targets("DELETE FROM t WHERE id IN (1, 2, 3); DELETE FROM f WHERE id IN (1, 2, 3); UPDATE f SET v = 'own' WHERE id = 4")
-        site18.publisher.execute("UPDATE t SET v = 'y' WHERE id < 6; UPDATE t SET id = id + 100 WHERE id = 2; DELETE FROM t WHERE id = 3")
-        site18.publisher.execute("UPDATE f SET v = 'y' WHERE id < 6; DELETE FROM f WHERE id = 3; INSERT INTO t VALUES (200, 'last')")
-        await twins.equal(publisher=False)
-        assert await twins.rows("SELECT id, v FROM t WHERE v <> 'x' ORDER BY id") == [(4, "y"), (5, "y"), (200, "last")]
-        assert await twins.rows("SELECT id, v FROM f WHERE v <> 'x' ORDER BY id") == [(4, "own"), (5, "y")]
-        statistics = twins.replica.subscription.status.statistics
+    nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE f (id int, v text); ALTER TABLE f REPLICA IDENTITY FULL")
+    nodes18.publisher.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 10) AS i; INSERT INTO f SELECT * FROM t")
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
+        nodes18.in_targets("DELETE FROM t WHERE id IN (1, 2, 3); DELETE FROM f WHERE id IN (1, 2, 3); UPDATE f SET v = 'own' WHERE id = 4")
+        nodes18.publisher.execute("UPDATE t SET v = 'y' WHERE id < 6; UPDATE t SET id = id + 100 WHERE id = 2; DELETE FROM t WHERE id = 3")
+        nodes18.publisher.execute("UPDATE f SET v = 'y' WHERE id < 6; DELETE FROM f WHERE id = 3; INSERT INTO t VALUES (200, 'last')")
+        await both.equal(publisher=False)
+        assert await both.rows("SELECT id, v FROM t WHERE v <> 'x' ORDER BY id") == [(4, "y"), (5, "y"), (200, "last")]
+        assert await both.rows("SELECT id, v FROM f WHERE v <> 'x' ORDER BY id") == [(4, "own"), (5, "y")]
+        statistics = both.replica.subscription.status.statistics
         assert (statistics.confl_update_missing, statistics.confl_delete_missing) == (8, 2)
-        assert twins.native_errors() == []
+        assert both.native_errors() == []
 
 
-async def test_a_row_that_is_there_already(site18: Site) -> None:
+async def test_a_row_that_is_there_already(nodes18: Nodes) -> None:
     """Tried again until it is out of the way; nothing of its transaction stays meanwhile."""
-    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text UNIQUE)")
-    site18.publisher.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'); CREATE PUBLICATION pub FOR TABLE t")
-    async with site18.followed() as twins:
-        site18.in_targets("INSERT INTO t VALUES (9, 'own')")
-        site18.publisher.execute("UPDATE t SET v = 'changed' WHERE id = 1; INSERT INTO t VALUES (9, 'x')")
+    nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text UNIQUE)")
+    nodes18.publisher.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'); CREATE PUBLICATION pub FOR TABLE t")
+    async with nodes18.followed() as both:
+        nodes18.in_targets("INSERT INTO t VALUES (9, 'own')")
+        nodes18.publisher.execute("UPDATE t SET v = 'changed' WHERE id = 1; INSERT INTO t VALUES (9, 'x')")
         words = 'violates unique constraint "t_pkey"'
         # 18 names the conflict instead
-        await twins.both_refuse("conflict detected on relation", ApplyError, words)
-        assert twins.native.fetch("SELECT * FROM t ORDER BY 1") == twins.ours.fetch("SELECT * FROM t ORDER BY 1")
-        assert twins.ours.value("SELECT v FROM t WHERE id = 1") == "a"
-        site18.in_targets("DELETE FROM t WHERE id = 9")
-        await twins.equal()
-        site18.in_targets("INSERT INTO t VALUES (8, 'own')")
-        site18.publisher.execute("UPDATE t SET v = 'own' WHERE id = 1")
-        await twins.both_refuse("conflict detected on relation", ApplyError, 'violates unique constraint "t_v_key"')
-        site18.in_targets("DELETE FROM t WHERE id = 8")
-        await twins.equal()
+        await both.both_report("conflict detected on relation", ApplyError, words)
+        assert both.native.fetch("SELECT * FROM t ORDER BY 1") == both.ours.fetch("SELECT * FROM t ORDER BY 1")
+        assert both.ours.value("SELECT v FROM t WHERE id = 1") == "a"
+        nodes18.in_targets("DELETE FROM t WHERE id = 9")
+        await both.equal()
+        nodes18.in_targets("INSERT INTO t VALUES (8, 'own')")
+        nodes18.publisher.execute("UPDATE t SET v = 'own' WHERE id = 1")
+        await both.both_report("conflict detected on relation", ApplyError, 'violates unique constraint "t_v_key"')
+        nodes18.in_targets("DELETE FROM t WHERE id = 8")
+        await both.equal()

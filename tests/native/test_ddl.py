@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subscriber import RelationError
-from tests.native.native import Site
+from tests.native.native import Nodes
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 
@@ -38,81 +38,81 @@ ALTERATIONS = {
 }
 
 
-async def test_alterations(site18: Site) -> None:
+async def test_alterations(nodes18: Nodes) -> None:
     """Of both sides between two transactions, and while changes flow; a table each."""
-    site18.everywhere("".join(f'CREATE TABLE "{name}" (id int PRIMARY KEY, v text);' for name in ALTERATIONS))
+    nodes18.everywhere("".join(f'CREATE TABLE "{name}" (id int PRIMARY KEY, v text);' for name in ALTERATIONS))
     for name in ALTERATIONS:
-        site18.publisher.execute(f"INSERT INTO \"{name}\" SELECT i, 'v' || i FROM generate_series(1, 6) AS i")
-    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
+        nodes18.publisher.execute(f"INSERT INTO \"{name}\" SELECT i, 'v' || i FROM generate_series(1, 6) AS i")
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
         for name, (here, there, change) in ALTERATIONS.items():
-            site18.publisher.execute(f"INSERT INTO \"{name}\" VALUES (7, 'v7')")
-            await twins.caught_up()
+            nodes18.publisher.execute(f"INSERT INTO \"{name}\" VALUES (7, 'v7')")
+            await both.caught_up()
             altered_there, altered_here = (ddl.replace("t_pkey", f'"{name}_pkey"') for ddl in (there or here, here))
-            site18.in_targets(f'ALTER TABLE "{name}" {altered_there}')
-            site18.publisher.execute(f'ALTER TABLE "{name}" {altered_here}')
-            site18.publisher.execute(change.replace(" t ", f' "{name}" '))
-        await twins.equal()
+            nodes18.in_targets(f'ALTER TABLE "{name}" {altered_there}')
+            nodes18.publisher.execute(f'ALTER TABLE "{name}" {altered_here}')
+            nodes18.publisher.execute(change.replace(" t ", f' "{name}" '))
+        await both.equal()
         # what only the target has keeps its value
-        assert await twins.rows('SELECT id, v FROM "drop column here only" WHERE id > 6 ORDER BY id') == [
+        assert await both.rows('SELECT id, v FROM "drop column here only" WHERE id > 6 ORDER BY id') == [
             (7, "v7"),
             (10, "own"),
             (11, "v2"),
         ]
-        assert twins.native_errors() == []
-        assert twins.replica.subscription.status.last_error is None
+        assert both.native_errors() == []
+        assert both.replica.subscription.status.last_error is None
 
 
-async def test_rewrites_are_no_changes(site18: Site) -> None:
+async def test_rewrites_are_no_changes(nodes18: Nodes) -> None:
     """What VACUUM FULL, CLUSTER and ALTER TABLE write anew is not sent, alone and in a transaction with changes."""
-    site18.everywhere(TABLE)
-    site18.in_targets("ALTER TABLE t ADD COLUMN c text, ADD COLUMN d text")
-    site18.publisher.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 20) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with site18.followed() as twins:
-        site18.publisher.execute("VACUUM FULL t")
-        site18.publisher.execute("CLUSTER t USING t_pkey")
-        site18.publisher.execute("ALTER TABLE t ADD COLUMN c text DEFAULT clock_timestamp()::text || ' here'")
-        site18.publisher.execute("""
+    nodes18.everywhere(TABLE)
+    nodes18.in_targets("ALTER TABLE t ADD COLUMN c text, ADD COLUMN d text")
+    nodes18.publisher.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 20) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with nodes18.followed() as both:
+        nodes18.publisher.execute("VACUUM FULL t")
+        nodes18.publisher.execute("CLUSTER t USING t_pkey")
+        nodes18.publisher.execute("ALTER TABLE t ADD COLUMN c text DEFAULT clock_timestamp()::text || ' here'")
+        nodes18.publisher.execute("""
             BEGIN; INSERT INTO t VALUES (21, 'before', 'c'); ALTER TABLE t ADD COLUMN d text DEFAULT clock_timestamp()::text;
             INSERT INTO t VALUES (22, 'after', 'c', 'd'); ALTER TABLE t ALTER COLUMN v TYPE varchar(100);
             UPDATE t SET v = 'mine' WHERE id = 1;
             SAVEPOINT a; ALTER TABLE t DROP COLUMN d; INSERT INTO t VALUES (23, 'gone', 'c'); ROLLBACK TO a;
             DELETE FROM t WHERE id = 2; COMMIT
         """)
-        await twins.equal(publisher=False)
+        await both.equal(publisher=False)
         # ALTER TABLE's values stay at home; a row that was updated came whole
-        assert await twins.rows("SELECT id, v FROM t WHERE c IS NOT NULL ORDER BY id") == [(1, "mine"), (21, "before"), (22, "after")]
-        assert await twins.rows("SELECT id, d FROM t WHERE id > 20 ORDER BY id") == [(21, None), (22, "d")]
-        assert twins.replica.subscription.status.statistics.inserts == 2
-        await twins.untroubled()
+        assert await both.rows("SELECT id, v FROM t WHERE c IS NOT NULL ORDER BY id") == [(1, "mine"), (21, "before"), (22, "after")]
+        assert await both.rows("SELECT id, d FROM t WHERE id > 20 ORDER BY id") == [(21, None), (22, "d")]
+        assert both.replica.subscription.status.statistics.inserts == 2
+        await both.assert_no_errors()
 
 
-async def test_publisher_altered_first(site18: Site) -> None:
+async def test_publisher_altered_first(nodes18: Nodes) -> None:
     """Nothing is lost and nothing is half done until the target is altered too."""
-    site18.everywhere(TABLE + ";" + TABLE.replace("t (", "u ("))
-    site18.publisher.execute("INSERT INTO t VALUES (1, 'a'); CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        site18.publisher.execute(
+    nodes18.everywhere(TABLE + ";" + TABLE.replace("t (", "u ("))
+    nodes18.publisher.execute("INSERT INTO t VALUES (1, 'a'); CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
+        nodes18.publisher.execute(
             "ALTER TABLE t ADD COLUMN c int; UPDATE t SET c = 1; INSERT INTO t VALUES (2, 'b', 2); INSERT INTO u VALUES (1)"
         )
-        await twins.both_refuse('logical replication target relation "public.t" is missing replicated column: "c"', RelationError)
-        assert twins.ours.fetch("SELECT id FROM u") == twins.native.fetch("SELECT id FROM u") == []
-        site18.in_targets("ALTER TABLE t ADD COLUMN c int")
-        await twins.equal()
+        await both.both_report('logical replication target relation "public.t" is missing replicated column: "c"', RelationError)
+        assert both.ours.fetch("SELECT id FROM u") == both.native.fetch("SELECT id FROM u") == []
+        nodes18.in_targets("ALTER TABLE t ADD COLUMN c int")
+        await both.equal()
         # dropped at the publisher, with changes on the way
-        site18.publisher.execute("INSERT INTO u VALUES (3); DROP TABLE u; INSERT INTO t VALUES (4)")
-        await twins.equal()
-        assert await twins.rows("SELECT id FROM u ORDER BY id") == [(1,), (3,)]
+        nodes18.publisher.execute("INSERT INTO u VALUES (3); DROP TABLE u; INSERT INTO t VALUES (4)")
+        await both.equal()
+        assert await both.rows("SELECT id FROM u ORDER BY id") == [(1,), (3,)]
 
 
-async def test_target_s_table_is_away(site18: Site) -> None:
+async def test_target_s_table_is_away(nodes18: Nodes) -> None:
     """Both wait for a table of that name."""
-    site18.everywhere("CREATE SCHEMA aside; " + TABLE + ";" + TABLE.replace("t (", "u ("))
-    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        site18.in_targets("ALTER TABLE t SET SCHEMA aside")
-        site18.publisher.execute("INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)")
-        await twins.both_refuse('logical replication target relation "public.t" does not exist', RelationError)
-        assert twins.ours.value("SELECT count(*) FROM u") == twins.native.value("SELECT count(*) FROM u") == 0
-        site18.in_targets("ALTER TABLE aside.t SET SCHEMA public")
-        await twins.equal()
+    nodes18.everywhere("CREATE SCHEMA aside; " + TABLE + ";" + TABLE.replace("t (", "u ("))
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
+        nodes18.in_targets("ALTER TABLE t SET SCHEMA aside")
+        nodes18.publisher.execute("INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)")
+        await both.both_report('logical replication target relation "public.t" does not exist', RelationError)
+        assert both.ours.value("SELECT count(*) FROM u") == both.native.value("SELECT count(*) FROM u") == 0
+        nodes18.in_targets("ALTER TABLE aside.t SET SCHEMA public")
+        await both.equal()

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from subscriber import ApplyError, RelationError
-from tests.native.native import Site
+from tests.native.native import Nodes
 
 
-async def test_columns_in_another_order_and_more_of_them(site18: Site) -> None:
-    site18.publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE TABLE f (a int, b text)")
-    site18.publisher.execute("ALTER TABLE f REPLICA IDENTITY FULL; INSERT INTO t SELECT i, 'copied', i FROM generate_series(1, 5) AS i")
-    site18.publisher.execute("INSERT INTO f SELECT i % 2, 'x' FROM generate_series(1, 6) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
-    site18.in_targets("""
+async def test_columns_in_another_order_and_more_of_them(nodes18: Nodes) -> None:
+    nodes18.publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE TABLE f (a int, b text)")
+    nodes18.publisher.execute("ALTER TABLE f REPLICA IDENTITY FULL; INSERT INTO t SELECT i, 'copied', i FROM generate_series(1, 5) AS i")
+    nodes18.publisher.execute("INSERT INTO f SELECT i % 2, 'x' FROM generate_series(1, 6) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
+    nodes18.in_targets("""
         CREATE TABLE t (word text DEFAULT 'own', n int, dropped int, c bigint GENERATED ALWAYS AS (n * 2) STORED, number serial, v text,
                         id int, missing int, called text DEFAULT 'at ' || 7);
         ALTER TABLE t DROP COLUMN dropped, ADD PRIMARY KEY (number, id); ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id);
         CREATE TABLE f (b text, a int, always_null int); CREATE INDEX ON f (a, always_null)
     """)
-    async with site18.followed() as twins:
-        await twins.equal()
-        site18.in_targets("UPDATE t SET word = 'changed here', missing = 9 WHERE id = 1")
-        site18.publisher.execute(
+    async with nodes18.followed() as both:
+        await both.equal()
+        nodes18.in_targets("UPDATE t SET word = 'changed here', missing = 9 WHERE id = 1")
+        nodes18.publisher.execute(
             "UPDATE t SET v = 'changed', n = n * 10 WHERE id < 4; INSERT INTO t VALUES (6, 'new', 6); DELETE FROM t WHERE id = 5"
         )
-        site18.publisher.execute(
+        nodes18.publisher.execute(
             "UPDATE f SET a = 7 WHERE ctid = (SELECT min(ctid) FROM f WHERE a = 1); DELETE FROM f WHERE a = 0; INSERT INTO f VALUES (8)"
         )
-        await twins.equal()
+        await both.equal()
         # serial values were drawn by both, in the order of the copy
-        assert await twins.rows("SELECT id, v, n, c, word, missing, number, called FROM t ORDER BY id") == [
+        assert await both.rows("SELECT id, v, n, c, word, missing, number, called FROM t ORDER BY id") == [
             (1, "changed", 10, 20, "changed here", 9, 1, "at 7"),
             (2, "changed", 20, 40, "own", None, 2, "at 7"),
             (3, "changed", 30, 60, "own", None, 3, "at 7"),
             (4, "copied", 4, 8, "own", None, 4, "at 7"),
             (6, "new", 6, 12, "own", None, 6, "at 7"),
         ]
-        await twins.untroubled()
+        await both.assert_no_errors()
 
 
 # what the target's table is made into, the change, native's words, how it is mended
@@ -79,22 +79,22 @@ REFUSED = {
 }
 
 
-async def test_what_does_not_fit(site18: Site) -> None:
+async def test_what_does_not_fit(nodes18: Nodes) -> None:
     """Both say the same, and go on once the target fits."""
-    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text, n int)")
-    site18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(10, 15) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    async with site18.followed() as twins:
-        for name, (spoil, change, words, mend) in REFUSED.items():
-            await twins.equal()
-            site18.in_targets(f"ALTER TABLE t {spoil}")
-            before = twins.ours.fetch("SELECT id FROM t ORDER BY id")
-            site18.publisher.execute(change)
+    nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text, n int)")
+    nodes18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(10, 15) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    async with nodes18.followed() as both:
+        for name, (execute_in_targets, change, words, repair) in REFUSED.items():
+            await both.equal()
+            nodes18.in_targets(f"ALTER TABLE t {execute_in_targets}")
+            before = both.ours.fetch("SELECT id FROM t ORDER BY id")
+            nodes18.publisher.execute(change)
             if name == "wrong type":
-                await twins.both_refuse(words, ApplyError, "invalid text representation")
+                await both.both_report(words, ApplyError, "invalid text representation")
             else:
-                await twins.both_refuse(words, RelationError)
-            assert [target.fetch("SELECT id FROM t ORDER BY id") for target in (twins.native, twins.ours)] == [before, before]
-            site18.in_targets(f"ALTER TABLE t {mend}")
+                await both.both_report(words, RelationError)
+            assert [target.fetch("SELECT id FROM t ORDER BY id") for target in (both.native, both.ours)] == [before, before]
+            nodes18.in_targets(f"ALTER TABLE t {repair}")
             # what was mended has lost values that the publisher will not send again
-            site18.publisher.execute("TRUNCATE t; INSERT INTO t SELECT i, 'again', i FROM generate_series(20, 25) AS i")
-        await twins.equal()
+            nodes18.publisher.execute("TRUNCATE t; INSERT INTO t SELECT i, 'again', i FROM generate_series(20, 25) AS i")
+        await both.equal()

@@ -13,7 +13,7 @@ from dataclasses import replace as changed
 import pytest
 
 from subscriber import ApplyError, TableName
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.support.database import Database
 from tests.support.replica import QUICK, replica
 from tests.support.row_gates import held, waiting_for
@@ -61,51 +61,51 @@ def change(publisher: Database) -> None:
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-async def test_published_as_the_root(site: Site, target: str) -> None:
-    site.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
-    site.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true)")
-    site.in_targets(TARGETS[target])
-    async with site.followed() as root:
+async def test_published_as_the_root(nodes: Nodes, target: str) -> None:
+    nodes.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
+    nodes.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true)")
+    nodes.in_targets(TARGETS[target])
+    async with nodes.followed() as root:
         assert len(await root.same(ROWS.format("t"))) == 200
         assert root.replica.subscription.status.tables.keys() == {TableName("public", "t")}
-        change(site.publisher)
+        change(nodes.publisher)
         await root.same(ROWS.format("t"))
         statistics = root.replica.subscription.status.statistics
         assert statistics.confl_update_missing == statistics.confl_delete_missing == 0
         # a partition that comes later is of the root from its first row on; one that goes takes no rows of the target with it
-        site.publisher.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
-        if site.publisher.version >= 15:
+        nodes.publisher.execute("CREATE TABLE t_isles (LIKE t INCLUDING ALL)")
+        if nodes.publisher.version >= 15:
             # 13 and 14 go on to leave out a table that was written to before it was attached (docs/reference/publishers.md)
-            site.publisher.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
-        site.publisher.execute(
+            nodes.publisher.execute("INSERT INTO t_isles VALUES (3000, 'isles', 'before')")
+        nodes.publisher.execute(
             "ALTER TABLE t ATTACH PARTITION t_isles FOR VALUES IN ('isles'); INSERT INTO t VALUES (3001, 'isles', 'after')"
         )
-        site.publisher.execute("UPDATE t SET region = 'isles' WHERE id = 1001")
+        nodes.publisher.execute("UPDATE t SET region = 'isles' WHERE id = 1001")
         await root.caught_up()
         assert await root.rows("SELECT id, region FROM t WHERE id IN (1001, 3000, 3001) ORDER BY id") == [(1001, "isles"), (3001, "isles")]
         # a partition's TRUNCATE is not the root's
         before = await root.value("SELECT count(*) FROM t")
-        site.publisher.execute("TRUNCATE t_north")
+        nodes.publisher.execute("TRUNCATE t_north")
         await root.caught_up()
         assert await root.value("SELECT count(*) FROM t") == before
-        site.publisher.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'east', 'again')")
+        nodes.publisher.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'east', 'again')")
         assert await root.same(ROWS.format("t")) == [(1, "east", "again")]
 
 
-async def test_published_as_partitions_into_tables_of_their_own(site: Site) -> None:
+async def test_published_as_partitions_into_tables_of_their_own(nodes: Nodes) -> None:
     leaves = ("t_north", "t_south_low", "t_south_high", "t_rest", "t_west")
-    site.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
-    site.publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
-    site.in_targets("".join(f"CREATE TABLE {leaf} ({COLUMNS});" for leaf in leaves))
-    async with site.followed() as each:
+    nodes.publisher.execute(PUBLISHER + OTHER_ORDER + ATTACH + FIRST)
+    nodes.publisher.execute("CREATE PUBLICATION pub FOR TABLE t")
+    nodes.in_targets("".join(f"CREATE TABLE {leaf} ({COLUMNS});" for leaf in leaves))
+    async with nodes.followed() as each:
         for leaf in leaves:
             assert await each.same(ROWS.format(leaf))
         assert each.replica.subscription.status.tables.keys() == {TableName("public", leaf) for leaf in leaves}
-        change(site.publisher)
+        change(nodes.publisher)
         for leaf in leaves:
             await each.same(ROWS.format(leaf))
         assert await each.value("SELECT count(*) FROM t_south_high WHERE id BETWEEN 500 AND 600") == 25
-        site.publisher.execute("TRUNCATE t_south")
+        nodes.publisher.execute("TRUNCATE t_south")
         for leaf in leaves:
             rows = await each.same(ROWS.format(leaf))
             assert bool(rows) == (leaf not in {"t_south_low", "t_south_high"})
@@ -113,10 +113,10 @@ async def test_published_as_partitions_into_tables_of_their_own(site: Site) -> N
         assert statistics.confl_update_missing == statistics.confl_delete_missing == 0
 
 
-async def test_published_as_partitions_into_partitions(site: Site) -> None:
+async def test_published_as_partitions_into_partitions(nodes: Nodes) -> None:
     """The target's partitions have the names of the publisher's, and one of them is partitioned further."""
-    site.publisher.execute(PUBLISHER + FIRST + "; CREATE PUBLICATION pub FOR ALL TABLES")
-    site.in_targets(f"""
+    nodes.publisher.execute(PUBLISHER + FIRST + "; CREATE PUBLICATION pub FOR ALL TABLES")
+    nodes.in_targets(f"""
         CREATE TABLE t ({COLUMNS}) PARTITION BY LIST (region);
         CREATE TABLE t_north PARTITION OF t FOR VALUES IN ('north') PARTITION BY RANGE (id);
         CREATE TABLE t_north_low PARTITION OF t_north FOR VALUES FROM (MINVALUE) TO (60);
@@ -125,41 +125,41 @@ async def test_published_as_partitions_into_partitions(site: Site) -> None:
         CREATE TABLE t_south_low PARTITION OF t_south FOR VALUES FROM (MINVALUE) TO (100);
         CREATE TABLE t_south_high PARTITION OF t_south FOR VALUES FROM (100) TO (MAXVALUE);
         CREATE TABLE t_rest PARTITION OF t DEFAULT""")
-    async with site.followed() as both:
+    async with nodes.followed() as both:
         assert len(await both.same(ROWS.format("t"))) == 200
-        site.publisher.execute(
+        nodes.publisher.execute(
             "UPDATE t SET id = id + 1000 WHERE region = 'north' AND id > 50; UPDATE t SET region = 'north' WHERE region = 'west'"
         )
-        site.publisher.execute("UPDATE t SET id = 1 - id WHERE region = 'south'; DELETE FROM t WHERE id % 3 = 0")
+        nodes.publisher.execute("UPDATE t SET id = 1 - id WHERE region = 'south'; DELETE FROM t WHERE id % 3 = 0")
         await both.same("SELECT tableoid::regclass::text, id, region, v FROM t WHERE region <> 'north' ORDER BY id, region")
         assert await both.same(ROWS.format("t_north"))
         assert await both.value("SELECT count(*) > 0 FROM t_north_low") is True
         assert await both.value("SELECT count(*) > 0 FROM t_north_high") is True
 
 
-async def test_a_row_that_no_partition_of_the_target_takes(site18: Site) -> None:
+async def test_a_row_that_no_partition_of_the_target_takes(nodes18: Nodes) -> None:
     """Tried again until the partition is there; the same for an UPDATE that moves a row there."""
-    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
-    site18.publisher.execute("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (1000)")
-    site18.in_targets("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)")
-    site18.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true); INSERT INTO t VALUES (1)")
-    async with site18.followed() as waiting:
+    nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    nodes18.publisher.execute("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (1000)")
+    nodes18.in_targets("CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100)")
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR TABLE t WITH (publish_via_partition_root = true); INSERT INTO t VALUES (1)")
+    async with nodes18.followed() as waiting:
         await waiting.equal()
-        site18.publisher.execute("INSERT INTO t VALUES (2); INSERT INTO t VALUES (200)")
-        await waiting.both_refuse('no partition of relation "t" found for row', ApplyError)
-        site18.in_targets("CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000)")
+        nodes18.publisher.execute("INSERT INTO t VALUES (2); INSERT INTO t VALUES (200)")
+        await waiting.both_report('no partition of relation "t" found for row', ApplyError)
+        nodes18.in_targets("CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000)")
         await waiting.equal()
-        site18.in_targets("ALTER TABLE t DETACH PARTITION t_high; DROP TABLE t_high")
-        site18.publisher.execute("UPDATE t SET id = 300 WHERE id = 2; DELETE FROM t WHERE id = 200")
-        await waiting.both_refuse('no partition of relation "t" found for row', ApplyError)
-        site18.in_targets("CREATE TABLE t_high PARTITION OF t DEFAULT")
+        nodes18.in_targets("ALTER TABLE t DETACH PARTITION t_high; DROP TABLE t_high")
+        nodes18.publisher.execute("UPDATE t SET id = 300 WHERE id = 2; DELETE FROM t WHERE id = 200")
+        await waiting.both_report('no partition of relation "t" found for row', ApplyError)
+        nodes18.in_targets("CREATE TABLE t_high PARTITION OF t DEFAULT")
         await waiting.equal()
 
 
-async def test_partitions_that_differ_from_their_root(site18: Site) -> None:
+async def test_partitions_that_differ_from_their_root(nodes18: Nodes) -> None:
     """Their columns are in another order, some were dropped; triggers and constraints of the partition count, and keys that only it has."""
-    site18.publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE PUBLICATION pub FOR TABLE t")
-    site18.in_targets("""
+    nodes18.publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int); CREATE PUBLICATION pub FOR TABLE t")
+    nodes18.in_targets("""
         CREATE TABLE t (id int, dropped int, v text, n int, own text DEFAULT 'root') PARTITION BY RANGE (id);
         ALTER TABLE t DROP COLUMN dropped;
         CREATE TABLE low (own text DEFAULT 'low', n int, gone bytea, v text, id int NOT NULL UNIQUE, PRIMARY KEY (id));
@@ -173,22 +173,22 @@ async def test_partitions_that_differ_from_their_root(site18: Site) -> None:
         CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON high FOR EACH ROW EXECUTE FUNCTION note();
         ALTER TABLE low ENABLE ALWAYS TRIGGER note; ALTER TABLE high ENABLE REPLICA TRIGGER note
     """)
-    site18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(95, 105) AS i")
-    async with site18.followed() as twins:
-        site18.publisher.execute(
+    nodes18.publisher.execute("INSERT INTO t SELECT i, 'copied', i FROM generate_series(95, 105) AS i")
+    async with nodes18.followed() as both:
+        nodes18.publisher.execute(
             "INSERT INTO t VALUES (1, 'new', 1), (200, 'new', 2); UPDATE t SET n = n + 1, v = 'changed' WHERE id IN (1, 95, 105)"
         )
-        site18.publisher.execute(
+        nodes18.publisher.execute(
             "UPDATE t SET id = 300 WHERE id = 96; UPDATE t SET id = 2, v = 'moved' WHERE id = 200; DELETE FROM t WHERE id IN (97, 104)"
         )
-        await twins.equal()
-        seen = [what for (what,) in await twins.rows("SELECT what FROM seen")]
+        await both.equal()
+        seen = [what for (what,) in await both.rows("SELECT what FROM seen")]
         # a row that moves is deleted here and inserted there
         assert seen[-6:-2] == ["low DELETE 96", "high INSERT 300", "high DELETE 200", "low INSERT 2"]
-        site18.publisher.execute("UPDATE t SET n = -1 WHERE id = 105")
-        await twins.both_refuse('new row for relation "high" violates check constraint "high_n_check"', ApplyError)
-        site18.in_targets("ALTER TABLE high DROP CONSTRAINT high_n_check")
-        await twins.equal()
+        nodes18.publisher.execute("UPDATE t SET n = -1 WHERE id = 105")
+        await both.both_report('new row for relation "high" violates check constraint "high_n_check"', ApplyError)
+        nodes18.in_targets("ALTER TABLE high DROP CONSTRAINT high_n_check")
+        await both.equal()
 
 
 @pytest.mark.parametrize("target", ["plain", "hash"])
@@ -227,15 +227,15 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
 
 
 @pytest.mark.publisher(min=16, lacks="one list of tables for several publications: a partition comes twice")
-async def test_root_and_partition_in_two_publications(site: Site) -> None:
+async def test_root_and_partition_in_two_publications(nodes: Nodes) -> None:
     """One publication gives a partition, the other the whole as its root: then all comes as the root's, and once."""
-    site.publisher.execute(PUBLISHER + FIRST)
-    site.publisher.execute("CREATE PUBLICATION part FOR TABLE t_north, t_south")
-    site.publisher.execute("CREATE PUBLICATION whole FOR TABLE t WITH (publish_via_partition_root = true)")
-    site.in_targets(f"CREATE TABLE t ({COLUMNS}); CREATE TABLE t_north ({COLUMNS}); CREATE TABLE t_south ({COLUMNS})")
-    async with site.followed("part", "whole") as both:
+    nodes.publisher.execute(PUBLISHER + FIRST)
+    nodes.publisher.execute("CREATE PUBLICATION part FOR TABLE t_north, t_south")
+    nodes.publisher.execute("CREATE PUBLICATION whole FOR TABLE t WITH (publish_via_partition_root = true)")
+    nodes.in_targets(f"CREATE TABLE t ({COLUMNS}); CREATE TABLE t_north ({COLUMNS}); CREATE TABLE t_south ({COLUMNS})")
+    async with nodes.followed("part", "whole") as both:
         assert len(await both.same(ROWS.format("t"))) == 200
-        site.publisher.execute("INSERT INTO t_north VALUES (1000, 'north', 'new'); UPDATE t SET region = 'north' WHERE region = 'south'")
+        nodes.publisher.execute("INSERT INTO t_north VALUES (1000, 'north', 'new'); UPDATE t SET region = 'north' WHERE region = 'south'")
         assert len(await both.same(ROWS.format("t"))) == 201
         assert both.replica.subscription.status.tables.keys() == {TableName("public", "t")}
         assert await both.value("SELECT (SELECT count(*) FROM t_north) + (SELECT count(*) FROM t_south)") == 0

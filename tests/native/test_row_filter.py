@@ -10,7 +10,7 @@ import asyncio
 
 import pytest
 
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.support.database import Database
 from tests.support.replica import replica
 
@@ -179,9 +179,9 @@ async def test_filter_is_kept_while_a_table_catches_up(publisher_db: Database, t
             assert len(expected) == 100
 
 
-async def test_as_native(site: Site) -> None:
+async def test_as_native(nodes: Nodes) -> None:
     """What the filter says of the old and of the new row, under every replica identity, with values that did not come along."""
-    site.everywhere("""
+    nodes.everywhere("""
         CREATE TABLE keyed (a int, b text, c int, PRIMARY KEY (a, b));
         CREATE TABLE by_row (a int, b text, n int); ALTER TABLE by_row REPLICA IDENTITY FULL;
         CREATE TABLE toast (a text, n int NOT NULL, PRIMARY KEY (n), UNIQUE (n)); ALTER TABLE toast ALTER a SET STORAGE EXTERNAL;
@@ -191,7 +191,7 @@ async def test_as_native(site: Site) -> None:
         CREATE TABLE inserts (a int PRIMARY KEY, b text);
         CREATE SCHEMA s; CREATE TABLE s.t (a int PRIMARY KEY)
     """)
-    site.publisher.execute("""
+    nodes.publisher.execute("""
         CREATE PUBLICATION pub FOR TABLE keyed WHERE (a % 2 = 0 AND b ~ '^x'), by_row WHERE (n > 5 OR b IS NULL), toast WHERE (n < 10),
             toast_row WHERE (length(a) > 2000 AND flag IS NOT FALSE), s.t WHERE (a IN (1, 2, 3) AND (a, a) < (3, 0));
         CREATE PUBLICATION roots FOR TABLE root WHERE (a > 50) WITH (publish_via_partition_root = true);
@@ -204,8 +204,8 @@ async def test_as_native(site: Site) -> None:
         INSERT INTO inserts VALUES (1, 'yes'), (2, 'no'), (3, NULL);
         INSERT INTO s.t SELECT generate_series(1, 5)
     """)
-    async with site.followed("pub", "roots", "ins") as twins:
-        await twins.equal(publisher=False)
+    async with nodes.followed("pub", "roots", "ins") as both:
+        await both.equal(publisher=False)
         for step in (
             "UPDATE keyed SET c = -c; UPDATE keyed SET a = a + 301 WHERE a < 20",
             "UPDATE keyed SET b = 'x' || b WHERE a > 312; DELETE FROM keyed WHERE c < -25",
@@ -227,8 +227,8 @@ async def test_as_native(site: Site) -> None:
             "DELETE FROM inserts WHERE a = 4",
             "UPDATE s.t SET a = a + 10; UPDATE s.t SET a = a - 12; INSERT INTO s.t VALUES (30)",
         ):
-            site.publisher.execute(step)
-        await twins.equal(publisher=False)
+            nodes.publisher.execute(step)
+        await both.equal(publisher=False)
         for table, condition in {
             "keyed": "a % 2 = 0 AND b ~ '^x'",
             "by_row": "n > 5 OR b IS NULL",
@@ -238,7 +238,7 @@ async def test_as_native(site: Site) -> None:
         }.items():
             # whatever happened, the target has the rows that the filter is true for now
             rows = f"SELECT {table}::text FROM {table} {{}} ORDER BY 1".replace("s.t::text", "t::text")
-            assert twins.ours.fetch(rows.format("")) == site.publisher.fetch(rows.format(f"WHERE {condition}")) != []
+            assert both.ours.fetch(rows.format("")) == nodes.publisher.fetch(rows.format(f"WHERE {condition}")) != []
         # no UPDATE, no DELETE, and NULL is not true
-        assert await twins.rows("SELECT a, b FROM inserts ORDER BY a") == [(1, "yes"), (4, "yes")]
-        await twins.untroubled()
+        assert await both.rows("SELECT a, b FROM inserts ORDER BY a") == [(1, "yes"), (4, "yes")]
+        await both.assert_no_errors()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from subscriber import RelationError, SubscriberError
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.support.database import Database
 
 SEEN = """
@@ -22,43 +22,43 @@ SEEN = """
 
 
 @contextlib.contextmanager
-def role(site: Site) -> Iterator[str]:
+def role(nodes: Nodes) -> Iterator[str]:
     """A role without privileges; both targets are of one server."""
     name = f"r_{secrets.token_hex(4)}"
-    site.ours.execute(f"CREATE ROLE {name}")
+    nodes.ours.execute(f"CREATE ROLE {name}")
     try:
         yield name
     finally:
-        site.in_targets(f"DROP OWNED BY {name}")
-        site.ours.execute(f"DROP ROLE {name}")
+        nodes.in_targets(f"DROP OWNED BY {name}")
+        nodes.ours.execute(f"DROP ROLE {name}")
 
 
 @pytest.mark.parametrize("run_as_owner", [False, True])
-async def test_who_changes_the_rows(site18: Site, run_as_owner: bool) -> None:
-    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE ours (id int PRIMARY KEY)")
-    site18.publisher.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES")
-    with role(site18) as owner:
-        site18.in_targets(f"{SEEN}; ALTER TABLE t OWNER TO {owner}")
-        async with site18.followed(run_as_owner=run_as_owner) as twins:
-            site18.publisher.execute(
+async def test_who_changes_the_rows(nodes18: Nodes, run_as_owner: bool) -> None:
+    nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE ours (id int PRIMARY KEY)")
+    nodes18.publisher.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES")
+    with role(nodes18) as owner:
+        nodes18.in_targets(f"{SEEN}; ALTER TABLE t OWNER TO {owner}")
+        async with nodes18.followed(run_as_owner=run_as_owner) as both:
+            nodes18.publisher.execute(
                 "INSERT INTO t VALUES (2, 'new'); UPDATE t SET v = 'x'; DELETE FROM t WHERE id = 1; INSERT INTO ours VALUES (1)"
             )
-            await twins.equal()
+            await both.equal()
             who = "postgres" if run_as_owner else owner
-            assert await twins.rows("SELECT DISTINCT who::text FROM seen") == [(who,)]
-            assert len(await twins.rows("SELECT id, what FROM seen ORDER BY id")) == 5
-            site18.publisher.execute("TRUNCATE t, ours")
-            await twins.equal()
-            assert await twins.value("SELECT count(*) FROM t") == 0
-            await twins.untroubled()
+            assert await both.rows("SELECT DISTINCT who::text FROM seen") == [(who,)]
+            assert len(await both.rows("SELECT id, what FROM seen ORDER BY id")) == 5
+            nodes18.publisher.execute("TRUNCATE t, ours")
+            await both.equal()
+            assert await both.value("SELECT count(*) FROM t") == 0
+            await both.assert_no_errors()
 
 
-def spoil(site: Site, statement: str, owner: str) -> None:
-    site.in_targets(statement.format(owner=owner))
+def execute_in_targets(nodes: Nodes, statement: str, owner: str) -> None:
+    nodes.in_targets(statement.format(owner=owner))
 
 
 @pytest.mark.parametrize(
-    ("statement", "native", "kind", "mend"),
+    ("statement", "native", "kind", "repair"),
     [
         # an owner may take privileges from himself
         ("REVOKE ALL ON t FROM {owner}", "permission denied for table t", SubscriberError, "GRANT ALL ON t TO {owner}"),
@@ -72,18 +72,18 @@ def spoil(site: Site, statement: str, owner: str) -> None:
     ],
     ids=["nothing", "no update", "row security"],
 )
-async def test_owner_who_may_not(site18: Site, statement: str, native: str, kind: type[SubscriberError], mend: str) -> None:
-    site18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    site18.publisher.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES")
-    with role(site18) as owner:
-        site18.in_targets(f"ALTER TABLE t OWNER TO {owner}")
-        async with site18.followed() as twins:
-            spoil(site18, statement, owner)
-            site18.publisher.execute("INSERT INTO t VALUES (2, 'new'); UPDATE t SET v = 'x'")
-            await twins.both_refuse(native, kind)
-            assert [_count(target) for target in (twins.native, twins.ours)] == [1, 1]
-            spoil(site18, mend, owner)
-            await twins.equal()
+async def test_owner_who_may_not(nodes18: Nodes, statement: str, native: str, kind: type[SubscriberError], repair: str) -> None:
+    nodes18.everywhere("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    nodes18.publisher.execute("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR ALL TABLES")
+    with role(nodes18) as owner:
+        nodes18.in_targets(f"ALTER TABLE t OWNER TO {owner}")
+        async with nodes18.followed() as both:
+            execute_in_targets(nodes18, statement, owner)
+            nodes18.publisher.execute("INSERT INTO t VALUES (2, 'new'); UPDATE t SET v = 'x'")
+            await both.both_report(native, kind)
+            assert [_count(target) for target in (both.native, both.ours)] == [1, 1]
+            execute_in_targets(nodes18, repair, owner)
+            await both.equal()
 
 
 def _count(database: Database) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.native.streams import TABLE, fill, follow_transactions, was_streamed
 
 STREAM = (
@@ -25,35 +25,35 @@ STREAM = (
 
 @pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 @pytest.mark.parametrize(("streaming", "binary"), [("off", False), ("on", True), ("parallel", False)])
-async def test_as_native(site_native16: Site, streaming: str, binary: bool) -> None:
-    await follow_transactions(site_native16, [STREAM], {"id > 0": 601, "n IS NOT NULL": 151}, streaming=streaming, binary=binary)
+async def test_as_native(nodes_native16: Nodes, streaming: str, binary: bool) -> None:
+    await follow_transactions(nodes_native16, [STREAM], {"id > 0": 601, "n IS NOT NULL": 151}, streaming=streaming, binary=binary)
 
 
 @pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
-async def test_interleaved(site_native16: Site) -> None:
+async def test_interleaved(nodes_native16: Nodes) -> None:
     """Two at a time that change the same rows one after the other, and end in the other order than they began."""
-    site = site_native16
-    site.everywhere(TABLE)
-    site.publisher.execute(f"{fill(1, 100)}; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site.followed(streaming="parallel") as twins:
-        with site.publisher.connect() as one, site.publisher.connect() as two:
+    nodes = nodes_native16
+    nodes.everywhere(TABLE)
+    nodes.publisher.execute(f"{fill(1, 100)}; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes.followed(streaming="parallel") as both:
+        with nodes.publisher.connect() as one, nodes.publisher.connect() as two:
 
-            def both(first: str, second: str) -> None:
+            def in_both_targets(first: str, second: str) -> None:
                 one.execute(first.encode())
                 two.execute(second.encode())
 
-            both("BEGIN", "BEGIN")
-            both(fill(1001, 1300), fill(2001, 2300))
-            both("UPDATE t SET n = 1 WHERE id <= 50", "UPDATE t SET n = 2 WHERE id BETWEEN 51 AND 100")
-            both("SAVEPOINT a", "SAVEPOINT a")
-            both(fill(1301, 1600), fill(2301, 2600))
-            both("ROLLBACK TO a", "RELEASE a")
-            both(fill(1601, 1700), fill(2601, 2900))
+            in_both_targets("BEGIN", "BEGIN")
+            in_both_targets(fill(1001, 1300), fill(2001, 2300))
+            in_both_targets("UPDATE t SET n = 1 WHERE id <= 50", "UPDATE t SET n = 2 WHERE id BETWEEN 51 AND 100")
+            in_both_targets("SAVEPOINT a", "SAVEPOINT a")
+            in_both_targets(fill(1301, 1600), fill(2301, 2600))
+            in_both_targets("ROLLBACK TO a", "RELEASE a")
+            in_both_targets(fill(1601, 1700), fill(2601, 2900))
             two.execute("COMMIT")
             one.execute("UPDATE t SET n = 3 WHERE id BETWEEN 90 AND 100 OR id > 2800")
             one.execute("COMMIT")
-        await twins.equal()
-        assert await twins.value("SELECT count(*) FROM t") == 100 + 400 + 900
-        assert await twins.value("SELECT count(*) FROM t WHERE n = 3") == 111
-        assert was_streamed(twins)
-        await twins.untroubled()
+        await both.equal()
+        assert await both.value("SELECT count(*) FROM t") == 100 + 400 + 900
+        assert await both.value("SELECT count(*) FROM t WHERE n = 3") == 111
+        assert was_streamed(both)
+        await both.assert_no_errors()

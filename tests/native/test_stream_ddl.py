@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.native.streams import fill, follow_transactions
 
 pytestmark = pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
@@ -26,5 +26,5 @@ DDL = (
 )
 
 
-async def test_as_native(site_native16: Site) -> None:
-    await follow_transactions(site_native16, [DDL], {"id > 6000": 800, "c = 7": 100, "b IS NOT NULL": 400}, streaming="on", binary=True)
+async def test_as_native(nodes_native16: Nodes) -> None:
+    await follow_transactions(nodes_native16, [DDL], {"id > 6000": 800, "c = 7": 100, "b IS NOT NULL": 400}, streaming="on", binary=True)

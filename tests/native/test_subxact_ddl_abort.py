@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.native.streams import fill, follow_transactions
 
 ABORTS_DDL = (
@@ -22,5 +22,5 @@ ABORTS_DDL = (
 
 
 @pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
-async def test_as_native(site_native16: Site) -> None:
-    await follow_transactions(site_native16, [ABORTS_DDL], {"id > 9000": 200}, streaming="on")
+async def test_as_native(nodes_native16: Nodes) -> None:
+    await follow_transactions(nodes_native16, [ABORTS_DDL], {"id > 9000": 200}, streaming="on")

@@ -5,68 +5,68 @@ from __future__ import annotations
 import asyncio
 
 from subscriber import TargetError
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.support.row_gates import held, waiting_for
 
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, v text)"
 FILL = "INSERT INTO {} SELECT i, 'copied' FROM generate_series(1, {}) AS i"
 
 
-async def test_into_tables_that_hold_rows(site18: Site) -> None:
+async def test_into_tables_that_hold_rows(nodes18: Nodes) -> None:
     """Rows of the target's own stay; one that is in the way is an error until it is gone. The other tables go on meanwhile."""
-    site18.everywhere("".join(TABLE.format(name) + ";" for name in ("empty", "apart", "in_the_way")))
+    nodes18.everywhere("".join(TABLE.format(name) + ";" for name in ("empty", "apart", "in_the_way")))
     for name in ("empty", "apart", "in_the_way"):
-        site18.publisher.execute(FILL.format(name, 20))
-    site18.in_targets("INSERT INTO apart VALUES (100, 'own'); INSERT INTO in_the_way VALUES (7, 'own')")
-    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed(ready=False) as twins:
-        await twins.both_refuse('duplicate key value violates unique constraint "in_the_way_pkey"', TargetError)
-        site18.publisher.execute(
+        nodes18.publisher.execute(FILL.format(name, 20))
+    nodes18.in_targets("INSERT INTO apart VALUES (100, 'own'); INSERT INTO in_the_way VALUES (7, 'own')")
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed(ready=False) as both:
+        await both.both_report('duplicate key value violates unique constraint "in_the_way_pkey"', TargetError)
+        nodes18.publisher.execute(
             "UPDATE empty SET v = 'changed'; UPDATE in_the_way SET v = 'changed' WHERE id < 5; INSERT INTO in_the_way VALUES (21)"
         )
-        for target in (twins.native, twins.ours):
+        for target in (both.native, both.ours):
             await asyncio.to_thread(target.wait, "SELECT count(*) FROM empty WHERE v = 'changed'", 20)
             assert target.fetch("SELECT * FROM in_the_way") == [(7, "own")]
-        site18.in_targets("DELETE FROM in_the_way")
-        await twins.equal(publisher=False)
-        assert await twins.rows("SELECT * FROM apart WHERE id > 20") == [(100, "own")]
-        assert len(await twins.same("SELECT * FROM in_the_way ORDER BY id")) == 21
+        nodes18.in_targets("DELETE FROM in_the_way")
+        await both.equal(publisher=False)
+        assert await both.rows("SELECT * FROM apart WHERE id > 20") == [(100, "own")]
+        assert len(await both.same("SELECT * FROM in_the_way ORDER BY id")) == 21
 
 
-async def test_changes_while_it_is_copied(site18: Site) -> None:
+async def test_changes_while_it_is_copied(nodes18: Nodes) -> None:
     """Of every kind, in the table itself, in others, and in one transaction with both; with a TRUNCATE at the end."""
-    site18.everywhere("".join(TABLE.format(name) + ";" for name in ("slow", "quick", "emptied")))
+    nodes18.everywhere("".join(TABLE.format(name) + ";" for name in ("slow", "quick", "emptied")))
     for name in ("slow", "quick", "emptied"):
-        site18.publisher.execute(FILL.format(name, 500))
-    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+        nodes18.publisher.execute(FILL.format(name, 500))
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     with (
-        held(site18.native, "LOCK TABLE slow IN SHARE MODE") as release_native,
-        held(site18.ours, "LOCK TABLE slow IN SHARE MODE") as release_ours,
+        held(nodes18.native, "LOCK TABLE slow IN SHARE MODE") as release_native,
+        held(nodes18.ours, "LOCK TABLE slow IN SHARE MODE") as release_ours,
     ):
-        async with site18.followed(ready=False) as twins:
-            for target in (twins.native, twins.ours):
+        async with nodes18.followed(ready=False) as both:
+            for target in (both.native, both.ours):
                 await asyncio.to_thread(target.wait, waiting_for("slow"), 1)
-            site18.publisher.execute(
+            nodes18.publisher.execute(
                 "UPDATE slow SET v = 'changed' WHERE id < 50; UPDATE slow SET id = id + 1000 WHERE id BETWEEN 60 AND 70"
             )
-            site18.publisher.execute(
+            nodes18.publisher.execute(
                 "BEGIN; INSERT INTO slow VALUES (600, 'x'); UPDATE quick SET v = 'y' WHERE id = 1; DELETE FROM slow WHERE id = 80; COMMIT"
             )
-            site18.publisher.execute(
+            nodes18.publisher.execute(
                 "DELETE FROM slow WHERE id = 600; INSERT INTO slow VALUES (600, 'again'); TRUNCATE emptied; INSERT INTO emptied VALUES (1)"
             )
             release_native()
             release_ours()
-            await twins.equal()
-            assert await twins.value("SELECT count(*) FROM slow") == 500
-            assert await twins.value("SELECT count(*) FROM emptied") == 1
-            await twins.untroubled()
+            await both.equal()
+            assert await both.value("SELECT count(*) FROM slow") == 500
+            assert await both.value("SELECT count(*) FROM emptied") == 1
+            await both.assert_no_errors()
 
 
-async def test_without_copying(site18: Site) -> None:
-    site18.everywhere(TABLE.format("t"))
-    site18.publisher.execute(f"{FILL.format('t', 10)}; CREATE PUBLICATION pub FOR TABLE t")
-    async with site18.followed(copy_data=False) as twins:
-        site18.publisher.execute("INSERT INTO t VALUES (11, 'new'); UPDATE t SET v = 'x' WHERE id = 1")
-        await twins.equal(publisher=False)
-        assert await twins.rows("SELECT id FROM t") == [(11,)]
+async def test_without_copying(nodes18: Nodes) -> None:
+    nodes18.everywhere(TABLE.format("t"))
+    nodes18.publisher.execute(f"{FILL.format('t', 10)}; CREATE PUBLICATION pub FOR TABLE t")
+    async with nodes18.followed(copy_data=False) as both:
+        nodes18.publisher.execute("INSERT INTO t VALUES (11, 'new'); UPDATE t SET v = 'x' WHERE id = 1")
+        await both.equal(publisher=False)
+        assert await both.rows("SELECT id FROM t") == [(11,)]

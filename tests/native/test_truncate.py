@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from subscriber import ApplyError, SubscriberError
-from tests.native.native import Site, in_thread
+from tests.native.native import Nodes, in_thread
 
 TABLES = """
     CREATE TABLE one (id int PRIMARY KEY); CREATE TABLE two (id serial PRIMARY KEY, one int REFERENCES one); CREATE TABLE three (id int);
@@ -19,45 +19,45 @@ FILL = """
 COUNTS = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in ("one", "two", "three", "numbered", "identity", "by_row"))
 
 
-async def test_truncate(site18: Site) -> None:
-    site18.everywhere(TABLES)
-    site18.publisher.execute(f"{FILL}; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        site18.publisher.execute("TRUNCATE three; INSERT INTO three VALUES (1), (2)")
-        site18.publisher.execute("BEGIN; INSERT INTO by_row VALUES (11); TRUNCATE by_row; INSERT INTO by_row VALUES (12); COMMIT")
-        await twins.equal()
-        assert (await twins.rows(f"{COUNTS} ORDER BY 1"))[0] == ("by_row", 1)
+async def test_truncate(nodes18: Nodes) -> None:
+    nodes18.everywhere(TABLES)
+    nodes18.publisher.execute(f"{FILL}; CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
+        nodes18.publisher.execute("TRUNCATE three; INSERT INTO three VALUES (1), (2)")
+        nodes18.publisher.execute("BEGIN; INSERT INTO by_row VALUES (11); TRUNCATE by_row; INSERT INTO by_row VALUES (12); COMMIT")
+        await both.equal()
+        assert (await both.rows(f"{COUNTS} ORDER BY 1"))[0] == ("by_row", 1)
         # sequences go on unless the publisher's began again; the targets' own were never drawn from
         drawn = "SELECT nextval('numbered_id_seq'), nextval('identity_id_seq')"
-        site18.in_targets("SELECT setval('numbered_id_seq', 500), setval('identity_id_seq', 500)")
-        site18.publisher.execute("TRUNCATE numbered, identity")
-        assert await twins.rows(drawn) == [(501, 501)]
-        site18.publisher.execute("TRUNCATE numbered, identity RESTART IDENTITY; INSERT INTO numbered (v) VALUES ('first')")
-        await twins.equal()
-        assert await twins.rows(drawn) == [(1, 1)]
+        nodes18.in_targets("SELECT setval('numbered_id_seq', 500), setval('identity_id_seq', 500)")
+        nodes18.publisher.execute("TRUNCATE numbered, identity")
+        assert await both.rows(drawn) == [(501, 501)]
+        nodes18.publisher.execute("TRUNCATE numbered, identity RESTART IDENTITY; INSERT INTO numbered (v) VALUES ('first')")
+        await both.equal()
+        assert await both.rows(drawn) == [(1, 1)]
         # CASCADE reaches the referencing table at the publisher, and both come in one message
-        site18.publisher.execute("TRUNCATE one CASCADE")
-        site18.publisher.execute(f"BEGIN; {FILL}; TRUNCATE one, two, numbered; COMMIT; INSERT INTO one VALUES (99)")
-        await twins.equal()
-        assert dict(await twins.rows(COUNTS))["one"] == 1
+        nodes18.publisher.execute("TRUNCATE one CASCADE")
+        nodes18.publisher.execute(f"BEGIN; {FILL}; TRUNCATE one, two, numbered; COMMIT; INSERT INTO one VALUES (99)")
+        await both.equal()
+        assert dict(await both.rows(COUNTS))["one"] == 1
         # rolled back, in a subtransaction and whole
-        site18.publisher.execute("BEGIN; SAVEPOINT a; TRUNCATE one CASCADE; ROLLBACK TO a; INSERT INTO one VALUES (100); COMMIT")
-        site18.publisher.execute("BEGIN; TRUNCATE one, two; ROLLBACK")
-        await twins.equal()
-        assert dict(await twins.rows(COUNTS))["one"] == 2
-        await twins.untroubled()
+        nodes18.publisher.execute("BEGIN; SAVEPOINT a; TRUNCATE one CASCADE; ROLLBACK TO a; INSERT INTO one VALUES (100); COMMIT")
+        nodes18.publisher.execute("BEGIN; TRUNCATE one, two; ROLLBACK")
+        await both.equal()
+        assert dict(await both.rows(COUNTS))["one"] == 2
+        await both.assert_no_errors()
 
 
-async def test_part_of_the_tables_published(site18: Site) -> None:
+async def test_part_of_the_tables_published(nodes18: Nodes) -> None:
     """Tables that are not published, or not for TRUNCATE, keep their rows: here one, there another."""
-    site18.everywhere(TABLES.replace("REFERENCES one", ""))
-    site18.publisher.execute(
+    nodes18.everywhere(TABLES.replace("REFERENCES one", ""))
+    nodes18.publisher.execute(
         f"{FILL}; CREATE PUBLICATION pub FOR TABLE one, three; CREATE PUBLICATION p2 FOR TABLE two WITH (publish = 'insert')"
     )
-    async with site18.followed("pub", "p2") as twins:
-        site18.publisher.execute("TRUNCATE one, two, three, by_row; INSERT INTO two VALUES (11)")
-        await twins.equal(publisher=False)
-        assert await twins.rows(f"{COUNTS} ORDER BY 1") == [
+    async with nodes18.followed("pub", "p2") as both:
+        nodes18.publisher.execute("TRUNCATE one, two, three, by_row; INSERT INTO two VALUES (11)")
+        await both.equal(publisher=False)
+        assert await both.rows(f"{COUNTS} ORDER BY 1") == [
             ("by_row", 0),
             ("identity", 0),
             ("numbered", 0),
@@ -65,31 +65,31 @@ async def test_part_of_the_tables_published(site18: Site) -> None:
             ("three", 0),
             ("two", 11),
         ]
-        await twins.untroubled()
+        await both.assert_no_errors()
 
 
-async def test_a_table_of_the_targets_own_that_references(site18: Site) -> None:
+async def test_a_table_of_the_targets_own_that_references(nodes18: Nodes) -> None:
     """RESTRICT in the target, whatever the publisher said: rows that were not replicated are not removed."""
-    site18.everywhere("CREATE TABLE one (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY)")
-    site18.in_targets("CREATE TABLE own (one int REFERENCES one); INSERT INTO own VALUES (NULL)")
-    site18.publisher.execute("INSERT INTO one VALUES (1); INSERT INTO other VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        site18.publisher.execute("TRUNCATE one CASCADE")
+    nodes18.everywhere("CREATE TABLE one (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY)")
+    nodes18.in_targets("CREATE TABLE own (one int REFERENCES one); INSERT INTO own VALUES (NULL)")
+    nodes18.publisher.execute("INSERT INTO one VALUES (1); INSERT INTO other VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
+        nodes18.publisher.execute("TRUNCATE one CASCADE")
         # the class of the error is of SQLSTATE 0A000, the values' own
-        await twins.both_refuse("cannot truncate a table referenced in a foreign key constraint", SubscriberError)
-        assert isinstance(twins.replica.subscription.status.last_error, ApplyError)
-        site18.in_targets("DROP TABLE own")
-        await twins.equal()
-        assert await twins.value("SELECT count(*) FROM one") == 0
+        await both.both_report("cannot truncate a table referenced in a foreign key constraint", SubscriberError)
+        assert isinstance(both.replica.subscription.status.last_error, ApplyError)
+        nodes18.in_targets("DROP TABLE own")
+        await both.equal()
+        assert await both.value("SELECT count(*) FROM one") == 0
 
 
-async def test_with_synchronous_standbys(site18: Site) -> None:
+async def test_with_synchronous_standbys(nodes18: Nodes) -> None:
     """Both subscriptions are synchronous standbys, by their names: TRUNCATE and whatever follows return when both have it."""
-    site18.everywhere(TABLES)
-    publisher = site18.publisher
+    nodes18.everywhere(TABLES)
+    publisher = nodes18.publisher
     publisher.execute(f"{FILL}; CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        names = f"{twins.name}, {twins.replica.subscription.name}"
+    async with nodes18.followed() as both:
+        names = f"{both.name}, {both.replica.subscription.name}"
         publisher.execute(f"ALTER SYSTEM SET synchronous_standby_names = '2 ({names})'")
         publisher.execute("SELECT pg_reload_conf()")
         states = "SELECT sync_state FROM pg_stat_replication WHERE sync_state <> 'async' ORDER BY 1"
@@ -103,10 +103,10 @@ async def test_with_synchronous_standbys(site18: Site) -> None:
             ):
                 # no waiting but for the statement itself
                 await asyncio.wait_for(in_thread(publisher, statement), 30)
-                assert [target.value("SELECT count(*) FROM one") for target in (twins.native, twins.ours)] == [rows, rows]
+                assert [target.value("SELECT count(*) FROM one") for target in (both.native, both.ours)] == [rows, rows]
         finally:
             publisher.execute("ALTER SYSTEM RESET synchronous_standby_names")
             publisher.execute("SELECT pg_reload_conf()")
         publisher.wait("SHOW synchronous_standby_names", "")
-        await twins.equal()
-        await twins.untroubled()
+        await both.equal()
+        await both.assert_no_errors()

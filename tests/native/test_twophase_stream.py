@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.native.twophase import prepared_and_ended
 
 pytestmark = pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
-async def test_prepared_and_ended(site_native16: Site, streaming: str) -> None:
-    await prepared_and_ended(site_native16, streaming)
+async def test_prepared_and_ended(nodes_native16: Nodes, streaming: str) -> None:
+    await prepared_and_ended(nodes_native16, streaming)

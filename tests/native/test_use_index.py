@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.native.native import Site
+from tests.native.native import Nodes
 from tests.support.observation import eventually
 from tests.support.replica import replica
 
@@ -33,66 +33,66 @@ CHANGES = (
 )
 
 
-async def test_rows_and_indexes(site18: Site) -> None:
-    site18.everywhere("; ".join(TABLE.format(name) for name in INDEXES))
+async def test_rows_and_indexes(nodes18: Nodes) -> None:
+    nodes18.everywhere("; ".join(TABLE.format(name) for name in INDEXES))
     for name, index in INDEXES.items():
-        site18.publisher.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL; {FILL.format(name)}")
-        site18.in_targets(index.format(name))
+        nodes18.publisher.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL; {FILL.format(name)}")
+        nodes18.in_targets(index.format(name))
         if name not in {"included", "keyed", "hash"}:
-            site18.publisher.execute(EQUAL.format(name))
-    site18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    async with site18.followed() as twins:
-        site18.in_targets("ANALYZE")
+            nodes18.publisher.execute(EQUAL.format(name))
+    nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    async with nodes18.followed() as both:
+        nodes18.in_targets("ANALYZE")
         for name in INDEXES:
             for change in CHANGES:
                 if name not in {"keyed", "hash"} or "NULL" not in change:
-                    site18.publisher.execute(change.format(name))
-        await twins.equal()
+                    nodes18.publisher.execute(change.format(name))
+        await both.equal()
         # a session's statistics are written when it is idle
         used = (
             f"SELECT count(*) FROM pg_stat_user_indexes WHERE schemaname = 'public' AND relname IN ({', '.join(map(repr, sorted(USED)))})"
         )
-        await eventually(twins.native, f"{used} AND indexrelname ~ '_index$' AND idx_scan > 0", len(USED))
+        await eventually(both.native, f"{used} AND indexrelname ~ '_index$' AND idx_scan > 0", len(USED))
         # our statements are planned: they may use more than native does
-        await eventually(twins.ours, f"{used} AND indexrelname ~ '_index$' AND idx_scan > 0", len(USED))
-        await twins.untroubled()
+        await eventually(both.ours, f"{used} AND indexrelname ~ '_index$' AND idx_scan > 0", len(USED))
+        await both.assert_no_errors()
 
 
-async def test_nulls_under_a_hash_index(site18: Site) -> None:
+async def test_nulls_under_a_hash_index(nodes18: Nodes) -> None:
     """Native looks for them in the index, which has none, and misses the rows (18.4, 16.14); ours finds them."""
-    for database in (site18.publisher, site18.ours):
+    for database in (nodes18.publisher, nodes18.ours):
         database.execute("CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL")
-    site18.ours.execute("CREATE INDEX ON t USING hash (b)")
-    site18.publisher.execute(
+    nodes18.ours.execute("CREATE INDEX ON t USING hash (b)")
+    nodes18.publisher.execute(
         "INSERT INTO t SELECT i, nullif(i % 2, 0)::text FROM generate_series(1, 10) AS i; CREATE PUBLICATION pub FOR TABLE t"
     )
-    async with replica(site18.publisher, site18.ours) as ours:
+    async with replica(nodes18.publisher, nodes18.ours) as ours:
         await ours.caught_up()
-        site18.publisher.execute("UPDATE t SET a = -a WHERE a < 5; DELETE FROM t WHERE a > 8; UPDATE t SET b = NULL WHERE a = 7")
+        nodes18.publisher.execute("UPDATE t SET a = -a WHERE a < 5; DELETE FROM t WHERE a > 8; UPDATE t SET b = NULL WHERE a = 7")
         assert len(await ours.same("SELECT a, b FROM t ORDER BY a")) == 8
 
 
-async def test_partitions_with_indexes_of_their_own(site18: Site) -> None:
+async def test_partitions_with_indexes_of_their_own(nodes18: Nodes) -> None:
     """Published as partitions and as their root."""
     for table in ("t", "u"):
-        site18.everywhere(f"""
+        nodes18.everywhere(f"""
             CREATE TABLE {table} (id bigint, n int, v int) PARTITION BY RANGE (n);
             CREATE TABLE {table}_0 PARTITION OF {table} FOR VALUES FROM (0) TO (10);
             CREATE TABLE {table}_1 PARTITION OF {table} FOR VALUES FROM (10) TO (20)
         """)
         for name in (table, f"{table}_0", f"{table}_1"):
-            site18.publisher.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
-        site18.in_targets(f"CREATE INDEX ON {table} (id, n); CREATE INDEX ON {table}_1 (v)")
-        site18.publisher.execute(f"INSERT INTO {table} SELECT i % 100, i % 20, i % 7 FROM generate_series(0, 500) AS i")
-    site18.publisher.execute(
+            nodes18.publisher.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+        nodes18.in_targets(f"CREATE INDEX ON {table} (id, n); CREATE INDEX ON {table}_1 (v)")
+        nodes18.publisher.execute(f"INSERT INTO {table} SELECT i % 100, i % 20, i % 7 FROM generate_series(0, 500) AS i")
+    nodes18.publisher.execute(
         "CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION root FOR TABLE u WITH (publish_via_partition_root = true)"
     )
-    async with site18.followed("pub", "root") as twins:
+    async with nodes18.followed("pub", "root") as both:
         for name in ("t", "u"):
-            site18.publisher.execute(
+            nodes18.publisher.execute(
                 f"UPDATE {name} SET n = 0 WHERE id = 14; DELETE FROM {name} WHERE id IN (1, 12); UPDATE {name} SET v = NULL WHERE id = 5"
             )
-            site18.publisher.execute(f"UPDATE {name} SET n = 19 - n WHERE id BETWEEN 20 AND 40; DELETE FROM {name} WHERE v IS NULL")
-        await twins.equal()
-        assert await twins.value("SELECT count(*) FROM t") == await twins.value("SELECT count(*) FROM u") == 486
-        await twins.untroubled()
+            nodes18.publisher.execute(f"UPDATE {name} SET n = 19 - n WHERE id BETWEEN 20 AND 40; DELETE FROM {name} WHERE v IS NULL")
+        await both.equal()
+        assert await both.value("SELECT count(*) FROM t") == await both.value("SELECT count(*) FROM u") == 486
+        await both.assert_no_errors()
