@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import subscriber
-from subscriber.cli.main import _parser
+from subscriber.cli.main import _parser, _VerbParser
 from subscriber.cli.metrics import _Collector
 from subscriber.config import Settings, SubscriptionOptions, declared, reference
 
@@ -22,7 +22,10 @@ _SHARED_BY: Final = 3
 
 def _verbs() -> dict[str, argparse.ArgumentParser]:
     (verbs,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(verbs.choices)
+    choices: dict[str, _VerbParser] = verbs.choices
+    for parser in choices.values():
+        parser.load()
+    return dict(choices)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

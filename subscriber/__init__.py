@@ -1,45 +1,52 @@
-"""A standalone subscriber for PostgreSQL logical replication. ``docs/howto/library.md`` shows how to use it."""
+"""A standalone subscriber for PostgreSQL logical replication. ``docs/howto/library.md`` shows how to use it.
 
-from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
-from subscriber.config import Settings, SubscriptionOptions
-from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
-from subscriber.consumer.transactions import TransactionStream, transactions
-from subscriber.errors import (
-    ApplyError,
-    ConfigurationError,
-    CopyOutdated,
-    DataLossError,
-    NeverPrepared,
-    ProtocolError,
-    PublisherError,
-    PublisherUnavailable,
-    RelationError,
-    SlotInUse,
-    SpoolError,
-    SubscriberError,
-    SubscriptionChanged,
-    SubscriptionInUse,
-    TargetError,
-    TargetUnavailable,
-)
-from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.launcher import Launcher
-from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
-from subscriber.subscription.management.create import create_subscription
-from subscriber.subscription.management.drop import drop_subscription
-from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
-from subscriber.subscription.run.run_status import Status, Until
-from subscriber.subscription.setup.checks import check
-from subscriber.subscription.subscription import Subscription
-from subscriber.transaction.changes import (
-    UNCHANGED,
-    Change,
-    DeleteChange,
-    InsertChange,
-    MessageChange,
-    TruncateChange,
-    UpdateChange,
-)
+A name is imported when it is first used, so that a program pays only for what it uses.
+"""
+
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from subscriber.abc import ApplyStatistics, Finding, Sink, TableEntry, TableName, TableState
+    from subscriber.config import Settings, SubscriptionOptions
+    from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
+    from subscriber.consumer.transactions import TransactionStream, transactions
+    from subscriber.errors import (
+        ApplyError,
+        ConfigurationError,
+        CopyOutdated,
+        DataLossError,
+        NeverPrepared,
+        ProtocolError,
+        PublisherError,
+        PublisherUnavailable,
+        RelationError,
+        SlotInUse,
+        SpoolError,
+        SubscriberError,
+        SubscriptionChanged,
+        SubscriptionInUse,
+        TargetError,
+        TargetUnavailable,
+    )
+    from subscriber.protocol.lsn import Lsn
+    from subscriber.subscription.launcher import Launcher
+    from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
+    from subscriber.subscription.management.create import create_subscription
+    from subscriber.subscription.management.drop import drop_subscription
+    from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
+    from subscriber.subscription.run.run_status import Status, Until
+    from subscriber.subscription.setup.checks import check
+    from subscriber.subscription.subscription import Subscription
+    from subscriber.transaction.changes import (
+        UNCHANGED,
+        Change,
+        DeleteChange,
+        InsertChange,
+        MessageChange,
+        TruncateChange,
+        UpdateChange,
+    )
 
 __version__ = "0.1.0"
 
@@ -94,3 +101,61 @@ __all__ = [
     "subscription_status",
     "transactions",
 ]
+
+_MODULES = {
+    "subscriber.abc": ("ApplyStatistics", "Finding", "Sink", "TableEntry", "TableName", "TableState"),
+    "subscriber.config": ("Settings", "SubscriptionOptions"),
+    "subscriber.consumer.received": ("ReceivedMessage", "ReceivedTransaction"),
+    "subscriber.consumer.transactions": ("TransactionStream", "transactions"),
+    "subscriber.errors": (
+        "ApplyError",
+        "ConfigurationError",
+        "CopyOutdated",
+        "DataLossError",
+        "NeverPrepared",
+        "ProtocolError",
+        "PublisherError",
+        "PublisherUnavailable",
+        "RelationError",
+        "SlotInUse",
+        "SpoolError",
+        "SubscriberError",
+        "SubscriptionChanged",
+        "SubscriptionInUse",
+        "TargetError",
+        "TargetUnavailable",
+    ),
+    "subscriber.protocol.lsn": ("Lsn",),
+    "subscriber.subscription.launcher": ("Launcher",),
+    "subscriber.subscription.management.alter": ("SubscriptionAlteration", "alter_subscription"),
+    "subscriber.subscription.management.create": ("create_subscription",),
+    "subscriber.subscription.management.drop": ("drop_subscription",),
+    "subscriber.subscription.management.status": ("SubscriptionStatus", "reset_subscription_stats", "subscription_status"),
+    "subscriber.subscription.run.run_status": ("Status", "Until"),
+    "subscriber.subscription.setup.checks": ("check",),
+    "subscriber.subscription.subscription": ("Subscription",),
+    "subscriber.transaction.changes": (
+        "UNCHANGED",
+        "Change",
+        "DeleteChange",
+        "InsertChange",
+        "MessageChange",
+        "TruncateChange",
+        "UpdateChange",
+    ),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+# type checkers know the names of __all__ only
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(_importlib.import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import Verbs, add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
+from subscriber.cli.options import add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
 from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.alter import SubscriptionAlteration, alter_subscription
 from subscriber.subscription.management.status import reset_subscription_stats
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 _Act = Callable[[SubscriptionAlteration], Awaitable[None]]
 
@@ -22,13 +22,9 @@ _REFRESHING: Final = {"copy_data": PARAMETERS["copy_data"]}
 _PUBLISHING: Final = {**_REFRESHING, "refresh": Option(default=True, type=BOOLEAN, help="add and remove tables at once")}
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "alter",
-        help="change a subscription",
-        description="As ALTER SUBSCRIPTION. Stops the subscription's worker; the launcher starts it again afterwards.",
-    )
+    parser.description = "As ALTER SUBSCRIPTION. Stops the subscription's worker; the launcher starts it again afterwards."
     add_name_argument(parser)
     add_target_argument(parser)
     forms = parser.add_mutually_exclusive_group()

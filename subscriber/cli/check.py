@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.options import (
-    Verbs,
     add_name_option,
     add_publisher_arguments,
     add_settings_argument,
@@ -16,16 +15,14 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.printable import printable
 from subscriber.subscription.setup.checks import check
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "check",
-        help="report problems before they happen",
-        description="Checks publisher and target for whatever would make such a subscription fail. Changes nothing."
-        " One line for each error (it will not work) and warning (it will work, with a restriction). Exit status 1 if there is an error.",
+    parser.description = (
+        "Checks publisher and target for whatever would make such a subscription fail. Changes nothing."
+        " One line for each error (it will not work) and warning (it will work, with a restriction). Exit status 1 if there is an error."
     )
     add_publisher_arguments(parser)
     add_target_argument(parser)

@@ -6,7 +6,6 @@ import argparse
 
 from subscriber.cli.notices import confirm, counted
 from subscriber.cli.options import (
-    Verbs,
     add_name_argument,
     add_publisher_arguments,
     add_settings_argument,
@@ -15,16 +14,12 @@ from subscriber.cli.options import (
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.management.create import create_subscription
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "create",
-        help="define a subscription in the target",
-        description='As CREATE SUBSCRIPTION: on return the slot is there and the tables are listed. "subscriber run --target" runs it.',
-    )
+    parser.description = 'As CREATE SUBSCRIPTION: on return the slot is there and the tables are listed. "subscriber run --target" runs it.'
     add_name_argument(parser)
     add_publisher_arguments(parser)
     add_target_argument(parser)

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from subscriber.cli.options import Verbs
 from subscriber.cli.output import Output
 from subscriber.consumer.captures import Record, records
 from subscriber.consumer.message_lines import control_line, wire_line
@@ -26,14 +25,14 @@ from subscriber.sinks.jsonl import json_line
 from subscriber.sinks.lines import Line
 from subscriber.sinks.text import text_line
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 _STATUS_UPDATE: Final = ord("r")
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser("decode", help="captured bytes to text", description="Print captured pgoutput messages, a line each.")
+    parser.description = "Print captured pgoutput messages, a line each."
     parser.add_argument("file", metavar="FILE", help="the capture, - for standard input")
     parser.add_argument("--format", choices=("json", "text"), default="text", help="default: %(default)s; json is one object a line")
     parser.add_argument(

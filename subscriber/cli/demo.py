@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from subscriber.apply.progress import CopyProgress, Quiet
-from subscriber.cli.options import Verbs
 from subscriber.cli.output import emit, say
 from subscriber.cli.progress import Lines, copy_progress
 from subscriber.cli.signals import clean_end
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from subscriber.testing.demonstration import Demonstration, Sample
     from subscriber.testing.load import LoadReport
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 _RATE: Final = 60.0
 _HUGE_ROWS: Final = 15_000
@@ -36,14 +35,12 @@ _WIDTH: Final = 130
 _TERMINATED: Final = 128 + 15
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "demo",
-        help="see it work: copy and follow an embedded publisher under load, then compare",
-        description="Starts an embedded PostgreSQL 18 with tables of the kind that pgbench has, copies them into another database, follows"
+    parser.description = (
+        "Starts an embedded PostgreSQL 18 with tables of the kind that pgbench has, copies them into another database, follows"
         " it while a load runs, and proves that both hold the same rows (exit status 0; 1 if they do not)."
-        " Everything is removed afterwards.",
+        " Everything is removed afterwards."
     )
     parser.add_argument(
         "--target",

@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import Verbs, add_name_argument, add_settings_argument, add_target_argument
+from subscriber.cli.options import add_name_argument, add_settings_argument, add_target_argument
 from subscriber.config import Settings
 from subscriber.subscription.management.drop import drop_subscription
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "drop",
-        help="remove a subscription",
-        description="As DROP SUBSCRIPTION: stops its worker and drops its slots, also those of unfinished copies. The rows stay.",
-    )
+    parser.description = "As DROP SUBSCRIPTION: stops its worker and drops its slots, also those of unfinished copies. The rows stay."
     add_name_argument(parser)
     add_target_argument(parser)
     parser.add_argument(

@@ -10,12 +10,11 @@ import signal
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import subscriber
-from subscriber.cli import alter, check, create, decode, demo, drop, run, spark_apply, status, tail
 from subscriber.cli.collector import settle_collector
-from subscriber.cli.monitoring import Severity, conclude, is_check, line
 from subscriber.cli.output import LogFormatter, complain, emit, finish, settle_streams
 from subscriber.errors import SubscriberError
 from subscriber.printable import printable
@@ -25,7 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_VERBS = (run, create, alter, drop, status, check, tail, decode, spark_apply, demo)
+_VERBS: Final = {
+    "run": "run one subscription, or all that were created",
+    "create": "define a subscription in the target",
+    "alter": "change a subscription",
+    "drop": "remove a subscription",
+    "status": "show the status of subscriptions",
+    "check": "report problems before they happen",
+    "tail": "print committed changes",
+    "decode": "captured bytes to text",
+    "spark-apply": "apply what was landed in a lake",
+    "demo": "see it work: copy and follow an embedded publisher under load, then compare",
+}
 
 
 async def _execute(args: argparse.Namespace) -> int:
@@ -70,6 +80,28 @@ class _Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
+class _VerbParser(_Parser):
+    """The parser of one verb. It imports the verb's module when the verb is chosen: importing all of them takes longer than most verbs."""
+
+    verb = ""
+    loaded = False
+
+    def load(self) -> None:
+        """Add the verb's arguments."""
+        if self.loaded:
+            return
+        self.loaded = True
+        import_module(f"subscriber.cli.{self.verb.replace('-', '_')}").add_arguments(self)
+        # the options are accepted before and after the verb
+        self.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
+        self.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse, which calls it for the chosen verb only."""
+        self.load()
+        return super().parse_known_args(args, namespace)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the entry point of ``subscriber``.
 
@@ -98,6 +130,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             settle_collector()
         ended: int = asyncio.run(_execute(args))
     except _WrongUsage as error:
+        from subscriber.cli.monitoring import Severity, conclude, is_check, line  # noqa: PLC0415 -- only `status` needs it otherwise
+
         if not is_check(sys.argv[1:] if arguments is None else arguments):
             raise
         return conclude(Severity.UNKNOWN, line(Severity.UNKNOWN, error.message))
@@ -121,13 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"subscriber {subscriber.__version__}")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more on stderr; give it twice for debugging")
     parser.add_argument("-q", "--quiet", action="store_true", help="no confirmations and no progress")
-    verbs = parser.add_subparsers(metavar="verb", required=True)
-    for verb in _VERBS:
-        verb.add_parser(verbs)
-    for each in verbs.choices.values():
-        # the option is accepted before and after the verb
-        each.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help="log more on stderr")
-        each.add_argument("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no confirmations and no progress")
+    verbs = parser.add_subparsers(metavar="verb", required=True, parser_class=_VerbParser)
+    for verb, text in _VERBS.items():
+        verbs.add_parser(verb, help=text).verb = verb
     return parser
 
 

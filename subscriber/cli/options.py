@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
 
 from subscriber.config import PARAMETERS, SETTINGS, Option
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [
-    "Verbs",
     "add_name_argument",
     "add_name_option",
     "add_parameters_argument",
@@ -19,9 +17,6 @@ __all__ = [
     "add_target_argument",
     "lsn",
 ]
-
-Verbs = Any
-"""The type that ``add_subparsers`` returns: argparse has only a private name for it."""
 
 
 def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -13,7 +13,6 @@ from subscriber.cli.metrics import served
 from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import (
-    Verbs,
     add_name_option,
     add_publisher_arguments,
     add_settings_argument,
@@ -27,18 +26,16 @@ from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.run.run_status import Until
 from subscriber.subscription.subscription import Subscription
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "run",
-        help="run one subscription, or all that were created",
-        description="With --connection and --publication: copies the published tables into the target and follows the changes. What is"
+    parser.description = (
+        "With --connection and --publication: copies the published tables into the target and follows the changes. What is"
         " missing is made (slot, catalog, position); what is there is gone on from. Without: runs the subscriptions that"
         ' "subscriber create" defined in the target, and follows what alter and drop change.'
-        " SIGTERM and SIGINT end it cleanly: what was applied is durable and acknowledged, the slots stay.",
+        " SIGTERM and SIGINT end it cleanly: what was applied is durable and acknowledged, the slots stay."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these of the target's subscriptions")
     add_publisher_arguments(parser, required=False)

@@ -7,21 +7,16 @@ import asyncio
 import threading
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import Verbs
 from subscriber.cli.signals import clean_end
 from subscriber.config import parse_assignments
 from subscriber.subscription.targets import ApplyOptions, spark_apply
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "spark-apply",
-        help="apply what was landed in a lake",
-        description="Keeps the Delta tables of a lake that `subscriber run --target spark:///path` fills. One for a lake.",
-    )
+    parser.description = "Keeps the Delta tables of a lake that `subscriber run --target spark:///path` fills. One for a lake."
     parser.add_argument("lake", metavar="LAKE", help="the target of the subscription, spark:///path, or its directory")
     parser.add_argument(
         "--engine",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from subscriber.cli.monitoring import MaxLag, Severity, conclude, judge, line
-from subscriber.cli.options import Verbs, add_target_argument
+from subscriber.cli.options import add_target_argument
 from subscriber.cli.output import complain, emit, say
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
@@ -19,20 +19,16 @@ from subscriber.errors import SubscriberError
 from subscriber.subscription.management.status import subscription_status
 from subscriber.subscription.management.status_json import status_as_json
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 _log = logging.getLogger(__name__)
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser(
-        "status",
-        help="show the status of subscriptions",
-        description="Reads the target's catalog, and asks each publisher that it can connect to. Changes nothing.",
-    )
+    parser.description = "Reads the target's catalog, and asks each publisher that it can connect to. Changes nothing."
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     add_target_argument(parser)
     shape = parser.add_mutually_exclusive_group()

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Final
 
-from subscriber.cli.options import Verbs, add_publisher_arguments, add_settings_argument, lsn
+from subscriber.cli.options import add_publisher_arguments, add_settings_argument, lsn
 from subscriber.cli.output import Output
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
@@ -21,14 +21,14 @@ from subscriber.sinks.jsonl import JsonLines
 from subscriber.sinks.lines import ChangeFormat
 from subscriber.sinks.text import TextLines
 
-__all__ = ["add_parser"]
+__all__ = ["add_arguments"]
 
 _FORMATS: Final[Mapping[str, ChangeFormat]] = {"text": TextLines(), "json": JsonLines()}
 
 
-def add_parser(verbs: Verbs) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser = verbs.add_parser("tail", help="print committed changes", description="Print committed changes of a publication as they come.")
+    parser.description = "Print committed changes of a publication as they come."
     add_publisher_arguments(parser)
     parser.add_argument(
         "--slot", metavar="NAME", help="a permanent slot, made if missing: go on from where it was; default: a temporary one"

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -24,7 +23,7 @@ from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.tablesync import TableSynchronization
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.stream_session import FollowedSlot
 from subscriber.subscription.run.copy_source import PublisherSource, copy_format
@@ -36,7 +35,7 @@ from subscriber.subscription.run.slot_follower import Following
 from subscriber.subscription.run.status_reports import KnownProgress, Reporting
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared, Setup
-from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.targets import open_target
 from subscriber.transaction.feedback import FlushTracker
 
 __all__ = ["Subscription"]
@@ -89,13 +88,25 @@ class Subscription:
         progress: CopyProgress | None = None,
         generation: int | None = None,
     ) -> None:
-        spec = RunSpec.of_arguments(
-            name, connection=connection, publications=publications, target=target, options=options, settings=settings
-        )
+        if isinstance(publications, str):
+            raise ConfigurationError("publications is a string", hint='give a list, as in publications=["app"]')
         self.name = name
-        self._spec = replace(spec, generation=generation)
+        self._conninfo = connection
+        self._publications = tuple(publications)
+        self._options = options or SubscriptionOptions()
+        self._settings = settings or Settings()
         self._progress = KnownProgress(progress or Quiet())
-        self._setup = Setup(self._spec)
+        defined = generation is not None
+        self._sink = open_target(target, self._options, self._settings, defined=defined) if isinstance(target, str) else target
+        self._setup = Setup(
+            name,
+            conninfo=connection,
+            publications=self._publications,
+            options=self._options,
+            settings=self._settings,
+            sink=self._sink,
+            generation=generation,
+        )
         self._running = Running()
         self._is_running = self._ended = False
 
@@ -186,7 +197,7 @@ class Subscription:
             },
             left_out=dict(running.states.left_out),
             last_error=running.last_error,
-            statistics=self._spec.sink.statistics,
+            statistics=self._sink.statistics,
             last_message=running.session.receiver.received_at if running.session is not None else None,
         )
 
@@ -201,22 +212,22 @@ class Subscription:
         running = self._running
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(Stopped))
-            stack.push_async_callback(self._spec.sink.close)
-            watchdog = Watchdog(self._spec, running)
+            stack.push_async_callback(self._sink.close)
+            watchdog = Watchdog(self.name, running, self._sink, self._settings.watchdog_timeout)
             await stack.enter_async_context(watchdog.watching())
             prepared = await self._prepare(until)
             if until is not None:
                 running.until = until.lsn or prepared.publisher_lsn
             running.tracker = FlushTracker(prepared.position.lsn)
             running.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
-            left_out = LeftOutTables(self._spec, running.states)
+            left_out = LeftOutTables(self.name, self._conninfo, self._publications, running.states)
             left_out.compare(prepared.published, prepared.left_out)
             running.prepared, running.failed = True, None
             running.watchers.notify()
             await self._sweep_spools(prepared)
             complete = until is not None and not until.allow_missing_tables
             # with until and disable_on_error, an error that the user must fix is reported at once
-            patient = until is None and not self._spec.options.disable_on_error
+            patient = until is None and not self._options.disable_on_error
 
             def goes_on(failed: Collection[TableName]) -> bool:
                 # at the first start of a subscription, the user must learn at once that no table can be copied
@@ -224,12 +235,12 @@ class Subscription:
                 return patient and not (first and set(running.states.unsynchronized).issubset(failed))
 
             launcher = self._make_launcher(prepared, goes_on, watchdog)
-            reporting = Reporting(running, self._spec.sink, self._progress)
+            reporting = Reporting(running, self._sink, self._progress)
             following = Following(
                 self._slot(prepared),
                 prepared,
-                self._spec.sink,
-                self._spec.settings,
+                self._sink,
+                self._settings,
                 running,
                 patient=patient,
                 reporting=reporting,
@@ -253,7 +264,7 @@ class Subscription:
 
     async def _prepare(self, until: Until | None) -> Prepared:
         """Run the setup, once both servers have started up."""
-        running, backoff = self._running, Backoff(self._spec.settings)
+        running, backoff = self._running, Backoff(self._settings)
         while True:
             try:
                 return await running.unless_stopped(self._setup.prepare(running.durable, until))
@@ -268,18 +279,18 @@ class Subscription:
 
     def _slot(self, prepared: Prepared) -> FollowedSlot:
         return FollowedSlot(
-            conninfo=self._spec.conninfo,
+            conninfo=self._conninfo,
             name=prepared.position.slot_name,
             temporary=False,
-            publications=self._spec.publications,
-            options=self._spec.options,
-            settings=self._spec.settings,
+            publications=self._publications,
+            options=self._options,
+            settings=self._settings,
             application_name=self.name,
             spool_key=_spool_key(prepared),
         )
 
     def _table_spool(self, prepared: Prepared, table: TableName) -> SpoolDirectory:
-        return SpoolDirectory(self._spec.settings.spool_directory, f"{_spool_key(prepared)} table {table}")
+        return SpoolDirectory(self._settings.spool_directory, f"{_spool_key(prepared)} table {table}")
 
     async def _sweep_spools(self, prepared: Prepared) -> None:
         """Delete spools that are not used any more: a process that was killed right after synchronizing a table left its rows there."""
@@ -290,7 +301,7 @@ class Subscription:
 
     def _make_launcher(self, prepared: Prepared, patient: Callable[[Collection[TableName]], bool], watchdog: Watchdog) -> SyncLauncher:
         state, position = prepared.state, prepared.position
-        source = PublisherSource(self._spec, position)
+        source = PublisherSource(self._conninfo, self._publications, self._options, self._settings, position)
 
         def make(table: TableName) -> TableSynchronization:
             return TableSynchronization(
@@ -298,44 +309,44 @@ class Subscription:
                 target_identifier=state.target_identifier,
                 position=position,
                 table=table,
-                sink=self._spec.sink.open_table(table),
+                sink=self._sink.open_table(table),
                 source=source,
                 states=self._running.states,
                 spool=self._table_spool(prepared, table),
-                settings=self._spec.settings,
-                copy_format=copy_format(prepared.capabilities, self._spec.options),
+                settings=self._settings,
+                copy_format=copy_format(prepared.capabilities, self._options),
                 progress=self._progress,
             )
 
         groups = None
-        if isinstance(self._spec.sink, GroupingSink):
+        if isinstance(self._sink, GroupingSink):
             groups = GroupSynchronization(
                 oid=state.oid,
                 target_identifier=state.target_identifier,
-                open_group=self._spec.sink.open_group,
+                open_group=self._sink.open_group,
                 source=PublisherGroupSource(source),
                 states=self._running.states,
-                settings=self._spec.settings,
-                copy_format=copy_format(prepared.capabilities, self._spec.options),
+                settings=self._settings,
+                copy_format=copy_format(prepared.capabilities, self._options),
                 progress=self._progress,
             )
         return SyncLauncher(
             self._running.states,
-            self._spec.settings,
+            self._settings,
             make,
             self._synchronization_ended,
             groups=groups,
             patient=patient,
-            disable_on_error=self._spec.options.disable_on_error,
+            disable_on_error=self._options.disable_on_error,
             watched=partial(watchdog.watched, tables=True),
         )
 
     def _synchronization_ended(self, _: TableName, error: SubscriberError | None) -> None:
         if error is not None:
             self._running.last_error = error
-            if self._spec.options.disable_on_error and disables(error):
+            if self._options.disable_on_error and disables(error):
                 self._running.disabled_by = error
-            self._spec.sink.statistics.sync_error_count += 1
+            self._sink.statistics.sync_error_count += 1
         self._running.wake()
 
 

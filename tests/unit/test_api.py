@@ -53,5 +53,5 @@ def test_nothing_else_looks_public() -> None:
         "waits",
         "walreceiver",
     }
-    found = {name for name in vars(subscriber) if not name.startswith("_")}
+    found = {name for name in dir(subscriber) if not name.startswith("_")}
     assert found - rooms == {name for name in subscriber.__all__ if not name.startswith("_")}

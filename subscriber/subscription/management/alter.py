@@ -22,8 +22,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
 from subscriber.subscription.setup.setup import Setup
-from subscriber.subscription.spec import RunSpec
-from subscriber.subscription.targets import open_catalog
+from subscriber.subscription.targets import open_catalog, open_target
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import check_conninfo
 
@@ -221,17 +220,24 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _refresh(self, named: Sequence[str], *, copy_data: bool) -> None:
         found = self.definition
         self._refreshing = False
-        self._require_connection()
         options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
-        spec = RunSpec.of_definition(found, self._target, options, self._settings)
+        sink = open_target(self._target, options, self._settings, defined=True)
         try:
-            setup = Setup(spec)
+            setup = Setup(
+                found.name,
+                conninfo=self._require_connection(),
+                publications=found.publications,
+                options=options,
+                settings=self._settings,
+                sink=sink,
+                generation=found.generation,
+            )
             try:
                 await setup.refresh(named)
             finally:
                 self._refreshing = setup.refreshing
         finally:
-            await spec.sink.close()
+            await sink.close()
 
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""

@@ -31,10 +31,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from subscriber.abc import TargetActivity, WatchedSink
+from subscriber.abc import Sink, TargetActivity, WatchedSink
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.subscription.run.run_state import Running
-from subscriber.subscription.spec import RunSpec
 from subscriber.waits import FIRST_SECONDS, WaitLog, Watch
 
 __all__ = ["Watchdog"]
@@ -61,15 +60,17 @@ class Watchdog:
     """Watches one run.
 
     Args:
-        spec: the subscription. If its sink is not a :class:`WatchedSink`, the run is not watched.
+        name: name of the subscription.
         running: the run.
+        sink: the target of the run. If it is not a :class:`WatchedSink`, it is not watched.
+        timeout: ``watchdog_timeout``.
     """
 
-    def __init__(self, spec: RunSpec, running: Running) -> None:
+    def __init__(self, name: str, running: Running, sink: Sink, timeout: float) -> None:
         self._running = running
-        self._sink = spec.sink if isinstance(spec.sink, WatchedSink) else None
-        self._timeout = spec.settings.watchdog_timeout
-        self._waits = WaitLog(_log, f'subscription "{spec.name}"')
+        self._sink = sink if isinstance(sink, WatchedSink) else None
+        self._timeout = timeout
+        self._waits = WaitLog(_log, f'subscription "{name}"')
         self._work: list[_Work] = []
         self._unanswered = 0
 

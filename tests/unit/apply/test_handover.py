@@ -35,7 +35,6 @@ from subscriber.subscription.run.slot_follower import Following
 from subscriber.subscription.run.status_reports import KnownProgress, Reporting
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
-from subscriber.subscription.spec import RunSpec
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
 from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
@@ -162,17 +161,9 @@ class Process:
         slot = FollowedSlot(
             conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
         )
-        spec = RunSpec(
-            name="sub",
-            conninfo="",
-            publications=("pub",),
-            options=SubscriptionOptions(),
-            settings=world.settings,
-            sink=sink,
-        )
         reporting = Reporting(running, sink, KnownProgress(Quiet()))
         attempts = Following(
-            slot, prepared, sink, world.settings, running, patient=True, reporting=reporting, watchdog=Watchdog(spec, running)
+            slot, prepared, sink, world.settings, running, patient=True, reporting=reporting, watchdog=Watchdog("sub", running, sink, 0)
         )
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):

@@ -69,8 +69,8 @@ def output(capfdbinary: pytest.CaptureFixture[bytes]) -> Output:
 
 def run(*arguments: str | Path) -> int:
     parser = argparse.ArgumentParser()
-    decode.add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["decode", *map(str, arguments)])
+    decode.add_arguments(parser)
+    args = parser.parse_args([*map(str, arguments)])
     status: int = asyncio.run(args.execute(args))
     return status
 

@@ -22,8 +22,8 @@ VERBS = {
 def settings(verb: str, *more: str) -> Settings:
     module, arguments = VERBS[verb]
     parser = argparse.ArgumentParser()
-    module.add_parser(parser.add_subparsers())
-    return Settings.parse(parser.parse_args([verb, *arguments, *more]).settings)
+    module.add_arguments(parser)
+    return Settings.parse(parser.parse_args([*arguments, *more]).settings)
 
 
 @pytest.mark.parametrize("verb", VERBS)
