@@ -24,16 +24,16 @@ def owner(target_db: Database) -> Iterator[Role]:
 
 
 @pytest.fixture
-def both(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
+def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t, u; INSERT INTO t VALUES (1)")
     return publisher18_db, target_db
 
 
-async def test_changes_are_made_with_the_owners_rights(both: tuple[Database, Database], owner: Role) -> None:
+async def test_changes_are_made_with_the_owners_rights(publisher_and_target: tuple[Database, Database], owner: Role) -> None:
     """Copied and followed; what the role may not do is an error of the table alone while it is copied."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     name = await create(publisher, target, options=SubscriptionOptions(run_as_owner=True))
     assert target.value("SELECT subowner = (SELECT oid FROM pg_roles WHERE rolname = current_user) FROM subscriber.pg_subscription")
     ended = subscriber("alter", name, "--target", target.dsn, "--owner", owner.name)
@@ -56,8 +56,8 @@ async def test_changes_are_made_with_the_owners_rights(both: tuple[Database, Dat
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_owner_that_cannot_become_the_tables_owner(both: tuple[Database, Database], owner: Role) -> None:
-    publisher, target = both
+async def test_owner_that_cannot_become_the_tables_owner(publisher_and_target: tuple[Database, Database], owner: Role) -> None:
+    publisher, target = publisher_and_target
     target.execute(f"ALTER TABLE u OWNER TO {owner.name}")
     name = await create(publisher, target)
     async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
@@ -71,8 +71,8 @@ async def test_owner_that_cannot_become_the_tables_owner(both: tuple[Database, D
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_roles_that_cannot_own_it(both: tuple[Database, Database], owner: Role) -> None:
-    publisher, target = both
+async def test_roles_that_cannot_own_it(publisher_and_target: tuple[Database, Database], owner: Role) -> None:
+    publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
         with pytest.raises(TargetError, match='role "nobody" does not exist'):

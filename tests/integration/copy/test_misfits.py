@@ -16,7 +16,7 @@ MISFIT = 'logical replication target relation "public.a" is missing replicated c
 
 
 @pytest.fixture
-def both(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
+def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
     for name in ("a", "b"):
         publisher18_db.execute(f"{TABLES.format(name)}; INSERT INTO {name} VALUES (1, 'x')")
         target_db.execute(TABLES.format(name))
@@ -25,8 +25,8 @@ def both(publisher18_db: Database, target_db: Database) -> tuple[Database, Datab
     return publisher18_db, target_db
 
 
-async def test_first_run_goes_on_with_the_others(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
-    publisher, target = both
+async def test_first_run_goes_on_with_the_others(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+    publisher, target = publisher_and_target
     async with replica(publisher, target) as found:
         # a fails before b is copied
         await eventually(target, "SELECT count(*) FROM b", 1)
@@ -38,8 +38,8 @@ async def test_first_run_goes_on_with_the_others(both: tuple[Database, Database]
         await found.same("SELECT id, v FROM a ORDER BY id")
 
 
-async def test_first_run_without_a_table_that_fits_makes_nothing(both: tuple[Database, Database]) -> None:
-    publisher, target = both
+async def test_first_run_without_a_table_that_fits_makes_nothing(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     target.execute("ALTER TABLE b DROP v")
     with pytest.raises(Exception, match=r"public\.a") as caught:
         await subscription_of(publisher, target).run()
@@ -47,16 +47,16 @@ async def test_first_run_without_a_table_that_fits_makes_nothing(both: tuple[Dat
     assert slots(publisher) == []
 
 
-async def test_first_run_ends_when_every_table_has_failed(both: tuple[Database, Database]) -> None:
+async def test_first_run_ends_when_every_table_has_failed(publisher_and_target: tuple[Database, Database]) -> None:
     """Found only while they are copied."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     target.execute("ALTER TABLE b ADD CHECK (v <> 'x'); ALTER TABLE a ADD v text CHECK (v <> 'x')")
     with pytest.raises(Exception, match="violates check constraint"):
         await subscription_of(publisher, target).run()
 
 
-async def test_slot_of_an_attempt_is_dropped_when_the_table_stops_to_fit(both: tuple[Database, Database]) -> None:
-    publisher, target = both
+async def test_slot_of_an_attempt_is_dropped_when_the_table_stops_to_fit(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     target.execute("ALTER TABLE a ADD v text CHECK (v <> 'x')")
     async with replica(publisher, target) as found:
         await until(lambda: isinstance(found.subscription.status.last_error, Exception), "the copy was refused")
@@ -65,9 +65,11 @@ async def test_slot_of_an_attempt_is_dropped_when_the_table_stops_to_fit(both: t
         await eventually(publisher, SLOTS, [(slot_of(publisher),)])
 
 
-async def test_position_after_an_error_of_the_target(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+async def test_position_after_an_error_of_the_target(
+    publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+) -> None:
     """The LSN from which the next attempt goes on is the target's, not the one where the session started."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     target.execute("ALTER TABLE a ADD v text")
     caplog.set_level("INFO", "subscriber")
     async with replica(publisher, target) as found:

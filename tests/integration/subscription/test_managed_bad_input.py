@@ -32,7 +32,7 @@ ERROR = "SELECT last_error FROM subscriber.subscription_stats JOIN subscriber.pg
 
 
 @pytest.fixture
-def both(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
+def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
@@ -47,9 +47,9 @@ def told(target: Database, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def test_a_slot_that_somebody_dropped(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slot_that_somebody_dropped(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
     """It is said what is lost; nothing is made anew, and the subscription can be dropped once it has no slot."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with launched(target):
         await same(publisher, target, name, ROWS)
@@ -83,9 +83,9 @@ async def test_a_slot_that_somebody_dropped(both: tuple[Database, Database], cap
 
 
 async def test_a_drop_that_was_cut_off_behind_its_slot_is_done_again(
-    both: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+    publisher_and_target: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher, target = both
+    publisher, target = publisher_and_target
     name = await create(publisher, target)
     catalog = await open_catalog(target.dsn, "test")
     try:
@@ -105,9 +105,9 @@ async def _cut_off(*_: object) -> None:
     raise TargetError("cut off")
 
 
-async def test_a_slot_that_is_not_the_one_it_was(both: tuple[Database, Database]) -> None:
+async def test_a_slot_that_is_not_the_one_it_was(publisher_and_target: tuple[Database, Database]) -> None:
     """Made anew by somebody, under the same name: what came between is gone, and is not passed over."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with launched(target):
         await same(publisher, target, name, ROWS)
@@ -123,9 +123,9 @@ async def test_a_slot_that_is_not_the_one_it_was(both: tuple[Database, Database]
     assert slots(publisher) == []
 
 
-async def test_altered_publications(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+async def test_altered_publications(publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
     """A publication that is gone on the publisher: a warning that names it, at each verb and start; it goes on when it is there again."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     name = await create(publisher, target)
     async with launched(target):
         await same(publisher, target, name, ROWS)
@@ -146,10 +146,10 @@ async def test_altered_publications(both: tuple[Database, Database], caplog: pyt
 
 
 async def test_verbs_name_only_the_missing_publications_that_they_are_about(
-    both: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+    publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As natively: SET and ADD those that are set and added, DROP and REFRESH none."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     name = await create(publisher, target, None, "pub", "gone")
     async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
         steps: tuple[tuple[Callable[[], Awaitable[None]], str | None], ...] = (
@@ -190,9 +190,9 @@ ALONE = {
 
 
 @pytest.mark.parametrize("shape", REFUSED)
-async def test_a_target_table_of_another_shape(both: tuple[Database, Database], shape: str) -> None:
+async def test_a_target_table_of_another_shape(publisher_and_target: tuple[Database, Database], shape: str) -> None:
     """create makes nothing, refresh and set_publications change nothing; mended, each does it."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     spoil, said, mend = REFUSED[shape]
     publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
     target.execute(spoil)
@@ -223,10 +223,10 @@ async def test_a_target_table_of_another_shape(both: tuple[Database, Database], 
 
 @pytest.mark.parametrize("shape", ALONE)
 async def test_table_that_does_not_fit_is_retried_alone(
-    both: tuple[Database, Database], shape: str, caplog: pytest.LogCaptureFixture
+    publisher_and_target: tuple[Database, Database], shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As natively: CREATE and REFRESH take it, its own synchronization fails until it fits, and the other tables go on."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     spoil, said, mend = ALONE[shape]
     publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
     target.execute(spoil)
@@ -252,10 +252,10 @@ async def test_table_that_does_not_fit_is_retried_alone(
 
 
 async def test_table_that_does_not_fit_and_is_not_copied_stops_all(
-    both: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+    publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As natively. The bug was a warning that one table cannot be replicated yet."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     spoil, said, mend = ALONE["a column is missing"]
     publisher.execute("CREATE PUBLICATION more FOR TABLE u")
     target.execute(spoil)
@@ -272,9 +272,11 @@ async def test_table_that_does_not_fit_and_is_not_copied_stops_all(
     await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_right_that_only_a_change_needs_stops_all(both: tuple[Database, Database], caplog: pytest.LogCaptureFixture) -> None:
+async def test_right_that_only_a_change_needs_stops_all(
+    publisher_and_target: tuple[Database, Database], caplog: pytest.LogCaptureFixture
+) -> None:
     """The copy needs INSERT only. The bug was a warning that one table cannot be replicated yet."""
-    publisher, target = both
+    publisher, target = publisher_and_target
     publisher.execute("CREATE PUBLICATION more FOR TABLE u; INSERT INTO u VALUES (1, 'u')")
     with role(target, "NOLOGIN") as owner:
         target.execute(f"ALTER TABLE u OWNER TO {owner.name}; REVOKE UPDATE, DELETE ON u FROM {owner.name}")
@@ -293,8 +295,8 @@ async def test_right_that_only_a_change_needs_stops_all(both: tuple[Database, Da
         await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_names_that_are_taken(both: tuple[Database, Database]) -> None:
-    publisher, target = both
+async def test_names_that_are_taken(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     publisher.execute("CREATE PUBLICATION more FOR TABLE u")
     disabled = SubscriptionOptions(enabled=False)
     first = await create(publisher, target, options=disabled)
@@ -322,8 +324,8 @@ async def _renamed(target: Database, old: str, new: str) -> None:
         await subscription.rename(new)
 
 
-async def test_statistics_are_reset_for_one_or_for_all(both: tuple[Database, Database]) -> None:
-    publisher, target = both
+async def test_statistics_are_reset_for_one_or_for_all(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     publisher.execute("CREATE PUBLICATION more FOR TABLE u")
     disabled = SubscriptionOptions(enabled=False)
     names = [await create(publisher, target, options=disabled)]

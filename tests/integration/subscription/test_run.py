@@ -26,7 +26,7 @@ SOON = 15.0
 
 
 @dataclass
-class Pair:
+class ReplicaPair:
     """A publisher with a table, a target with the same one empty, and the arguments that make them a replica."""
 
     publisher: Database
@@ -72,21 +72,21 @@ class Pair:
         self.target.wait(query, True)
 
 
-def made(publisher: Database, target: Database) -> Pair:
+def made(publisher: Database, target: Database) -> ReplicaPair:
     for database in (publisher, target):
         database.execute(TABLE)
     publisher.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 1000) AS i; CREATE PUBLICATION pub FOR TABLE t")
-    return Pair(publisher, target)
+    return ReplicaPair(publisher, target)
 
 
 @pytest.fixture
-def both(publisher_db: Database, target_db: Database) -> Pair:
+def any_version_pair(publisher_db: Database, target_db: Database) -> ReplicaPair:
     """With the publisher that the run is for."""
     return made(publisher_db, target_db)
 
 
 @pytest.fixture
-def pair(publisher18_db: Database, target_db: Database) -> Pair:
+def pair(publisher18_db: Database, target_db: Database) -> ReplicaPair:
     """On 18 alone: what does not depend on the publisher's version."""
     return made(publisher18_db, target_db)
 
@@ -101,15 +101,15 @@ def locked(target: Database, statement: str) -> Iterator[None]:
 # --- the job
 
 
-def test_copies_follows_and_ends_cleanly(both: Pair) -> None:
-    _ends_cleanly(both, signal.SIGTERM, 0)
+def test_copies_follows_and_ends_cleanly(any_version_pair: ReplicaPair) -> None:
+    _ends_cleanly(any_version_pair, signal.SIGTERM, 0)
 
 
-def test_interrupted_it_ends_cleanly_too(pair: Pair) -> None:
+def test_interrupted_it_ends_cleanly_too(pair: ReplicaPair) -> None:
     _ends_cleanly(pair, signal.SIGINT, 130)
 
 
-def _ends_cleanly(pair: Pair, number: signal.Signals, status: int) -> None:
+def _ends_cleanly(pair: ReplicaPair, number: signal.Signals, status: int) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         pair.publisher.execute("UPDATE t SET v = 'followed' WHERE id <= 10; DELETE FROM t WHERE id > 990")
@@ -130,7 +130,7 @@ def inserts(publisher: Database) -> None:
         publisher.execute(f"INSERT INTO t VALUES ({number}, 'load')")
 
 
-def test_acknowledges_what_it_applied_under_load(pair: Pair) -> None:
+def test_acknowledges_what_it_applied_under_load(pair: ReplicaPair) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         load = threading.Thread(target=inserts, args=(pair.publisher,))
@@ -144,7 +144,7 @@ def test_acknowledges_what_it_applied_under_load(pair: Pair) -> None:
     pair.finish()
 
 
-def test_until_caught_up_and_until_lsn(pair: Pair) -> None:
+def test_until_caught_up_and_until_lsn(pair: ReplicaPair) -> None:
     done = subscriber(*pair.arguments("--until-caught-up"))
     assert (done.status, done.output, done.errors) == (0, "", "")
     pair.same()
@@ -161,7 +161,7 @@ def test_until_caught_up_and_until_lsn(pair: Pair) -> None:
     assert slots(pair.publisher) == [pair.name]
 
 
-def test_until_an_lsn_of_the_future_waits_for_it(pair: Pair) -> None:
+def test_until_an_lsn_of_the_future_waits_for_it(pair: ReplicaPair) -> None:
     pair.finish()
     ahead = pair.publisher.value(f"SELECT '{pair.publisher.current_lsn()}'::pg_lsn + 4000000")
     with running(*pair.arguments(f"--until-lsn={ahead}")) as program:
@@ -178,7 +178,7 @@ def test_until_an_lsn_of_the_future_waits_for_it(pair: Pair) -> None:
 # --- ended at every phase
 
 
-def test_terminated_while_the_slot_is_made(pair: Pair) -> None:
+def test_terminated_while_the_slot_is_made(pair: ReplicaPair) -> None:
     with pair.publisher.connect() as session, running(*pair.arguments()) as program, session.transaction():
         session.execute("INSERT INTO t VALUES (5000, 'not committed yet')")  # a new slot waits for its end
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND wait_event_type = 'Lock'"
@@ -191,7 +191,7 @@ def test_terminated_while_the_slot_is_made(pair: Pair) -> None:
     pair.finish()
 
 
-def test_terminated_while_the_catalog_is_made(pair: Pair) -> None:
+def test_terminated_while_the_catalog_is_made(pair: ReplicaPair) -> None:
     with locked(pair.target, "CREATE SCHEMA subscriber"), running(*pair.arguments()) as program:
         pair.blocked()
         program.send(signal.SIGTERM)
@@ -202,7 +202,7 @@ def test_terminated_while_the_catalog_is_made(pair: Pair) -> None:
     pair.finish()
 
 
-def test_terminated_while_a_table_is_copied(pair: Pair) -> None:
+def test_terminated_while_a_table_is_copied(pair: ReplicaPair) -> None:
     with locked(pair.target, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"), running(*pair.arguments()) as program:
         pair.blocked()
         pair.target.wait("SELECT srsubstate::text FROM subscriber.pg_subscription_rel", "d")
@@ -214,7 +214,7 @@ def test_terminated_while_a_table_is_copied(pair: Pair) -> None:
     pair.finish()
 
 
-def test_terminated_while_a_lock_in_the_target_holds_up_the_apply(pair: Pair) -> None:
+def test_terminated_while_a_lock_in_the_target_holds_up_the_apply(pair: ReplicaPair) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         pair.publisher.execute("INSERT INTO t VALUES (2000, 'applied')")
@@ -235,7 +235,7 @@ def test_terminated_while_a_lock_in_the_target_holds_up_the_apply(pair: Pair) ->
     pair.finish()
 
 
-def test_a_second_signal_ends_it_at_once(pair: Pair) -> None:
+def test_a_second_signal_ends_it_at_once(pair: ReplicaPair) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         with locked(pair.target, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"):
@@ -296,7 +296,7 @@ def test_publisher_away(make_server: Callable[..., EmbeddedServer], target_db: D
 # --- arguments
 
 
-def test_two_publications_options_and_settings(pair: Pair) -> None:
+def test_two_publications_options_and_settings(pair: ReplicaPair) -> None:
     for database in (pair.publisher, pair.target):
         database.execute("CREATE TABLE u (id int PRIMARY KEY, v int)")
     pair.publisher.execute("INSERT INTO u VALUES (1, 1); CREATE PUBLICATION second FOR TABLE u WITH (publish = 'insert')")
@@ -323,7 +323,7 @@ def _keywords(database: Database) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", ["keywords", "URL", "service file", "password file", "environment", "dead first host"])
-def test_every_way_to_say_where(pair: Pair, tmp_path: Path, how: str) -> None:
+def test_every_way_to_say_where(pair: ReplicaPair, tmp_path: Path, how: str) -> None:
     publisher, target = _keywords(pair.publisher), _keywords(pair.target)
     sides = {"connection": publisher, "target": target}
     given: dict[str, str] = {}
@@ -358,7 +358,7 @@ def test_every_way_to_say_where(pair: Pair, tmp_path: Path, how: str) -> None:
     pair.same()
 
 
-def test_a_second_process_of_the_same_subscription(pair: Pair) -> None:
+def test_a_second_process_of_the_same_subscription(pair: ReplicaPair) -> None:
     with running(*pair.arguments()) as program:
         pair.follows()
         done = subscriber(*pair.arguments())
@@ -391,7 +391,7 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
         return done.returncode, screen.shown()
 
 
-def test_progress_on_a_terminal(pair: Pair) -> None:
+def test_progress_on_a_terminal(pair: ReplicaPair) -> None:
     status, shown = on_a_terminal(*pair.arguments("--until-caught-up"))
     assert status == 0
     assert "public.t: 100%" in shown
@@ -404,7 +404,7 @@ def test_progress_on_a_terminal(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "behind"])
-def test_verbose_tells_what_happens(pair: Pair, where: str) -> None:
+def test_verbose_tells_what_happens(pair: ReplicaPair, where: str) -> None:
     arguments = pair.arguments("--until-caught-up")
     done = subscriber("-v", *arguments) if where == "before" else subscriber(*arguments, "-v")
     assert (done.status, done.output) == (0, "")

@@ -17,40 +17,40 @@ _DEFINITION = "CREATE TABLE items (id integer PRIMARY KEY, a text, b text, at ti
 
 
 @pytest.fixture
-def pair(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
+def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
     for database in (publisher18_db, target_db):
         database.execute(_DEFINITION)
         database.execute("INSERT INTO items SELECT i, 'a' || i, 'b' || i FROM generate_series(1, 1000) i")
     return publisher18_db, target_db
 
 
-async def compare_one(pair: tuple[Database, Database], table: TableName = ITEMS, samples: int = 0) -> TableComparison:
-    [found] = await compare(pair[0].dsn, pair[1].dsn, [table], samples=samples)
+async def compare_one(publisher_and_target: tuple[Database, Database], table: TableName = ITEMS, samples: int = 0) -> TableComparison:
+    [found] = await compare(publisher_and_target[0].dsn, publisher_and_target[1].dsn, [table], samples=samples)
     return found
 
 
-async def test_equal_whatever_the_order_of_rows_and_columns(pair: tuple[Database, Database]) -> None:
-    target = pair[1]
+async def test_equal_whatever_the_order_of_rows_and_columns(publisher_and_target: tuple[Database, Database]) -> None:
+    target = publisher_and_target[1]
     target.execute("DROP TABLE items; CREATE TABLE items (more integer DEFAULT 7, b text, at timestamptz, a text, id integer)")
     target.execute(
         "INSERT INTO items (id, a, b, at) SELECT i, 'a' || i, 'b' || i, '2020-01-01 00:00+00' FROM generate_series(1000, 1, -1) i"
     )
-    found = await compare_one(pair)
+    found = await compare_one(publisher_and_target)
     assert found.equal
     assert found.publisher is not None
     assert found.publisher.rows == 1000
     assert (found.only_publisher, found.only_target) == (0, 0)
 
 
-async def test_settings_of_role_and_database_do_not_matter(pair: tuple[Database, Database]) -> None:
-    target = pair[1]
+async def test_settings_of_role_and_database_do_not_matter(publisher_and_target: tuple[Database, Database]) -> None:
+    target = publisher_and_target[1]
     for setting in ("timezone = 'Asia/Tokyo'", "datestyle = 'German'", "extra_float_digits = 0", "bytea_output = 'escape'"):
         target.execute(f"ALTER DATABASE {target.name} SET {setting}")
-    for database in pair:
+    for database in publisher_and_target:
         database.execute(
             "ALTER TABLE items ADD f float8 DEFAULT 0.1::float8 + 0.2, ADD d bytea DEFAULT '\\x00ff', ADD n interval DEFAULT '1 mon 2 d'"
         )
-    assert (await compare_one(pair)).equal
+    assert (await compare_one(publisher_and_target)).equal
 
 
 async def test_no_rows_are_equal(publisher18_db: Database, target_db: Database) -> None:
@@ -78,19 +78,21 @@ async def test_no_rows_are_equal(publisher18_db: Database, target_db: Database) 
         pytest.param("UPDATE items SET at = at + interval '1 microsecond' WHERE id = 17", 1, 1, {"(17)"}, id="a microsecond"),
     ],
 )
-async def test_finds(pair: tuple[Database, Database], change: str, only_publisher: int, only_target: int, keys: set[str]) -> None:
-    pair[1].execute(change)
-    found = await compare_one(pair, samples=10)
+async def test_finds(
+    publisher_and_target: tuple[Database, Database], change: str, only_publisher: int, only_target: int, keys: set[str]
+) -> None:
+    publisher_and_target[1].execute(change)
+    found = await compare_one(publisher_and_target, samples=10)
     assert not found.equal
     assert (found.only_publisher, found.only_target) == (only_publisher, only_target)
     assert set(found.samples) == keys
 
 
-async def test_gives_no_keys_unless_asked(pair: tuple[Database, Database]) -> None:
-    pair[1].execute("DELETE FROM items WHERE id = 17")
-    assert (await compare_one(pair)).samples == ()
-    pair[1].execute("DELETE FROM items")
-    found = await compare_one(pair, samples=3)
+async def test_gives_no_keys_unless_asked(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher_and_target[1].execute("DELETE FROM items WHERE id = 17")
+    assert (await compare_one(publisher_and_target)).samples == ()
+    publisher_and_target[1].execute("DELETE FROM items")
+    found = await compare_one(publisher_and_target, samples=3)
     assert len(found.samples) == 3
     assert found.only_publisher == 1000
 
@@ -117,16 +119,16 @@ async def test_duplicates(
     assert (found.only_publisher, found.only_target) == differing
 
 
-async def test_missing_table_or_column_is_no_equality(pair: tuple[Database, Database]) -> None:
-    publisher, target = pair
+async def test_missing_table_or_column_is_no_equality(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     target.execute("ALTER TABLE items DROP COLUMN b")
-    found = await compare_one(pair)
+    found = await compare_one(publisher_and_target)
     assert not found.equal
     assert found.target is None
     target.execute("DROP TABLE items")
-    assert (await compare_one(pair)).target is None
+    assert (await compare_one(publisher_and_target)).target is None
     publisher.execute("DROP TABLE items")
-    assert not (await compare_one(pair)).equal
+    assert not (await compare_one(publisher_and_target)).equal
 
 
 async def test_generated_columns_are_not_compared(publisher18_db: Database, target_db: Database) -> None:
@@ -159,9 +161,9 @@ async def test_published_tables_follow_the_publications(publisher_db: Database) 
 
 
 @pytest.fixture
-async def prepared(pair: tuple[Database, Database]) -> AsyncIterator[int]:
+async def prepared(publisher_and_target: tuple[Database, Database]) -> AsyncIterator[int]:
     """The publisher's xid of a transaction that is prepared there."""
-    async with await psycopg.AsyncConnection.connect(pair[0].dsn, autocommit=True) as connection:
+    async with await psycopg.AsyncConnection.connect(publisher_and_target[0].dsn, autocommit=True) as connection:
         await connection.execute("BEGIN")
         await connection.execute("INSERT INTO items VALUES (5000)")
         cursor = await connection.execute("SELECT pg_current_xact_id()::xid::text")
@@ -171,8 +173,8 @@ async def prepared(pair: tuple[Database, Database]) -> AsyncIterator[int]:
         yield int(row[0])
 
 
-async def test_prepared_transactions_are_matched_by_xid(pair: tuple[Database, Database], prepared: int) -> None:
-    publisher, target = pair
+async def test_prepared_transactions_are_matched_by_xid(publisher_and_target: tuple[Database, Database], prepared: int) -> None:
+    publisher, target = publisher_and_target
     assert await compare_prepared(publisher.dsn, target.dsn) == PreparedComparison(frozenset({prepared}), frozenset())
     target.execute("BEGIN; INSERT INTO items VALUES (5000); PREPARE TRANSACTION 'somebody else''s'")
     assert not (await compare_prepared(publisher.dsn, target.dsn)).equal

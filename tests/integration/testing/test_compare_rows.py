@@ -41,14 +41,14 @@ class Reader:
 
 
 @pytest.fixture
-def both(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
+def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple[Database, Database]:
     for database in (publisher18_db, target_db):
         database.execute(MADE)
     return publisher18_db, target_db
 
 
-async def test_the_same_rows_in_another_order(both: tuple[Database, Database]) -> None:
-    publisher, target = both
+async def test_the_same_rows_in_another_order(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     publisher.execute("UPDATE t SET v = v WHERE id % 3 = 0")
     target.execute("ALTER TABLE t ADD mine int DEFAULT 5")
     (found,) = await compare_rows(publisher.dsn, Reader(target), [T])
@@ -69,8 +69,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "only_publisher", "only_target"), CHANGES)
-async def test_differences(both: tuple[Database, Database], change: str, only_publisher: int, only_target: int) -> None:
-    publisher, target = both
+async def test_differences(publisher_and_target: tuple[Database, Database], change: str, only_publisher: int, only_target: int) -> None:
+    publisher, target = publisher_and_target
     target.execute(change)
     (found,) = await compare_rows(publisher.dsn, Reader(target), [T])
     assert not found.equal
@@ -84,8 +84,8 @@ async def test_duplicates_count(publisher18_db: Database, target_db: Database) -
     assert (found.only_publisher, found.only_target) == (1, 0)
 
 
-async def test_what_is_missing(both: tuple[Database, Database]) -> None:
-    publisher, target = both
+async def test_what_is_missing(publisher_and_target: tuple[Database, Database]) -> None:
+    publisher, target = publisher_and_target
     target.execute("ALTER TABLE t DROP v")
     without, absent = await compare_rows(publisher.dsn, Reader(target), [T, TableName("public", "absent")])
     assert without.publisher is not None
