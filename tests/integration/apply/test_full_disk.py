@@ -18,7 +18,7 @@ import pytest
 
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.mariadb_binaries import WITHOUT_VARIABLE, is_done_without
-from tests.integration.sqlalchemy.test_bad_input import SECRET, told
+from tests.integration.sqlalchemy.test_bad_input import SECRET, assert_one_error
 from tests.support.database import Database
 from tests.support.mariadb_database import fresh_mariadb_database
 from tests.support.program import running, subscriber
@@ -71,7 +71,9 @@ def test_the_disk_of_a_sqlite_file(publisher18_db: Database, make_disk: Callable
     disk.fill(1_000_000)
     pair.publisher.execute(MANY)
     lsn = pair.publisher.current_lsn()
-    told(subscriber(*pair.arguments("--until-caught-up")), r"no room is left for the SQLite file.*make room on the target's disk")
+    assert_one_error(
+        subscriber(*pair.arguments("--until-caught-up")), r"no room is left for the SQLite file.*make room on the target's disk"
+    )
     assert pair.behind(lsn)
     assert pair.target.fetch("SELECT count(*), max(id) FROM t") == [(1000, 1000)]
     disk.make_room()
@@ -101,7 +103,7 @@ def test_a_disk_that_is_full_from_the_start(publisher18_db: Database, make_disk:
     disk = make_disk(8)
     pair = replica_of(publisher18_db, sqlite_target(disk.path / "replica.db"))
     disk.fill(16_384)
-    told(subscriber(*pair.arguments("--until-caught-up")), r"SQLite file.*look at the disk: whether there is room")
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), r"SQLite file.*look at the disk: whether there is room")
     disk.make_room()
     pair.catches_up()
 
@@ -114,7 +116,7 @@ def test_the_disk_of_the_spool(publisher18_db: Database, scratch: Path, make_dis
     disk.fill(1_000_000)
     pair.publisher.execute(MANY)
     lsn = pair.publisher.current_lsn()
-    told(
+    assert_one_error(
         subscriber(*pair.arguments("--until-caught-up")),
         r"could not write.*No space left on device.*make room in .*, or set spool_directory",
     )

@@ -464,7 +464,7 @@ async def test_no_free_slot(make_server: Callable[..., EmbeddedServer], publishe
             assert len(await found.same(ROWS)) == COPIED + 1
             assert found.subscription.status.last_error is None
             assert origins(target_db) == [f"subscriber_{oid_of(target_db)}"]
-        told = [text for record in caplog.records if (text := record.getMessage()).startswith("changes are made in the target without")]
-        assert len(told) == 1
-        assert "could not find free replication state slot" in told[0]
-        assert told[0].endswith("(hint: increase max_active_replication_origins of the target)")
+        warnings = [text for record in caplog.records if (text := record.getMessage()).startswith("changes are made in the target without")]
+        assert len(warnings) == 1
+        assert "could not find free replication state slot" in warnings[0]
+        assert warnings[0].endswith("(hint: increase max_active_replication_origins of the target)")

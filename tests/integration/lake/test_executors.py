@@ -58,7 +58,7 @@ def passfile_of(publisher: Database, directory: Path) -> Path:
     return passfile
 
 
-class Told(Quiet):
+class CountedProgress(Quiet):
     """What a progress bar would show."""
 
     def __init__(self) -> None:
@@ -193,8 +193,8 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
         first.set()
         return numbers[:1]
 
-    told = Told()
-    running = asyncio.create_task(by_executors(publisher_db, tmp_path, told).run(Until()))
+    progress = CountedProgress()
+    running = asyncio.create_task(by_executors(publisher_db, tmp_path, progress).run(Until()))
     async with copier(lake, Watched(lake, only_the_first)):
         assert await asyncio.to_thread(first.wait, 30)
         done = lake / "copy/1-1/done-000000.json"
@@ -211,8 +211,8 @@ async def test_parts_that_are_done_are_kept_when_the_applier_is_stopped(publishe
         await running
     assert len(all_parts) > 3
     assert rest == all_parts[1:]
-    assert len(told.rows) == len(all_parts)
-    assert sum(told.rows) == 5000
+    assert len(progress.rows) == len(all_parts)
+    assert sum(progress.rows) == 5000
     cut = await applied(lake)
     assert before < files_of(lake, cut)
     assert_same(lake, cut, publisher_db, [T])

@@ -23,7 +23,7 @@ from tests.support.replica import replica, subscription_of
 ROWS = "SELECT id FROM t ORDER BY id"
 
 
-class Sleeper:
+class StartingServer:
     """A server that can be kept from coming up: it waits for a file from its archive."""
 
     def __init__(self, make_server: Callable[..., EmbeddedServer], version: int) -> None:
@@ -68,40 +68,40 @@ class Sleeper:
 
 
 @pytest.fixture
-def sleeper(make_server: Callable[..., EmbeddedServer]) -> Sleeper:
-    return Sleeper(make_server, 18)
+def starting_server(make_server: Callable[..., EmbeddedServer]) -> StartingServer:
+    return StartingServer(make_server, 18)
 
 
-def told(error: SubscriberError | None) -> bool:
+def is_starting_up(error: SubscriberError | None) -> bool:
     return error is not None and error.sqlstate == CANNOT_CONNECT_NOW and error.hint == "wait until it accepts connections"
 
 
 async def waits(subscription: Subscription, running: asyncio.Task[None], kind: type[SubscriberError], others: str) -> None:
     """It has met the server, and goes on trying."""
-    await until(lambda: running.done() or told(subscription.status.last_error), "the run has tried")
+    await until(lambda: running.done() or is_starting_up(subscription.status.last_error), "the run has tried")
     assert not running.done()
     error = subscription.status.last_error
     assert isinstance(error, kind)
     assert others in str(error)
 
 
-async def test_target(sleeper: Sleeper, publisher18_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_target(starting_server: StartingServer, publisher18_db: Database, caplog: pytest.LogCaptureFixture) -> None:
     publisher = publisher18_db
-    with contextlib.closing(Database(sleeper.address, "postgres")) as target:
+    with contextlib.closing(Database(starting_server.address, "postgres")) as target:
         for database in (publisher, target):
             database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1)")
     text = "the database system is starting up"
-    async with _database(sleeper) as target, replica(publisher, target) as found:
+    async with _database(starting_server) as target, replica(publisher, target) as found:
         assert await found.same(ROWS) == [(1,)]
-        async with sleeper.coming_up():
+        async with starting_server.coming_up():
             publisher.execute("INSERT INTO t VALUES (2)")
             await waits(found.subscription, found.running, TargetUnavailable, text)
         await found.caught_up()
-        async with _database(sleeper) as again:
+        async with _database(starting_server) as again:
             assert again.fetch(ROWS) == [(1,), (2,)]
     # a first attempt too
-    async with sleeper.coming_up():
+    async with starting_server.coming_up():
         publisher.execute("INSERT INTO t VALUES (3)")
         subscription = subscription_of(publisher, target)
         running = asyncio.create_task(subscription.run())
@@ -109,23 +109,23 @@ async def test_target(sleeper: Sleeper, publisher18_db: Database, caplog: pytest
     await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
     subscription.stop()
     await running
-    async with _database(sleeper) as again:
+    async with _database(starting_server) as again:
         assert again.fetch(ROWS) == [(1,), (2,), (3,)]
         await drop_subscription(subscription.name, target=again.dsn, connection=publisher.conninfo())
-    await _launcher_waits(sleeper, publisher, caplog)
+    await _launcher_waits(starting_server, publisher, caplog)
 
 
 @contextlib.asynccontextmanager
-async def _database(sleeper: Sleeper) -> AsyncIterator[Database]:
-    with contextlib.closing(Database(sleeper.address, "postgres")) as target:
+async def _database(starting_server: StartingServer) -> AsyncIterator[Database]:
+    with contextlib.closing(Database(starting_server.address, "postgres")) as target:
         yield target
 
 
-async def _launcher_waits(sleeper: Sleeper, publisher: Database, caplog: pytest.LogCaptureFixture) -> None:
-    async with _database(sleeper) as target:
+async def _launcher_waits(starting_server: StartingServer, publisher: Database, caplog: pytest.LogCaptureFixture) -> None:
+    async with _database(starting_server) as target:
         target.execute("TRUNCATE t")
         name = await create(publisher, target)
-    async with sleeper.coming_up():
+    async with starting_server.coming_up():
         launcher = Launcher(target.dsn, settings=QUICK)
         running = asyncio.create_task(launcher.run())
         await until(
@@ -138,27 +138,27 @@ async def _launcher_waits(sleeper: Sleeper, publisher: Database, caplog: pytest.
         await until(lambda: caplog.text.count("could not open the target's catalog") > 1, "the other has tried")
         ended.stop()
         await asyncio.wait_for(ending, WAIT_SECONDS)
-    async with _database(sleeper) as target:
+    async with _database(starting_server) as target:
         assert await same(publisher, target, name, ROWS) == [(1,), (2,), (3,)]
         launcher.stop()
         await asyncio.wait_for(running, WAIT_SECONDS)
         await drop_subscription(name, target=target.dsn, settings=QUICK)
 
 
-async def test_publisher(sleeper: Sleeper, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
-    async with _database(sleeper) as publisher:
+async def test_publisher(starting_server: StartingServer, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    async with _database(starting_server) as publisher:
         for database in (publisher, target_db):
             database.execute("CREATE TABLE t (id int PRIMARY KEY)")
         publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1)")
         name = await create(publisher, target_db, "sub")
     said = re.compile("could not connect to the publisher: .*the database system is starting up.*hint: wait until it accepts connections")
     async with launched(target_db):
-        async with _database(sleeper) as publisher:
+        async with _database(starting_server) as publisher:
             await same(publisher, target_db, name, ROWS)
         await eventually(target_db, "SELECT srsubstate::text FROM subscriber.pg_subscription_rel", "r")
-        async with sleeper.coming_up():
+        async with starting_server.coming_up():
             await until(lambda: said.search(caplog.text) is not None, "the worker has tried")
-        async with _database(sleeper) as publisher:
+        async with _database(starting_server) as publisher:
             publisher.execute("INSERT INTO t VALUES (2)")
             assert await same(publisher, target_db, name, ROWS) == [(1,), (2,)]
         assert "ERROR" not in {record.levelname for record in caplog.records}

@@ -30,7 +30,7 @@ async def test_too_many_subtransactions(publisher_db: Database, target_db: Datab
     slot = f"given_{publisher_db.name}"
     publisher_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
 
-    def told() -> list[logging.LogRecord]:
+    def warnings() -> list[logging.LogRecord]:
         return [record for record in caplog.records if TOO_LARGE in record.getMessage()]
 
     async def until_waited_for(xid: str) -> None:
@@ -50,9 +50,9 @@ async def test_too_many_subtransactions(publisher_db: Database, target_db: Datab
             publisher_db.execute("INSERT INTO other VALUES (0)")
             second.execute("COMMIT")
             async with asyncio.timeout(WAIT_SECONDS):
-                while not told():
+                while not warnings():
                     await asyncio.sleep(0.02)
             last.execute("ROLLBACK")
             await running.caught_up()
             await asyncio.to_thread(target_db.wait, "SELECT * FROM t", [(1,)])
-    assert {record.levelname for record in told()} == {"WARNING"}
+    assert {record.levelname for record in warnings()} == {"WARNING"}

@@ -66,19 +66,19 @@ async def test_says_what_remains_and_goes_on_trying(
         await asyncio.to_thread(make_undecodable, publisher_db)
         caplog.clear()
 
-        def told() -> list[logging.LogRecord]:
+        def errors() -> list[logging.LogRecord]:
             return [record for record in caplog.records if "not even without streaming" in record.getMessage()]
 
         async with asyncio.timeout(WAIT_SECONDS):
-            while len(told()) < 3:
+            while len(errors()) < 3:
                 await asyncio.sleep(0.05)
         error = running.subscription.status.last_error
         assert isinstance(error, PublisherError)
         assert "could not map file" in str(error)
         assert "anew with a copy" in str(error.hint)
-        assert {record.levelname for record in told()} == {"ERROR"}
+        assert {record.levelname for record in errors()} == {"ERROR"}
         # its pauses are those of what somebody has to mend
-        assert all("next attempt in 0.2 s" in record.getMessage() for record in told())
+        assert all("next attempt in 0.2 s" in record.getMessage() for record in errors())
         assert target_db.fetch(ALL) == [(1, "copied")]
 
 

@@ -26,8 +26,8 @@ from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica, write_lo
 SECRET = "row-value-of-nobody-s-business"
 
 
-def told(done: Ended, *said: str) -> str:
-    """One line of error that says it, with a remedy, and nothing that is nobody's business; returns the line."""
+def assert_one_error(done: Ended, *said: str) -> str:
+    """The program ended with one line of error that matches, with a hint and without row values. Returns the line."""
     lines = [line for line in (done.output + done.errors).splitlines() if " WARNING " not in line]
     assert done.status == 1, done.errors
     assert len(lines) == 1, done.output + done.errors
@@ -61,7 +61,7 @@ ARGUMENTS = [
 def test_targets_that_cannot_be(publisher18_db: Database, target: str, said: str) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t")
     pair = Replica(publisher18_db, OtherTarget("sqlite", target, lambda _: [], lambda _: None))
-    assert "hush" not in told(subscriber(*pair.arguments("--until-caught-up")), said)
+    assert "hush" not in assert_one_error(subscriber(*pair.arguments("--until-caught-up")), said)
     assert slots(publisher18_db) == []
 
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_database(sqlite_replica: Replica) -> None:
     assert path is not None
     path.write_bytes(b"this is somebody's text, and long enough to be read as the head of a database" * 10)
     before = path.read_bytes()
-    told(subscriber(*sqlite_replica.arguments("--until-caught-up")), "no SQLite database")
+    assert_one_error(subscriber(*sqlite_replica.arguments("--until-caught-up")), "no SQLite database")
     assert path.read_bytes() == before
     assert slots(sqlite_replica.publisher) == []
     path.unlink()
@@ -82,9 +82,9 @@ def test_a_login_that_is_refused(publisher18_db: Database, mariadb_db: OtherTarg
     password = f"hush{secrets.token_hex(8)}"
     wrong = re.sub(r"//([^:]+):[^@]+@", rf"//\1:{password}@", mariadb_db.url)
     pair = Replica(publisher18_db, OtherTarget("mariadb", wrong, mariadb_db.fetch, mariadb_db.execute))
-    assert password not in told(subscriber(*pair.arguments("--until-caught-up")), "authentication failed")
+    assert password not in assert_one_error(subscriber(*pair.arguments("--until-caught-up")), "authentication failed")
     absent = f"{mariadb_db.url}_absent"
-    told(subscriber(*pair.arguments("--until-caught-up", target=absent)), "database does not exist")
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up", target=absent)), "database does not exist")
     assert slots(publisher18_db) == []
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_somebody_else_keeps_locked(sqlite_replica: Replica) -> None
     assert SECRET not in done.errors
     # the first attempt ends with it: whoever starts it learns why
     with write_locked(path):
-        told(subscriber(*pair.arguments("--until-caught-up")), "locked by another program")
+        assert_one_error(subscriber(*pair.arguments("--until-caught-up")), "locked by another program")
     pair.catches_up()
 
 
@@ -131,7 +131,7 @@ def test_a_full_disk(sqlite_replica: Replica) -> None:
     lsn = pair.publisher.current_lsn()
     done = limited(limit, *pair.arguments("--until-caught-up"))
     # where the system says ENOSPC instead, it is "no room is left"
-    told(done, "cannot be read or written|no room is left")
+    assert_one_error(done, "cannot be read or written|no room is left")
     assert pair.behind(lsn)
     assert pair.target.fetch("SELECT count(*) FROM t WHERE id >= 10000") == [(0,)]
     pair.catches_up()
@@ -163,7 +163,7 @@ def refused(pair: Replica, insert: str, *said: str, mend: str) -> None:
     pair.publisher.execute("INSERT INTO t VALUES (5000, 'before')")
     pair.publisher.execute(f"INSERT INTO t VALUES (5001, 'with it'); {insert}")
     done = subscriber(*pair.arguments("--until-caught-up"))
-    line = told(done, 'relation "public.t"', *said)
+    line = assert_one_error(done, 'relation "public.t"', *said)
     assert re.search(r"finished at [0-9A-F]+/[0-9A-F]+", line), line
     assert pair.target.fetch("SELECT id FROM t WHERE id IN (5000, 5001)") == [(5000,)]
     pair.target.execute(mend)
@@ -193,7 +193,7 @@ def test_a_value_that_is_out_of_range(publisher18_db: Database, other_target: Ot
     publisher18_db.execute("INSERT INTO t VALUES (1, 1, 1), (2, 2, 12345678)")
     pair = Replica(publisher18_db, other_target)
     # while it is copied
-    line = told(subscriber(*pair.arguments("--until-caught-up")), 'while copying table "public.t" column "v"', "(?i)range")
+    line = assert_one_error(subscriber(*pair.arguments("--until-caught-up")), 'while copying table "public.t" column "v"', "(?i)range")
     assert "12345678" not in line
     publisher18_db.execute("DELETE FROM t WHERE id = 2")
     done = subscriber(*pair.arguments("--until-caught-up"))
@@ -201,7 +201,7 @@ def test_a_value_that_is_out_of_range(publisher18_db: Database, other_target: Ot
     # and while it is followed
     publisher18_db.execute("INSERT INTO t VALUES (5000, 1, 5)")
     publisher18_db.execute("INSERT INTO t VALUES (5001, 1, 6), (5002, 1, 12345678)")
-    line = told(
+    line = assert_one_error(
         subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "(?i)range", r"finished at [0-9A-F]+/"
     )
     assert "12345678" not in line
@@ -240,7 +240,9 @@ def test_a_value_that_the_encoding_of_postgresql_has_not(publisher18_db: Databas
         assert (done.status, done.errors) == (0, "")
         publisher18_db.execute(f"INSERT INTO t VALUES (2, 'a', '{SECRET} 漢')")
         lsn = publisher18_db.current_lsn()
-        told(subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "encoding", r"finished at [0-9A-F]+/")
+        assert_one_error(
+            subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "encoding", r"finished at [0-9A-F]+/"
+        )
         assert pair.behind(lsn)
         assert fetch("SELECT * FROM t") == [(1, "a", "ä")]
 
@@ -260,7 +262,9 @@ def test_infinity_into_a_date(publisher18_db: Database, mariadb_db: OtherTarget)
     assert (done.status, done.errors) == (0, "")
     publisher18_db.execute("INSERT INTO t VALUES (2, 'infinity')")
     lsn = publisher18_db.current_lsn()
-    told(subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "text", r"finished at [0-9A-F]+/")
+    assert_one_error(
+        subscriber(*pair.arguments("--until-caught-up")), 'relation "public.t"', 'column "v"', "text", r"finished at [0-9A-F]+/"
+    )
     assert pair.behind(lsn)
     mariadb_db.execute("ALTER TABLE t MODIFY v varchar(40)")
     done = subscriber(*pair.arguments("--until-caught-up"))
@@ -275,7 +279,7 @@ def test_a_table_of_another_shape(other_replica: Replica) -> None:
     done = subscriber(*pair.arguments(verb="check"))
     assert done.status == 1
     assert 'target relation "public.t" is missing replicated column: "v"' in done.output
-    told(subscriber(*pair.arguments("--until-caught-up")), 'target relation "public.t" is missing replicated column: "v"')
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), 'target relation "public.t" is missing replicated column: "v"')
     assert slots(pair.publisher) == []
     pair.target.execute("DROP TABLE t")
     pair.catches_up()
@@ -289,7 +293,7 @@ def test_names_that_fall_together(publisher18_db: Database, sqlite_file: OtherTa
     assert done.status == 1
     assert '"s.t"' in done.output
     assert '"public.s__t"' in done.output
-    told(subscriber(*pair.arguments("--until-caught-up")), 'would both be table "s__t"')
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), 'would both be table "s__t"')
     # the other one is replicated
     assert sqlite_file.states() == {"s__t": "r"}
     publisher18_db.execute("ALTER PUBLICATION pub DROP TABLE s.t; INSERT INTO s__t VALUES (1, 'a')")
@@ -308,7 +312,7 @@ def test_a_table_of_the_name_of_one_of_ours(other_replica: Replica) -> None:
     name = ours if "." in ours else f"public.{ours}"
     said = f'table "{name}" would be table "{ours}" in the target, a name that subscriber keeps for its own tables'
     assert said in subscriber(*pair.arguments(verb="check")).output
-    assert "leave it out of the publication" in told(subscriber(*pair.arguments("--until-caught-up")), said)
+    assert "leave it out of the publication" in assert_one_error(subscriber(*pair.arguments("--until-caught-up")), said)
     assert list(pair.target.states()) == ["t"]
     publisher.execute(f"ALTER PUBLICATION pub DROP TABLE {ours}")
     pair.catches_up()
@@ -330,7 +334,7 @@ def test_a_read_only_server(publisher18_db: Database, target_db: Database) -> No
     target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = on")
     publisher18_db.execute(f"INSERT INTO t VALUES (2, '{SECRET}')")
     lsn = publisher18_db.current_lsn()
-    told(subscriber(*pair.arguments("--until-caught-up")), "(?i)read-only")
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), "(?i)read-only")
     assert pair.behind(lsn)
     target_db.execute(f"ALTER DATABASE {target_db.name} SET default_transaction_read_only = off")
     assert target_db.fetch(ALL) == [(1, "a")]
@@ -355,7 +359,7 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
         check=False,
         preexec_fn=_as_others,
     )
-    told(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
+    assert_one_error(Ended(done.returncode, done.stdout, done.stderr, 0.0), "(?i)read-?only|Permission denied|unable to open|cannot")
     assert pair.behind(lsn)
     pair.catches_up()
 
@@ -366,7 +370,7 @@ def test_a_position_that_somebody_removed(other_replica: Replica) -> None:
     pair.catches_up()
     pair.target.execute(f"DELETE FROM {pair.target.ours('position')}")
     pair.publisher.execute("INSERT INTO t VALUES (2000, 'b')")
-    told(
+    assert_one_error(
         subscriber(*pair.arguments("--until-caught-up")),
         f'"{pair.name}" has lost its position in the target, and table "public.t" was replicated before',
     )

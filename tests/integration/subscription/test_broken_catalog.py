@@ -121,8 +121,8 @@ async def test_value_that_is_not_known(publisher18_db: Database, target_db: Data
     for arguments in (("status",), ("drop", name), ("run",)):
         ended = await asyncio.to_thread(subscriber, *arguments, "--target", target.dsn)
         assert (ended.status, ended.output, ended.errors) == (1, "", line)
-    told = json.loads((await asyncio.to_thread(subscriber, "status", "--json", "--target", target.dsn)).output)
-    assert told["error"]["message"] == said
+    status = json.loads((await asyncio.to_thread(subscriber, "status", "--json", "--target", target.dsn)).output)
+    assert status["error"]["message"] == said
     target.execute("UPDATE subscriber.pg_subscription SET subtwophasestate = 'd'")
     await drop_subscription(name, target=target.dsn, settings=QUICK)
     assert slots(publisher) == []

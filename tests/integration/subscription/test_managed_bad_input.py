@@ -39,7 +39,7 @@ def publisher_and_target(publisher18_db: Database, target_db: Database) -> tuple
     return publisher18_db, target_db
 
 
-def told(target: Database, name: str) -> dict[str, Any]:
+def shown_status(target: Database, name: str) -> dict[str, Any]:
     """What status says of it."""
     ended = subscriber("status", "--json", "--target", target.dsn, name)
     assert ended.status == 0, ended.errors
@@ -65,7 +65,7 @@ async def test_a_slot_that_somebody_dropped(publisher_and_target: tuple[Database
         said = f'replication slot "{name}" does not exist on the publisher any more: changes after {position} are lost'
         await until(lambda: caplog.text.count(said) > 1, "the launcher says so, and tries again")
         await eventually(target, f"SELECT position('{said}' IN ({ERROR.format(name)})) > 0", True)
-        found = await asyncio.to_thread(told, target, name)
+        found = await asyncio.to_thread(shown_status, target, name)
         assert said in found["last_error"]
         assert "(hint: " in found["last_error"]
         assert found["publisher"] is None
