@@ -12,7 +12,7 @@ import pytest
 
 from tests.crash.process import QUICK, SubscriberProcess
 from tests.support.database import Database
-from tests.support.row_gates import closed, held, make_gate, wait_for_state, waiting_at
+from tests.support.row_gates import closed_gates, make_row_gate, open_transaction, wait_for_state, waiting_at_gate
 
 SECONDS = 45.0
 SYNC_SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND slot_name LIKE 'pg\\_%\\_sync\\_%'"
@@ -67,10 +67,10 @@ def change_both_tables(publisher: Database) -> None:
 def test_killed_in_init_and_in_datasync(process: SubscriberProcess) -> None:
     """Table a is copied in parts, of which some are committed; b waits for its turn."""
     publisher, target = process.publisher, process.target
-    make_gate(target, "a", "NEW.id = 1300", 1)
-    with closed(target, 1):
+    make_row_gate(target, "a", "NEW.id = 1300", 1)
+    with closed_gates(target, 1):
         process.start()
-        target.wait(waiting_at(1), 1)
+        target.wait(waiting_at_gate(1), 1)
         wait_for_state(target, "a", "d")
         wait_for_state(target, "b", "i")
         target.wait("SELECT count(*) >= 3 FROM subscriber.copy_part", True)
@@ -88,7 +88,7 @@ def test_killed_while_the_slot_is_created(any_process: SubscriberProcess) -> Non
     publisher.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE a")
     any_process.catch_up(SECONDS)
     publisher.execute("ALTER PUBLICATION pub ADD TABLE b")
-    with held(publisher, "INSERT INTO b VALUES (3, 'open')") as commit:
+    with open_transaction(publisher, "INSERT INTO b VALUES (3, 'open')") as commit:
         any_process.start()
         wait_for_state(target, "b", "d")
         publisher.wait(SYNC_SLOTS, 1)
@@ -102,16 +102,16 @@ def test_killed_while_the_slot_is_created(any_process: SubscriberProcess) -> Non
 def test_killed_in_finishedcopy(any_process: SubscriberProcess) -> None:
     """All rows are copied, a change that came meanwhile is being applied: nothing is copied again."""
     publisher, target = any_process.publisher, any_process.target
-    make_gate(target, "a", "NEW.id = 1300", 1)
-    make_gate(target, "a", "NEW.id = 2000", 2)
+    make_row_gate(target, "a", "NEW.id = 1300", 1)
+    make_row_gate(target, "a", "NEW.id = 2000", 2)
     untouched = "SELECT DISTINCT xmin::text FROM a WHERE id BETWEEN 3 AND 1399 ORDER BY 1"
-    with closed(target, 1, 2) as release:
+    with closed_gates(target, 1, 2) as release:
         any_process.start()
-        target.wait(waiting_at(1), 1)
+        target.wait(waiting_at_gate(1), 1)
         change_both_tables(publisher)
         release(1)
         wait_for_state(target, "a", "f")
-        target.wait(waiting_at(2), 1)
+        target.wait(waiting_at_gate(2), 1)
         copied = target.fetch(untouched)
         any_process.kill()
         publisher.execute("UPDATE a SET v = 'later' WHERE id IN (1, 2000)")
@@ -125,15 +125,15 @@ def test_killed_in_syncdone(process: SubscriberProcess) -> None:
     """The apply worker is behind: what ends before the handover is the table's, what comes after it the apply worker's, to the change."""
     publisher, target = process.publisher, process.target
     process.settings = (*QUICK, "copy_range_size=64kB")
-    make_gate(target, "a", "NEW.id = 1300", 1)
-    make_gate(target, "b", "NEW.id = 3", 2)
-    with closed(target, 1, 2) as release:
+    make_row_gate(target, "a", "NEW.id = 1300", 1)
+    make_row_gate(target, "b", "NEW.id = 3", 2)
+    with closed_gates(target, 1, 2) as release:
         process.start()
-        target.wait(waiting_at(1), 1)
+        target.wait(waiting_at_gate(1), 1)
         wait_for_state(target, "b", "sr")
         change_both_tables(publisher)
         publisher.execute("BEGIN; INSERT INTO a VALUES (2001, 'with b'); INSERT INTO b VALUES (3, 'held'); COMMIT")
-        target.wait(waiting_at(2), 1)
+        target.wait(waiting_at_gate(2), 1)
         publisher.execute("INSERT INTO a VALUES (2002, 'somewhere')")
         release(1)
         wait_for_state(target, "a", "s")
@@ -163,13 +163,13 @@ def test_killed_amid_a_group(publisher18_db: Database, target_db: Database, tmp_
         database.execute(";".join(f"CREATE TABLE {name} (id int, v text)" for name in names))
     publisher.execute(";".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL; INSERT INTO {name} VALUES (1, 'a'), (2, 'b')" for name in names))
     publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    make_gate(target, "t4", "NEW.id = 2", 1)
+    make_row_gate(target, "t4", "NEW.id = 2", 1)
     settings = (*QUICK, "max_sync_workers_per_subscription=1")
     process = SubscriberProcess(publisher, target, tmp_path, options=(), settings=settings)
     try:
-        with closed(target, 1):
+        with closed_gates(target, 1):
             process.start()
-            target.wait(waiting_at(1), 1)
+            target.wait(waiting_at_gate(1), 1)
             assert target.value("SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubstate IN ('s', 'r')") >= 4
             for name in names:
                 publisher.execute(f"INSERT INTO {name} VALUES (3, 'new'); UPDATE {name} SET v = 'changed' WHERE id = 1")

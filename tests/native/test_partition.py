@@ -16,7 +16,7 @@ from subscriber import ApplyError, TableName
 from tests.native.native import Nodes
 from tests.support.database import Database
 from tests.support.replica import QUICK, replica
-from tests.support.row_gates import held, waiting_for
+from tests.support.row_gates import open_transaction, waiting_for_lock_on
 
 COLUMNS = "id int, region text, v text, PRIMARY KEY (id, region)"
 # two levels: the regions, and one of them by ranges of ids
@@ -204,9 +204,9 @@ async def test_a_large_root_is_copied_by_partitions(publisher_db: Database, targ
     )
     target_db.execute(TARGETS[target])
     settings = changed(QUICK, copy_range_size=64 * 1024, max_copy_workers_per_table=3)
-    with held(target_db, "LOCK TABLE t IN SHARE MODE") as release:
+    with open_transaction(target_db, "LOCK TABLE t IN SHARE MODE") as release:
         async with replica(publisher_db, target_db, settings=settings) as large:
-            await asyncio.to_thread(target_db.wait, waiting_for("t"), 3)
+            await asyncio.to_thread(target_db.wait, waiting_for_lock_on("t"), 3)
             publisher_db.execute("UPDATE t SET region = 'west' WHERE id BETWEEN 1000 AND 1100")
             publisher_db.execute(
                 "UPDATE t SET id = id + 10000 WHERE region = 'south' AND id < 50; DELETE FROM t WHERE id BETWEEN 2000 AND 2100"

@@ -6,7 +6,7 @@ import asyncio
 
 from subscriber import TargetError
 from tests.native.native import Nodes
-from tests.support.row_gates import held, waiting_for
+from tests.support.row_gates import open_transaction, waiting_for_lock_on
 
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, v text)"
 FILL = "INSERT INTO {} SELECT i, 'copied' FROM generate_series(1, {}) AS i"
@@ -40,12 +40,12 @@ async def test_changes_while_it_is_copied(nodes18: Nodes) -> None:
         nodes18.publisher.execute(FILL.format(name, 500))
     nodes18.publisher.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     with (
-        held(nodes18.native, "LOCK TABLE slow IN SHARE MODE") as release_native,
-        held(nodes18.ours, "LOCK TABLE slow IN SHARE MODE") as release_ours,
+        open_transaction(nodes18.native, "LOCK TABLE slow IN SHARE MODE") as release_native,
+        open_transaction(nodes18.ours, "LOCK TABLE slow IN SHARE MODE") as release_ours,
     ):
         async with nodes18.followed(ready=False) as both:
             for target in (both.native, both.ours):
-                await asyncio.to_thread(target.wait, waiting_for("slow"), 1)
+                await asyncio.to_thread(target.wait, waiting_for_lock_on("slow"), 1)
             nodes18.publisher.execute(
                 "UPDATE slow SET v = 'changed' WHERE id < 50; UPDATE slow SET id = id + 1000 WHERE id BETWEEN 60 AND 70"
             )

@@ -12,7 +12,7 @@ from tests.integration.lake.test_bad_input import ON_LOOPBACK
 from tests.integration.lake.test_executors import LOCK, WAITS, given_up, ordered
 from tests.support import program
 from tests.support.database import Database
-from tests.support.row_gates import held
+from tests.support.row_gates import open_transaction
 
 
 @pytest.mark.timeout(300)
@@ -20,7 +20,7 @@ async def test_the_applier_ends_and_so_do_the_sessions_of_its_tasks(publisher18_
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
     syncing = await ordered(publisher18_db, tmp_path)
     arguments = ["spark-apply", str(tmp_path / "lake"), "--engine=rewrite", "--master=local[2]", *ON_LOOPBACK]
-    with held(publisher18_db, LOCK), program.running(*arguments) as applier:
+    with open_transaction(publisher18_db, LOCK), program.running(*arguments) as applier:
         await asyncio.to_thread(publisher18_db.wait, WAITS, True, 120)
         applier.send(signal.SIGTERM)
         done = await asyncio.to_thread(applier.ended, 60)

@@ -1,4 +1,4 @@
-"""Gates in a target: rows that wait until the test lets them through. So a test holds a subscription in the state it wants to see."""
+"""Gates in a target: an inserted row waits until the test opens its gate, so that a test can hold a subscription in a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tests.support.database import Database
 
 
-def make_gate(target: Database, table: str, condition: str, key: int) -> None:
+def make_row_gate(target: Database, table: str, condition: str, key: int) -> None:
     """Rows inserted into ``table`` for which ``condition`` (of NEW) is true wait while the gate ``key`` is closed.
 
     The apply side runs as session_replication_role = replica: only ENABLE ALWAYS triggers fire for it.
@@ -22,8 +22,8 @@ def make_gate(target: Database, table: str, condition: str, key: int) -> None:
 
 
 @contextlib.contextmanager
-def closed(target: Database, *keys: int) -> Iterator[Callable[[int], None]]:
-    """Close gates while the block lasts; what it gives opens one of them earlier."""
+def closed_gates(target: Database, *keys: int) -> Iterator[Callable[[int], None]]:
+    """Close gates while the block lasts. The function that it yields opens one of them earlier."""
     with contextlib.closing(target.connect()) as holder:
         for key in keys:
             holder.execute("SELECT pg_advisory_lock(%s)", (key,))
@@ -35,8 +35,8 @@ def closed(target: Database, *keys: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def held(database: Database, statement: str) -> Iterator[Callable[[], None]]:
-    """Keep a transaction with this statement open while the block lasts, on a session of its own; what it gives ends it earlier."""
+def open_transaction(database: Database, statement: str) -> Iterator[Callable[[], None]]:
+    """Keep a transaction with this statement open while the block lasts, in its own session. The function that it yields commits it earlier."""
     with contextlib.closing(database.connect()) as holder:
         holder.execute(b"BEGIN;" + statement.encode())
 
@@ -46,7 +46,7 @@ def held(database: Database, statement: str) -> Iterator[Callable[[], None]]:
         yield release
 
 
-def waiting_at(key: int) -> str:
+def waiting_at_gate(key: int) -> str:
     """A query: how many sessions of this database wait at the gate."""
     return (
         f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {key} AND NOT granted "
@@ -54,7 +54,7 @@ def waiting_at(key: int) -> str:
     )
 
 
-def waiting_for(table: str) -> str:
+def waiting_for_lock_on(table: str) -> str:
     """A query: how many sessions wait for a lock on the table."""
     return f"SELECT count(*) FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted"
 

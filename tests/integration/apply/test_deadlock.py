@@ -11,7 +11,7 @@ from subscriber import SubscriptionOptions, alter_subscription, drop_subscriptio
 from tests.support.database import Database
 from tests.support.managed import QUICK, create, launched, same
 from tests.support.observation import eventually
-from tests.support.row_gates import closed, waiting_at
+from tests.support.row_gates import closed_gates, waiting_at_gate
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 GATE = """
@@ -37,10 +37,10 @@ async def test_the_workers_transaction_is_done_again(
         with contextlib.closing(target.connect(options="-c deadlock_timeout=1h")) as other:
             other.execute("BEGIN")
             other.execute("UPDATE t SET v = 'of the target' WHERE id = 2")
-            with closed(target, 7) as release:
+            with closed_gates(target, 7) as release:
                 publisher.execute("UPDATE t SET v = 'b' WHERE id = 1; UPDATE t SET v = 'b' WHERE id = 2; INSERT INTO t VALUES (3, 'b')")
                 # it has row 1, and goes no further
-                await eventually(target, waiting_at(7), 1)
+                await eventually(target, waiting_at_gate(7), 1)
                 pid = other.info.backend_pid
                 crossing = asyncio.create_task(asyncio.to_thread(other.execute, "UPDATE t SET v = 'of the target' WHERE id = 1"))
                 await eventually(target, f"SELECT wait_event_type FROM pg_stat_activity WHERE pid = {pid}", "Lock")

@@ -19,7 +19,7 @@ from subscriber.errors import ApplyError, SubscriberError
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.observation import PREPARED, all_ready, eventually, until
 from tests.support.replica import QUICK, Replica, replica
-from tests.support.row_gates import closed, make_gate, waiting_at, waiting_for
+from tests.support.row_gates import closed_gates, make_row_gate, waiting_at_gate, waiting_for_lock_on
 
 pytestmark = pytest.mark.publisher(min=14, lacks="streaming of transactions in progress")
 
@@ -154,14 +154,14 @@ async def test_savepoints_and_rollbacks(publisher_db: Database, any_target_db: D
 
 async def test_depends_on_what_was_committed_before(publisher_db: Database, target_db: Database, tmp_path: Path) -> None:
     make_tables(publisher_db, target_db)
-    make_gate(target_db, "t", "NEW.id = 90000", 1)
+    make_row_gate(target_db, "t", "NEW.id = 90000", 1)
     async with following(publisher_db, target_db, tmp_path) as found:
-        with publisher_db.connect() as session, closed(target_db, 1) as release:
+        with publisher_db.connect() as session, closed_gates(target_db, 1) as release:
             session.execute("BEGIN")
             session.execute(fill(1))
             await applied(target_db)
             publisher_db.execute("INSERT INTO t VALUES (90000, 1, 'not yet in the target')")
-            await eventually(target_db, waiting_at(1), 1)
+            await eventually(target_db, waiting_at_gate(1), 1)
             session.execute("UPDATE t SET u = 2 WHERE id = 90000")
             session.execute(fill(1001))
             publisher_db.execute("INSERT INTO other VALUES (1)")
@@ -170,7 +170,7 @@ async def test_depends_on_what_was_committed_before(publisher_db: Database, targ
             await applied(target_db)
             assert target_db.value("SELECT count(*) FROM t") == 0
             release(1)
-            await eventually(target_db, waiting_at(1), 0)
+            await eventually(target_db, waiting_at_gate(1), 0)
             session.execute("COMMIT")
         assert (90000, 2) in [row[:2] for row in await found.same(ROWS)]
         statistics = found.subscription.status.statistics
@@ -217,7 +217,7 @@ async def test_never_a_deadlock(publisher_db: Database, target_db: Database, tmp
             await applied(target_db)
             altering = asyncio.create_task(asyncio.to_thread(target_db.execute, "ALTER TABLE t ADD COLUMN here int DEFAULT 5"))
             with contextlib.closing(target_db.connect()) as watcher:
-                while watcher.execute(waiting_for("t").encode()).fetchone() != (1,):
+                while watcher.execute(waiting_for_lock_on("t").encode()).fetchone() != (1,):
                     await asyncio.sleep(0.02)
             publisher_db.execute("INSERT INTO t VALUES (5001, 5001, 'behind the ALTER TABLE')")
             await found.caught_up()

@@ -16,7 +16,7 @@ from tests.support.managed import create
 from tests.support.observation import until
 from tests.support.program import LOUD, running, subscriber
 from tests.support.replica import subscription_of
-from tests.support.row_gates import closed, make_gate, waiting_at
+from tests.support.row_gates import closed_gates, make_row_gate, waiting_at_gate
 from tests.support.sqlalchemy_targets import Replica
 
 LSN = r"[0-9A-F]+/[0-9A-F]+"
@@ -85,7 +85,7 @@ async def test_verbs_of_the_catalog(publisher18_db: Database, target_db: Databas
 
 async def test_progress_of_a_long_copy_and_catch_up(publisher18_db: Database, target_db: Database) -> None:
     create_tables(publisher18_db, target_db)
-    make_gate(target_db, "t", "NEW.id = 700", 7)
+    make_row_gate(target_db, "t", "NEW.id = 700", 7)
     said: list[str] = []
     subscription = subscription_of(publisher18_db, target_db)
     narrator = Narrator(lambda: {"one": subscription}, said.append, named=True, interval=0.0)
@@ -94,9 +94,9 @@ async def test_progress_of_a_long_copy_and_catch_up(publisher18_db: Database, ta
         narrator.look()
         return any(text in line for line in said)
 
-    with closed(target_db, 7):
+    with closed_gates(target_db, 7):
         task = asyncio.create_task(subscription.run())
-        await asyncio.to_thread(target_db.wait, waiting_at(7), 1)
+        await asyncio.to_thread(target_db.wait, waiting_at_gate(7), 1)
         await until(lambda: says('subscription "one": copying: 0 of 1 table done'), "copying")
         assert not says("streaming from")
     await until(lambda: says('subscription "one": copied 1 table, 1,000 rows in'), "ready")

@@ -14,7 +14,7 @@ from subscriber import Lsn, SubscriptionOptions, alter_subscription, drop_subscr
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, create, launched, same
 from tests.support.program import subscriber
-from tests.support.row_gates import closed, make_gate, wait_for_state, waiting_at
+from tests.support.row_gates import closed_gates, make_row_gate, wait_for_state, waiting_at_gate
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 
@@ -41,7 +41,7 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
     for database in (publisher, target):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) AS i; ANALYZE t")
-    make_gate(target, "t", "NEW.id = 700", 7)
+    make_row_gate(target, "t", "NEW.id = 700", 7)
     name = await create(publisher, target, options=SubscriptionOptions(enabled=False))
     found = await one(target, "disabled")
     assert (found["name"], found["slot_name"], found["publications"], found["pid"]) == (name, name, ["pub"], None)
@@ -49,9 +49,9 @@ async def test_states_of_a_subscription(publisher18_db: Database, target_db: Dat
     async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
         await subscription.enable()
     assert (await one(target, "not_running"))["tables_by_state"] == {"i": 1}
-    with closed(target, 7):
+    with closed_gates(target, 7):
         async with launched(target):
-            await asyncio.to_thread(target.wait, waiting_at(7), 1)
+            await asyncio.to_thread(target.wait, waiting_at_gate(7), 1)
             found = await one(target, "copying")
             assert found["tables_by_state"] == {"d": 1}
             assert found["tables"][0]["copied_rows"] in {0, 1000}

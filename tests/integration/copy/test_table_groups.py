@@ -20,7 +20,7 @@ from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
 from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK, Replica, replica
-from tests.support.row_gates import held
+from tests.support.row_gates import open_transaction
 
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 ONE_GROUP = replace(QUICK, max_sync_workers_per_subscription=1)
@@ -185,7 +185,7 @@ async def test_changes_between_the_snapshot_and_a_tables_copy(
 
 async def test_a_table_that_fails_does_not_hold_up_the_others(publisher_db: Database, target_db: Database, tables: list[str]) -> None:
     target_db.execute("ALTER TABLE t1 ADD CHECK (id < 2); ALTER TABLE t6 ADD CHECK (v <> 'one')")
-    with held(target_db, "LOCK TABLE t3 IN SHARE MODE") as release:
+    with open_transaction(target_db, "LOCK TABLE t3 IN SHARE MODE") as release:
         async with replica(publisher_db, target_db) as running:
             await all_ready(running, but=3)
             target_db.execute("ALTER TABLE t1 DROP CONSTRAINT t1_id_check; ALTER TABLE t6 DROP CONSTRAINT t6_v_check")

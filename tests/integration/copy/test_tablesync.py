@@ -18,7 +18,7 @@ from subscriber.subscription.run.copy_source import PublisherSource
 from subscriber.walreceiver.snapshot import SnapshotReader
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica, subscription_of
-from tests.support.row_gates import closed, held, make_gate, wait_for_state, waiting_at, waiting_for
+from tests.support.row_gates import closed_gates, make_row_gate, open_transaction, wait_for_state, waiting_at_gate, waiting_for_lock_on
 from tests.support.swaps import ROWS, make_two, swap, swap_back
 
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
@@ -83,11 +83,11 @@ async def test_parts_of_a_large_table_under_concurrent_writes(publisher_db: Data
     publisher_db.execute("INSERT INTO big SELECT i, repeat('x', 200) FROM generate_series(1, 6000) AS i; INSERT INTO calm VALUES (1), (2)")
     publisher_db.execute("INSERT INTO log SELECT -i FROM generate_series(1, 5000) AS i")
     publisher_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
-    with writing(publisher_db) as some, held(target_db, "LOCK TABLE big, log IN SHARE MODE") as release:
+    with writing(publisher_db) as some, open_transaction(target_db, "LOCK TABLE big, log IN SHARE MODE") as release:
         async with replica(publisher_db, target_db, settings=IN_PARTS) as copying:
             # three sessions copy one table (one, where none can read a range alone); what is written from here on is behind their snapshot
             in_ranges = publisher_db.version >= 14
-            await until(target_db, waiting_for("big"), 3 if in_ranges else 1)
+            await until(target_db, waiting_for_lock_on("big"), 3 if in_ranges else 1)
             await asyncio.to_thread(some.wait, 30)
             assert target_db.value("SELECT count(*) FROM big") == 0
             release()
@@ -115,9 +115,9 @@ async def test_a_few_tables_at_a_time(publisher_db: Database, target_db: Databas
         database.execute("".join(f"CREATE TABLE {name} (id int PRIMARY KEY);" for name in names))
     publisher_db.execute("".join(f"INSERT INTO {name} VALUES (1), (2);" for name in names) + "CREATE PUBLICATION pub FOR ALL TABLES")
     settings = changed(QUICK, max_sync_workers_per_subscription=3)
-    with held(target_db, f"LOCK TABLE {', '.join(names)} IN SHARE MODE") as release:
+    with open_transaction(target_db, f"LOCK TABLE {', '.join(names)} IN SHARE MODE") as release:
         async with replica(publisher_db, target_db, settings=settings) as some:
-            waiting = " + ".join(f"({waiting_for(name)})" for name in names)
+            waiting = " + ".join(f"({waiting_for_lock_on(name)})" for name in names)
             await until(target_db, f"SELECT {waiting}", 3)
             # as a group the tables are given up soon, for they are locked; then each is waited for by itself
             await until(target_db, COPIED_ALONE, 3)
@@ -318,10 +318,10 @@ async def test_unpublished_in_the_middle_of_its_copy(publisher_db: Database, tar
         "INSERT INTO big SELECT i, repeat('v', 100) FROM generate_series(1, 3000) AS i; CREATE PUBLICATION pub FOR ALL TABLES"
     )
     target_db.execute("INSERT INTO big VALUES (-1, 'mine')")
-    make_gate(target_db, "big", "NEW.id = 3000", 1)
-    with closed(target_db, 1):
+    make_row_gate(target_db, "big", "NEW.id = 3000", 1)
+    with closed_gates(target_db, 1):
         async with replica(publisher_db, target_db, settings=IN_PARTS):
-            await until(target_db, waiting_at(1), 1)
+            await until(target_db, waiting_at_gate(1), 1)
             await until(target_db, "SELECT count(*) > 0 FROM subscriber.copy_part", True)
     assert ("big", "d") in target_db.fetch(STATES)
     publisher_db.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE other")
@@ -350,13 +350,13 @@ async def test_rewritten_between_two_parts(publisher_db: Database, target_db: Da
         database.execute("CREATE TABLE big (id int, v text); CREATE INDEX big_id ON big (id)")
     publisher_db.execute("INSERT INTO big SELECT 10000 - i, repeat('v', 100) FROM generate_series(1, 6000) AS i")
     publisher_db.execute("DELETE FROM big WHERE id % 3 = 0 AND id > 7000; CREATE PUBLICATION pub FOR TABLE big")
-    make_gate(target_db, "big", "NEW.id = 8998", 1)
-    with closed(target_db, 1) as release:
+    make_row_gate(target_db, "big", "NEW.id = 8998", 1)
+    with closed_gates(target_db, 1) as release:
         async with replica(publisher_db, target_db, settings=changed(IN_PARTS, max_copy_workers_per_table=1)) as found:
-            await until(target_db, waiting_at(1), 1)
+            await until(target_db, waiting_at_gate(1), 1)
             with contextlib.closing(publisher_db.connect()) as other:
                 rewriting = asyncio.create_task(asyncio.to_thread(other.execute, rewrite.encode()))
-                await until(publisher_db, waiting_for("big"), 1)
+                await until(publisher_db, waiting_for_lock_on("big"), 1)
                 release(1)
                 await rewriting
             assert len(await found.same("SELECT id, v FROM big ORDER BY id, v")) == rows
@@ -489,7 +489,7 @@ async def test_altered_while_the_slot_is_created(publisher_db: Database, target_
     subscription = subscription_of(publisher_db, target_db)
     await subscription.run(Until())
     publisher_db.execute("ALTER PUBLICATION pub ADD TABLE t")
-    with held(publisher_db, "INSERT INTO other VALUES (1)") as release:
+    with open_transaction(publisher_db, "INSERT INTO other VALUES (1)") as release:
         async with replica(publisher_db, target_db) as found:
             await until(
                 publisher_db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg%sync%' AND confirmed_flush_lsn IS NULL", 1
@@ -572,14 +572,14 @@ async def test_truncated_while_it_is_copied(publisher_db: Database, target_db: D
     for database in (publisher_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
     publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
-    make_gate(target_db, "t", "NEW.id = 100", 1)
-    with closed(target_db, 1) as release, contextlib.closing(publisher_db.connect()) as session:
+    make_row_gate(target_db, "t", "NEW.id = 100", 1)
+    with closed_gates(target_db, 1) as release, contextlib.closing(publisher_db.connect()) as session:
         async with replica(publisher_db, target_db) as found:
-            await until(target_db, waiting_at(1), 1)
+            await until(target_db, waiting_at_gate(1), 1)
             await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
             statements = b"BEGIN; TRUNCATE t, other; INSERT INTO t VALUES (1, 'followed'); INSERT INTO other VALUES (1); COMMIT"
             truncating = asyncio.create_task(asyncio.to_thread(session.execute, statements))
-            await until(publisher_db, waiting_for("t"), 1)
+            await until(publisher_db, waiting_for_lock_on("t"), 1)
             release(1)
             await truncating
             publisher_db.execute("INSERT INTO t VALUES (2, 'later')")
@@ -597,10 +597,10 @@ async def test_a_catch_up_that_fails_does_not_copy_again(publisher_db: Database,
         for database in (publisher_db, target_db):
             database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         publisher_db.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR ALL TABLES")
-        make_gate(target_db, "t", "NEW.id = 100", 1)
-        with closed(target_db, 1) as release:
+        make_row_gate(target_db, "t", "NEW.id = 100", 1)
+        with closed_gates(target_db, 1) as release:
             async with replica(publisher_db, target_db) as failing:
-                await until(target_db, waiting_at(1), 1)
+                await until(target_db, waiting_at_gate(1), 1)
                 await asyncio.to_thread(wait_for_state, target_db, "other", "sr")
                 target_db.execute("INSERT INTO t VALUES (1000, 'mine')")
                 publisher_db.execute("UPDATE t SET v = 'followed' WHERE id = 1; INSERT INTO t VALUES (1000, 'theirs')")

@@ -40,7 +40,7 @@ from tests.support import every_type, program
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, assert_same, storage
 from tests.support.replica import QUICK
-from tests.support.row_gates import held, waiting_for
+from tests.support.row_gates import open_transaction, waiting_for_lock_on
 from tests.support.swaps import make_two, swap, swap_back
 
 pytest.importorskip("adbc_driver_postgresql", reason="pip install 'pg-subscriber[spark-snapshot]'")
@@ -397,7 +397,7 @@ async def test_base_files_that_no_commit_names_yet_are_not_swept(publisher_db: D
 # --- an end while a part waits
 
 LOCK = "LOCK TABLE t IN ACCESS EXCLUSIVE MODE"
-WAITS = f"SELECT ({waiting_for('t')}) > 0"
+WAITS = f"SELECT ({waiting_for_lock_on('t')}) > 0"
 
 
 async def ordered(publisher: Database, tmp_path: Path) -> asyncio.Task[None]:
@@ -427,7 +427,7 @@ async def test_a_part_that_waits_for_a_lock_does_not_keep_the_copier(
 ) -> None:
     lake = tmp_path / "lake"
     syncing = await ordered(publisher_db, tmp_path)
-    with held(publisher_db, LOCK), caplog.at_level(logging.WARNING):
+    with open_transaction(publisher_db, LOCK), caplog.at_level(logging.WARNING):
         async with copier(lake):
             await asyncio.to_thread(publisher_db.wait, WAITS, True)
         # nobody waits there any more; it was the stop, and no error
@@ -463,7 +463,7 @@ async def test_a_row_that_takes_long_does_not_keep_the_copier(publisher18_db: Da
 
 async def test_the_applier_ends_while_a_part_waits_for_a_lock(publisher_db: Database, tmp_path: Path) -> None:
     syncing = await ordered(publisher_db, tmp_path)
-    with held(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
+    with open_transaction(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
         await asyncio.to_thread(publisher_db.wait, WAITS, True)
         applier.send(signal.SIGTERM)
         done = await asyncio.to_thread(applier.ended)
@@ -479,7 +479,7 @@ async def test_a_subscriber_with_its_applier_ends_while_a_part_waits_for_a_lock(
     more = ("-c", "max_copy_workers_per_table=1")
     with program.running(*applier_beside(publisher_db, tmp_path), *more) as run:
         await until(lambda: any((tmp_path / "lake/copy").glob("*/done-*")))
-        with held(publisher_db, LOCK):
+        with open_transaction(publisher_db, LOCK):
             await asyncio.to_thread(publisher_db.wait, WAITS, True)
             run.send(signal.SIGTERM)
             done = await asyncio.to_thread(run.ended)
@@ -508,7 +508,7 @@ async def test_the_applier_ends_while_the_publisher_does_not_answer(publisher_db
 @pytest.mark.publisher(min=14, lacks="client_connection_check_interval")
 async def test_a_killed_applier_leaves_nobody_waiting_at_the_publisher(publisher_db: Database, tmp_path: Path) -> None:
     syncing = await ordered(publisher_db, tmp_path)
-    with held(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
+    with open_transaction(publisher_db, LOCK), program.running("spark-apply", str(tmp_path / "lake"), "--engine=local") as applier:
         await asyncio.to_thread(publisher_db.wait, WAITS, True)
         applier.send(signal.SIGKILL)
         await asyncio.to_thread(applier.ended)

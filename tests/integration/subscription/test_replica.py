@@ -11,7 +11,7 @@ import pytest
 from subscriber import PublisherError, TableName, TableState, Until
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import replica, subscription_of
-from tests.support.row_gates import held
+from tests.support.row_gates import open_transaction
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 
@@ -60,7 +60,7 @@ async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_
     publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t")
     slot = f"replica_{publisher_db.name}"
     creating = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND state = 'active'"
-    with held(publisher_db, "INSERT INTO t VALUES (1)"):
+    with open_transaction(publisher_db, "INSERT INTO t VALUES (1)"):
         async with replica(publisher_db, target_db) as found:
             await asyncio.to_thread(publisher_db.wait, creating, 1)
             await found.stop()

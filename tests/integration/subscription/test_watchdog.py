@@ -28,7 +28,7 @@ from tests.support.database import WAIT_SECONDS, Database
 from tests.support.frozen_proxy import frozen_proxy
 from tests.support.program import running
 from tests.support.replica import QUICK
-from tests.support.row_gates import held
+from tests.support.row_gates import open_transaction
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
 from tests.support.standby import standby_of
 
@@ -182,7 +182,7 @@ async def test_publisher_that_is_mute(other_replica: Replica, caplog: pytest.Log
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await begun.wait()
-            with held(publisher, "CREATE TABLE unrelated ()") as release:
+            with open_transaction(publisher, "CREATE TABLE unrelated ()") as release:
                 locked.set()
                 async with asyncio.timeout(WAIT_SECONDS):
                     while caplog.text.count("its creation waits for the end of transactions") < 2:
