@@ -36,7 +36,7 @@ def closed_gates(target: Database, *keys: int) -> Iterator[Callable[[int], None]
 
 @contextlib.contextmanager
 def open_transaction(database: Database, statement: str) -> Iterator[Callable[[], None]]:
-    """Keep a transaction with this statement open while the block lasts, in its own session. The function that it yields commits it earlier."""
+    """Keep a transaction with this statement open while the block lasts, in its own session; the function that it yields commits it."""
     with contextlib.closing(database.connect()) as holder:
         holder.execute(b"BEGIN;" + statement.encode())
 

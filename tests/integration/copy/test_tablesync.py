@@ -19,7 +19,7 @@ from subscriber.walreceiver.snapshot import SnapshotReader
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica, subscription_of
 from tests.support.row_gates import closed_gates, make_row_gate, open_transaction, wait_for_state, waiting_at_gate, waiting_for_lock_on
-from tests.support.swaps import ROWS, make_two, swap, swap_back
+from tests.support.table_swap import ROWS, make_swappable_table, swap_in, swap_out
 
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 STATES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"
@@ -368,7 +368,7 @@ async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows came by another name, behind the snapshot: the bug was that it was taken for empty."""
-    make_two(publisher_db, partitioned=False)
+    make_swappable_table(publisher_db, partitioned=False)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     publisher_db.execute("DROP TABLE t_new")
     real, described = PublisherSource.describe, 0
@@ -381,7 +381,7 @@ async def test_swapped_for_a_table_that_is_newer_than_the_snapshot(
             new = (
                 f"BEGIN; CREATE TABLE t_new (LIKE t INCLUDING ALL); INSERT INTO t_new SELECT i, 'new' FROM generate_series(1, {ROWS}) AS i"
             )
-            await asyncio.to_thread(publisher_db.execute, f"{new}; ALTER PUBLICATION pub ADD TABLE t_new; COMMIT; {swap('t')}")
+            await asyncio.to_thread(publisher_db.execute, f"{new}; ALTER PUBLICATION pub ADD TABLE t_new; COMMIT; {swap_in('t')}")
         return await real(self, table)
 
     monkeypatch.setattr(PublisherSource, "describe", describe)
@@ -398,7 +398,7 @@ async def test_swapped_between_two_parts(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, partitioned: bool, back: bool
 ) -> None:
     """The bug was that parts that were read while another table had the name were that one's."""
-    name = make_two(publisher_db, partitioned=partitioned)
+    name = make_swappable_table(publisher_db, partitioned=partitioned)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     real, readers = SnapshotReader.open, 0
 
@@ -407,9 +407,9 @@ async def test_swapped_between_two_parts(
         readers += 1
         # the first finds the parts, the second reads one of them, and so on
         if readers == 3:
-            await asyncio.to_thread(publisher_db.execute, swap(name))
+            await asyncio.to_thread(publisher_db.execute, swap_in(name))
         if readers == 4 and back:
-            await asyncio.to_thread(publisher_db.execute, swap_back(name))
+            await asyncio.to_thread(publisher_db.execute, swap_out(name))
         return await real(conninfo, snapshot_name, application_name=application_name)
 
     monkeypatch.setattr(SnapshotReader, "open", opened)
@@ -424,7 +424,7 @@ async def test_swapped_while_a_part_waits_to_be_read_and_back(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody but the part itself can tell then."""
-    make_two(publisher_db, partitioned=False)
+    make_swappable_table(publisher_db, partitioned=False)
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE t_new (LIKE t INCLUDING ALL)")
     real_read, real_open, done = SnapshotReader.copy_out, SnapshotReader.open, list[str]()
 
@@ -434,21 +434,21 @@ async def test_swapped_while_a_part_waits_to_be_read_and_back(
             await asyncio.to_thread(publisher_db.execute, statements)
 
     async def swapped(self: SnapshotReader, *arguments: Any) -> AsyncIterator[bytes]:
-        await once(swap("t"))
+        await once(swap_in("t"))
         async for piece in real_read(self, *arguments):
             yield piece
 
     async def opened(*arguments: Any, **named: Any) -> SnapshotReader:
         # the next who looks, behind the part
         if done:
-            await once(swap_back("t"))
+            await once(swap_out("t"))
         return await real_open(*arguments, **named)
 
     monkeypatch.setattr(SnapshotReader, "copy_out", swapped)
     monkeypatch.setattr(SnapshotReader, "open", opened)
     async with replica(publisher_db, target_db, settings=changed(QUICK, max_sync_workers_per_subscription=1)) as found:
         assert len(await found.same("SELECT id, v FROM t ORDER BY id")) == ROWS
-    assert done == [swap("t"), swap_back("t")]
+    assert done == [swap_in("t"), swap_out("t")]
 
 
 @pytest.mark.parametrize("columns", ["id int PRIMARY KEY, v text", "id text PRIMARY KEY, v text", "id int PRIMARY KEY"])
@@ -468,7 +468,7 @@ async def test_swapped_while_a_part_waits_to_be_read(
         nonlocal reads
         reads += 1
         if reads == 1:
-            await asyncio.to_thread(publisher_db.execute, swap("t"))
+            await asyncio.to_thread(publisher_db.execute, swap_in("t"))
         async for piece in real(self, *arguments):
             yield piece
 

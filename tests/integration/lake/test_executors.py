@@ -41,7 +41,7 @@ from tests.support.database import Database, let_slots_be_created, let_small_tra
 from tests.support.lakes import applied, assert_same, storage
 from tests.support.replica import QUICK
 from tests.support.row_gates import open_transaction, waiting_for_lock_on
-from tests.support.swaps import make_two, swap, swap_back
+from tests.support.table_swap import make_swappable_table, swap_in, swap_out
 
 pytest.importorskip("adbc_driver_postgresql", reason="pip install 'pg-subscriber[spark-snapshot]'")
 
@@ -303,7 +303,7 @@ async def test_altered_between_two_parts(publisher_db: Database, tmp_path: Path,
 @pytest.mark.parametrize("partitioned", [False, True])
 async def test_swapped_between_two_parts(publisher_db: Database, tmp_path: Path, partitioned: bool, back: bool) -> None:
     """The bug was that parts that were read while another table had the name were that one's."""
-    name = make_two(publisher_db, partitioned=partitioned)
+    name = make_swappable_table(publisher_db, partitioned=partitioned)
     lake = tmp_path / "lake"
     generations: list[int] = []
 
@@ -312,9 +312,9 @@ async def test_swapped_between_two_parts(publisher_db: Database, tmp_path: Path,
             return numbers
         generations.append(order.generation)
         if len(generations) == 2:
-            publisher_db.execute(swap(name))
+            publisher_db.execute(swap_in(name))
         if len(generations) == 3 and back:
-            publisher_db.execute(swap_back(name))
+            publisher_db.execute(swap_out(name))
         return numbers[:1] if len(generations) < 3 else numbers
 
     async with copier(lake, Watched(lake, between)):
@@ -338,16 +338,16 @@ async def test_swapped_while_a_part_waits_to_be_read(publisher_db: Database, tmp
     def check(cursor: Any, query: str, *, read: bool) -> None:
         real_check(cursor, query, read=read)
         if '"."t"' in query:
-            once(swap("t"))
+            once(swap_in("t"))
 
     async def verify(self: PublishedSnapshot, table: PublishedTable) -> None:
         if table.name == T:
-            await asyncio.to_thread(once, swap_back("t"))
+            await asyncio.to_thread(once, swap_out("t"))
         await real_verify(self, table)
 
     def next_time(order: CopyOrder, numbers: Sequence[int]) -> Sequence[int]:
         if order.schema.table == T and order.generation > 1:
-            once(swap_back("t"))
+            once(swap_out("t"))
         return numbers
 
     monkeypatch.setattr(copytask, "_check", check)

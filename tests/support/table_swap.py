@@ -1,4 +1,4 @@
-"""A table that is exchanged for another by name while it is copied: as the published one, or as a partition of that."""
+"""Replace a table by another of the same name while it is copied: the published table, or a partition of it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tests.support.database import Database
 ROWS: Final = 5000
 
 
-def swap(name: str) -> str:
-    """Statements: what was ``<name>_new`` is ``name`` from now on."""
+def swap_in(name: str) -> str:
+    """Statements that rename ``name`` to ``<name>_old`` and ``<name>_new`` to ``name``."""
     return f"BEGIN; ALTER TABLE {name} RENAME TO {name}_old; ALTER TABLE {name}_new RENAME TO {name}; COMMIT"
 
 
-def swap_back(name: str) -> str:
-    """Undo it."""
+def swap_out(name: str) -> str:
+    """Statements that undo :func:`swap_in`."""
     return f"BEGIN; ALTER TABLE {name} RENAME TO {name}_new; ALTER TABLE {name}_old RENAME TO {name}; COMMIT"
 
 
-def make_two(publisher: Database, *, partitioned: bool) -> str:
-    """The table t of many blocks, published as pub, and another like what is read of it: the name of that, which :func:`swap` takes."""
+def make_swappable_table(publisher: Database, *, partitioned: bool) -> str:
+    """The table t of many blocks, published as pub, and another like what is read of it: the name of that, which :func:`swap_in` takes."""
     name = "t_one" if partitioned else "t"
     publisher.execute(f"CREATE TABLE t (id int PRIMARY KEY, v text) {'PARTITION BY RANGE (id)' if partitioned else ''}")
     if partitioned:
