@@ -49,7 +49,7 @@ class _Asked:
         return asyncio.get_running_loop().time() < self.until
 
 
-class World:
+class WatchedRun:
     """A run that streams, and its watchdog."""
 
     def __init__(self, activity: TargetActivity | None = None) -> None:
@@ -91,10 +91,10 @@ def test_work_without_progress(tables: bool) -> None:
     """Each attempt is watched, also after one that was cancelled and takes long to end."""
 
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching():
+        run = WatchedRun()
+        async with run.watchdog.watching():
             for _ in range(2):
-                assert TIMEOUT <= await world.lasts(tables=tables, end=20.0) < 2 * TIMEOUT
+                assert TIMEOUT <= await run.lasts(tables=tables, end=20.0) < 2 * TIMEOUT
 
     run(work())
 
@@ -102,8 +102,8 @@ def test_work_without_progress(tables: bool) -> None:
 @pytest.mark.parametrize("tables", [False, True])
 def test_progress_of_a_task_that_the_work_started(tables: bool) -> None:
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching(), world.watchdog.watched(tables=tables), asyncio.TaskGroup() as group:
+        run = WatchedRun()
+        async with run.watchdog.watching(), run.watchdog.watched(tables=tables), asyncio.TaskGroup() as group:
             group.create_task(_progress(20))
 
     run(work())
@@ -113,17 +113,17 @@ def test_task_that_is_no_part_of_the_work() -> None:
     """The receiver asks the publisher now and then where its WAL ends, however long the apply worker stands still."""
 
     async def work() -> None:
-        world = World()
+        run = WatchedRun()
 
         async def stands_still() -> None:
-            async with world.watchdog.watched():
+            async with run.watchdog.watched():
                 apart = asyncio.create_task(_progress(20), context=unwatched())
                 try:
                     await asyncio.sleep(LONG)
                 finally:
                     apart.cancel()
 
-        async with world.watchdog.watching():
+        async with run.watchdog.watching():
             with pytest.raises(TargetUnavailable, match="no progress for"):
                 await stands_still()
             assert asyncio.get_running_loop().time() < 2 * TIMEOUT
@@ -143,8 +143,8 @@ async def _progress(times: int) -> None:
 @pytest.mark.parametrize("tables", [False, True])
 def test_reason_in_the_target(tables: bool, found: TargetActivity) -> None:
     async def work() -> None:
-        world = World(found)
-        async with world.watchdog.watching(), world.watchdog.watched(tables=tables):
+        run = WatchedRun(found)
+        async with run.watchdog.watching(), run.watchdog.watched(tables=tables):
             await asyncio.sleep(LONG)
 
     run(work())
@@ -152,9 +152,9 @@ def test_reason_in_the_target(tables: bool, found: TargetActivity) -> None:
 
 def test_apply_and_copies_are_distinguished() -> None:
     async def work() -> None:
-        world = World(TargetActivity(0.0, math.inf))
-        async with world.watchdog.watching(), world.watchdog.watched():
-            assert await world.lasts(tables=True) < 2 * TIMEOUT
+        run = WatchedRun(TargetActivity(0.0, math.inf))
+        async with run.watchdog.watching(), run.watchdog.watched():
+            assert await run.lasts(tables=True) < 2 * TIMEOUT
 
     run(work())
 
@@ -163,8 +163,8 @@ def test_connecting_has_its_own_limit() -> None:
     """A host that does not answer takes more than two minutes: the next one must have its turn."""
 
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching(), world.watchdog.watched():
+        run = WatchedRun()
+        async with run.watchdog.watching(), run.watchdog.watched():
             with awaiting(None):
                 await asyncio.sleep(LONG)
 
@@ -174,9 +174,9 @@ def test_connecting_has_its_own_limit() -> None:
 @pytest.mark.parametrize("tables", [False, True])
 def test_publisher_that_works_is_waited_for(tables: bool) -> None:
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching():
-            lasted = await world.lasts(tables=tables, asked=_Asked(1000.0))
+        run = WatchedRun()
+        async with run.watchdog.watching():
+            lasted = await run.lasts(tables=tables, asked=_Asked(1000.0))
         assert 1000 < lasted < 1000 + 3 * TIMEOUT
 
     run(work())
@@ -184,9 +184,9 @@ def test_publisher_that_works_is_waited_for(tables: bool) -> None:
 
 def test_publisher_that_does_not_answer() -> None:
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching():
-            assert await world.lasts(asked=_Asked(LONG, PublisherUnavailable("no answer"))) < 2 * TIMEOUT
+        run = WatchedRun()
+        async with run.watchdog.watching():
+            assert await run.lasts(asked=_Asked(LONG, PublisherUnavailable("no answer"))) < 2 * TIMEOUT
 
     run(work())
 
@@ -204,8 +204,8 @@ def test_publisher_that_refuses_the_question_is_not_silent() -> None:
     refusal = PublisherUnavailable("sorry, too many clients already", sqlstate="53300")
 
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching(), world.watchdog.watched():
+        run = WatchedRun()
+        async with run.watchdog.watching(), run.watchdog.watched():
             with awaiting(_Asked(LONG, refusal)):
                 await asyncio.sleep(LONG)
 
@@ -215,41 +215,41 @@ def test_publisher_that_refuses_the_question_is_not_silent() -> None:
 def test_work_that_ends_while_the_publisher_is_asked() -> None:
     """It is not given up any more, and what comes after it is watched."""
 
-    async def fails(world: World) -> None:
-        async with world.watchdog.watched(tables=True):
+    async def fails(run: WatchedRun) -> None:
+        async with run.watchdog.watched(tables=True):
             with awaiting(_SlowlyAsked()):
                 # the watchdog looks every 3 s, and asks from the 60th second to the 65th
                 await asyncio.sleep(TIMEOUT + 2.0)
                 raise TargetUnavailable("refused")
 
     async def work() -> None:
-        world = World()
-        async with world.watchdog.watching():
+        run = WatchedRun()
+        async with run.watchdog.watching():
             with pytest.raises(TargetUnavailable, match="refused"):
-                await fails(world)
-            assert await world.lasts(tables=True) < 2 * TIMEOUT
+                await fails(run)
+            assert await run.lasts(tables=True) < 2 * TIMEOUT
 
     run(work())
 
 
-def _requests(world: World) -> None:
-    world.running.states.request_handover(T)
+def _requests(run: WatchedRun) -> None:
+    run.running.states.request_handover(T)
 
 
-def _hands_over(world: World) -> None:
-    world.running.states.try_handover(T, world.running.states.handed)
+def _hands_over(run: WatchedRun) -> None:
+    run.running.states.try_handover(T, run.running.states.handed)
 
 
 @pytest.mark.parametrize("begins", [_requests, _hands_over])
-def test_handover(begins: Callable[[World], None], caplog: pytest.LogCaptureFixture) -> None:
+def test_handover(begins: Callable[[WatchedRun], None], caplog: pytest.LogCaptureFixture) -> None:
     """The apply worker may wait as long as the table moves, says so, and does not wait for ever."""
 
     async def work() -> None:
-        world = World()
-        begins(world)
-        async with world.watchdog.watching():
-            moving = asyncio.create_task(_moves(world.watchdog, tables=True, seconds=600))
-            lasted = await world.lasts()
+        run = WatchedRun()
+        begins(run)
+        async with run.watchdog.watching():
+            moving = asyncio.create_task(_moves(run.watchdog, tables=True, seconds=600))
+            lasted = await run.lasts()
             await moving
         assert 600 < lasted < 600 + 2 * TIMEOUT
 

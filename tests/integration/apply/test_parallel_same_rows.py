@@ -54,7 +54,7 @@ async def never(_: int) -> bool:
     return False
 
 
-class Shop:
+class ParallelWorker:
     """A worker between a scripted stream and the sink of a feed."""
 
     def __init__(self, feed: Feed, spool: SpoolDirectory, limit: int) -> None:
@@ -104,20 +104,20 @@ class Shop:
 
 
 @contextlib.asynccontextmanager
-async def shop(feed: Feed, directory: Path, limit: int) -> AsyncIterator[tuple[Shop, asyncio.Task[None]]]:
+async def running_worker(feed: Feed, directory: Path, limit: int) -> AsyncIterator[tuple[ParallelWorker, asyncio.Task[None]]]:
     async with SpoolDirectory(str(directory), "same rows") as spool:
-        found = Shop(feed, spool, limit)
-        await found.receiver.start()
+        running = ParallelWorker(feed, spool, limit)
+        await running.receiver.start()
         try:
-            async with found.parallel:
-                task = asyncio.create_task(found.worker.run())
+            async with running.parallel:
+                task = asyncio.create_task(running.worker.run())
                 try:
-                    yield found, task
+                    yield running, task
                 finally:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
         finally:
-            await found.receiver.close()
+            await running.receiver.close()
 
 
 @pytest.mark.timeout(240)
@@ -143,18 +143,18 @@ async def test_same_rows(target_db: Database, tmp_path: Path, monkeypatch: pytes
         async with opened(target_db, synchronous_commit="off") as feed:
             for name in ("t", "log"):
                 feed.subscribe("public", name)
-            async with shop(feed, tmp_path, limit) as (found, task):
+            async with running_worker(feed, tmp_path, limit) as (running, task):
                 piece: list[bytes] = []
                 for frames in history.frames(STEPS):
                     piece += frames
                     if piece and rng.random() > together:
-                        found.stream.give(piece)
+                        running.stream.give(piece)
                         piece = []
                         if rng.random() < 0.6:
-                            await found.attempts_are_even(task)
-                found.stream.give(piece)
+                            await running.attempts_are_even(task)
+                running.stream.give(piece)
                 # a commit ends 8 bytes later, but the last that is sent may be an abort
-                await found.applied(Lsn(history.lsn), task)
+                await running.applied(Lsn(history.lsn), task)
             assert dict(target_db.fetch("SELECT id, v FROM t")) == history.rows, f"seed {seed}"
             logged: list[tuple[str, int]] = target_db.fetch("SELECT label, seen FROM log")
             assert sorted(label for label, _ in logged) == sorted(history.log), f"seed {seed}"

@@ -45,7 +45,7 @@ CALM_SECONDS = 300.0
 PUBLISHER_CALLS = frozenset({"receive", "describe", "snapshot", "stream", "copy", "drop_slot", "connect"})
 
 
-class World:
+class SimulatedServers:
     """Everything outside the process under test, and the dice."""
 
     def __init__(self, seed: int) -> None:
@@ -96,9 +96,9 @@ class World:
 class Stream(MemoryStream):
     """The main stream: durable before acknowledged."""
 
-    def __init__(self, world: World, lsn: Lsn) -> None:
-        super().__init__(world.history, lsn, world.step)
-        self._world = world
+    def __init__(self, servers: SimulatedServers, lsn: Lsn) -> None:
+        super().__init__(servers.history, lsn, servers.step)
+        self._world = servers
 
     async def send(self, message: bytes) -> None:
         await super().send(message)
@@ -114,11 +114,11 @@ class Session:
 
     capabilities = capabilities(180000)
 
-    def __init__(self, world: World, position: Position) -> None:
-        assert position.lsn >= world.confirmed, "the slot is ahead of the target: changes are lost"
+    def __init__(self, servers: SimulatedServers, position: Position) -> None:
+        assert position.lsn >= servers.confirmed, "the slot is ahead of the target: changes are lost"
         self.position = position
         self.tracker = FlushTracker(position.lsn)
-        self.receiver = Receiver(Stream(world, position.lsn), self.tracker, MemorySpool(), world.settings)
+        self.receiver = Receiver(Stream(servers, position.lsn), self.tracker, MemorySpool(), servers.settings)
 
     async def close(self) -> None:
         with contextlib.suppress(SubscriberError):
@@ -129,20 +129,20 @@ class Session:
 class Process:
     """One run of a subscription, wired as Subscription does it."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, servers: SimulatedServers) -> None:
+        self.world = servers
         self.running = Running()
-        self.sink = MemorySink(world.server, step=world.step, lazy=world.lazy)
+        self.sink = MemorySink(servers.server, step=servers.step, lazy=servers.lazy)
 
     async def run(self) -> None:
-        world, running, sink = self.world, self.running, self.sink
+        servers, running, sink = self.world, self.running, self.sink
         running.begin()
         try:
             state = await sink.open("sub", running.durable)
             tables = await sink.tables()
             # what Setup does: a crash right behind SYNCDONE leaves the slot
-            for slot_name in world.source.slots.keys() - await sink.slot_names():
-                await world.source.drop_slot(slot_name)
+            for slot_name in servers.source.slots.keys() - await sink.slot_names():
+                await servers.source.drop_slot(slot_name)
         except (TargetUnavailable, PublisherUnavailable):
             return
         assert state.position is not None
@@ -153,17 +153,17 @@ class Process:
             state=state,
             position=state.position,
             tables=tables,
-            publisher_lsn=world.history.end,
+            publisher_lsn=servers.history.end,
             capabilities=Session.capabilities,
             first=False,
         )
-        launcher = SyncLauncher(running.states, world.settings, self.synchronization, self.ended, patient=lambda _: True)
+        launcher = SyncLauncher(running.states, servers.settings, self.synchronization, self.ended, patient=lambda _: True)
         slot = FollowedSlot(
-            conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=world.settings
+            conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=servers.settings
         )
         reporting = Reporting(running, sink, KnownProgress(Quiet()))
         attempts = Following(
-            slot, prepared, sink, world.settings, running, patient=True, reporting=reporting, watchdog=Watchdog("sub", running, sink, 0)
+            slot, prepared, sink, servers.settings, running, patient=True, reporting=reporting, watchdog=Watchdog("sub", running, sink, 0)
         )
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
@@ -218,12 +218,12 @@ async def killed(process: Process, task: asyncio.Task[None]) -> None:
 
 
 async def live(seed: int) -> None:
-    world = World(seed)
-    dice = world.dice
-    await world.write(dice.randint(0, 5))
-    writing = asyncio.create_task(world.write(dice.randint(0, 40)))
+    servers = SimulatedServers(seed)
+    dice = servers.dice
+    await servers.write(dice.randint(0, 5))
+    writing = asyncio.create_task(servers.write(dice.randint(0, 40)))
     for _ in range(dice.choice([0, 0, 1, 3])):
-        process = Process(world)
+        process = Process(servers)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(slot_follower, "StreamSession", _Opener(process))
             task = asyncio.create_task(process.run())
@@ -232,26 +232,26 @@ async def live(seed: int) -> None:
                 task.result()
             await killed(process, task)
             if dice.random() < 0.3:
-                world.server.crash()
-    await calm_down(world, writing)
-    for number in range(world.tables):
-        assert world.server.visible.rows.get(table(number), []) == world.history.rows(number)
-    assert world.source.slots == {}, "a table's slot was left behind"
+                servers.server.crash()
+    await calm_down(servers, writing)
+    for number in range(servers.tables):
+        assert servers.server.visible.rows.get(table(number), []) == servers.history.rows(number)
+    assert servers.source.slots == {}, "a table's slot was left behind"
 
 
-async def calm_down(world: World, writing: asyncio.Task[None]) -> None:
+async def calm_down(servers: SimulatedServers, writing: asyncio.Task[None]) -> None:
     """Run to the end."""
-    process = Process(world)
+    process = Process(servers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot_follower, "StreamSession", _Opener(process))
         task = asyncio.create_task(restarting(process))
         await writing
-        world.calm = True
+        servers.calm = True
         async with asyncio.timeout(CALM_SECONDS):
-            while not done(world):
+            while not done(servers):
                 assert not task.done(), task.exception()
                 await asyncio.sleep(0.5)
-            while world.source.slots:
+            while servers.source.slots:
                 await asyncio.sleep(0.5)
         process.running.stop.set()
         process.running.wake()
@@ -263,10 +263,10 @@ async def restarting(process: Process) -> None:
         await process.run()
 
 
-def done(world: World) -> bool:
-    state = world.server.visible
+def done(servers: SimulatedServers) -> bool:
+    state = servers.server.visible
     assert state.position is not None
-    return state.position.lsn >= world.history.end and all(entry.state is TableState.READY for entry in state.entries.values())
+    return state.position.lsn >= servers.history.end and all(entry.state is TableState.READY for entry in state.entries.values())
 
 
 class _Opener:

@@ -35,7 +35,7 @@ INIT = TableEntry(TableState.INIT)
 DONE = TableEntry(TableState.SYNCDONE, Lsn(200))
 
 
-class Office:
+class LauncherSetup:
     """Stands for the tables' synchronizations: each takes a second, after as many errors as are laid out for it."""
 
     def __init__(self, tables: int, *, workers: int = 2, patient: bool = True, disable_on_error: bool = False) -> None:
@@ -82,96 +82,96 @@ class Office:
 
 
 class _Work:
-    def __init__(self, office: Office, name: TableName) -> None:
-        self.office, self.name = office, name
+    def __init__(self, setup: LauncherSetup, name: TableName) -> None:
+        self.office, self.name = setup, name
 
     async def run(self) -> None:
-        office = self.office
-        office.begun.append((asyncio.get_running_loop().time(), self.name))
-        office.running.add(self.name)
-        office.most = max(office.most, len(office.running))
+        setup = self.office
+        setup.begun.append((asyncio.get_running_loop().time(), self.name))
+        setup.running.add(self.name)
+        setup.most = max(setup.most, len(setup.running))
         try:
             await asyncio.sleep(1)
-            if office.errors.get(self.name):
-                raise office.errors[self.name].pop(0)
-            office.states.set(self.name, DONE)
+            if setup.errors.get(self.name):
+                raise setup.errors[self.name].pop(0)
+            setup.states.set(self.name, DONE)
         finally:
-            office.running.discard(self.name)
+            setup.running.discard(self.name)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_few_tables_at_a_time_and_each_once(workers: int) -> None:
     async def work() -> None:
-        office = Office(5, workers=workers)
-        async with office.open() as task:
+        setup = LauncherSetup(5, workers=workers)
+        async with setup.open() as task:
             await asyncio.sleep(100)
             assert not task.done(), "tables may be added"
-        assert [name for _, name in office.begun] == [table(number) for number in range(5)]
-        assert office.most == workers
-        assert office.begun[-1][0] == pytest.approx((5 - 1) // workers)
-        assert office.told == [(table(number), None) for number in range(5)]
-        assert office.states.all_synchronized
+        assert [name for _, name in setup.begun] == [table(number) for number in range(5)]
+        assert setup.most == workers
+        assert setup.begun[-1][0] == pytest.approx((5 - 1) // workers)
+        assert setup.told == [(table(number), None) for number in range(5)]
+        assert setup.states.all_synchronized
 
     run(work())
 
 
 def test_a_table_that_is_added_later() -> None:
     async def work() -> None:
-        office = Office(1)
-        async with office.open():
+        setup = LauncherSetup(1)
+        async with setup.open():
             await asyncio.sleep(10)
-            office.states.set(table(7), INIT)
+            setup.states.set(table(7), INIT)
             await asyncio.sleep(10)
-        assert office.begun == [(0, table(0)), (pytest.approx(10), table(7))]
+        assert setup.begun == [(0, table(0)), (pytest.approx(10), table(7))]
 
     run(work())
 
 
 def test_failed_table_is_retried_with_growing_pauses_while_others_continue() -> None:
     async def work() -> None:
-        office = Office(4, workers=1)
+        setup = LauncherSetup(4, workers=1)
         away = [TargetUnavailable("away") for _ in range(8)]
-        office.errors = {table(0): [*away]}
-        async with office.open():
+        setup.errors = {table(0): [*away]}
+        async with setup.open():
             await asyncio.sleep(200)
-        moments = office.moments(table(0))
+        moments = setup.moments(table(0))
         pauses = [later - earlier - 1 for earlier, later in pairwise(moments)]
         # first all others have their turn: a table that failed must not take the only worker from them
         assert pauses == pytest.approx([3, 0.2, 0.4, 0.8, 1, 1, 1, 1], abs=0.01)
-        assert office.made.count(table(0)) == 1, "it remembers what it could not tell"
-        assert [office.moments(table(number)) for number in (1, 2, 3)] == [[pytest.approx(second, abs=0.3)] for second in (1, 2, 3)]
-        assert [error for name, error in office.told if name == table(0)] == [*away, None]
-        assert office.states.all_synchronized
+        assert setup.made.count(table(0)) == 1, "it remembers what it could not tell"
+        assert [setup.moments(table(number)) for number in (1, 2, 3)] == [[pytest.approx(second, abs=0.3)] for second in (1, 2, 3)]
+        assert [error for name, error in setup.told if name == table(0)] == [*away, None]
+        assert setup.states.all_synchronized
 
     run(work())
 
 
 def test_pauses_are_per_table_and_reset_by_success() -> None:
     async def work() -> None:
-        office = Office(2)
-        office.errors = {table(0): [TargetUnavailable("away") for _ in range(3)], table(1): [TargetUnavailable("away")]}
-        async with office.open():
+        setup = LauncherSetup(2)
+        setup.errors = {table(0): [TargetUnavailable("away") for _ in range(3)], table(1): [TargetUnavailable("away")]}
+        async with setup.open():
             await asyncio.sleep(50)
-            assert office.moments(table(0)) == pytest.approx([0, 1.1, 2.3, 3.7], abs=0.01)
-            assert office.moments(table(1)) == pytest.approx([0, 1.1], abs=0.01)
-            office.errors = {table(0): [TargetUnavailable("away")]}
-            office.states.set(table(0), INIT)
+            assert setup.moments(table(0)) == pytest.approx([0, 1.1, 2.3, 3.7], abs=0.01)
+            assert setup.moments(table(1)) == pytest.approx([0, 1.1], abs=0.01)
+            setup.errors = {table(0): [TargetUnavailable("away")]}
+            setup.states.set(table(0), INIT)
             await asyncio.sleep(50)
-            assert office.moments(table(0))[4:] == pytest.approx([50, 51.1], abs=0.01)
+            assert setup.moments(table(0))[4:] == pytest.approx([50, 51.1], abs=0.01)
 
     run(work())
 
 
 def test_error_after_the_handover_is_retried_too() -> None:
     async def work() -> None:
-        office = Office(1)
-        office.errors = {table(0): [TargetUnavailable("away")]}
-        async with office.open():
+        setup = LauncherSetup(1)
+        setup.errors = {table(0): [TargetUnavailable("away")]}
+        async with setup.open():
             await asyncio.sleep(0.5)
-            office.states.set(table(0), DONE)  # stored, but its slot could not be dropped
+            setup.states.set(table(0), DONE)  # stored, but its slot could not be dropped
             await asyncio.sleep(50)
-        assert len(office.begun) == 2
-        assert office.told[-1] == (table(0), None)
+        assert len(setup.begun) == 2
+        assert setup.told[-1] == (table(0), None)
 
     run(work())
 
@@ -189,18 +189,18 @@ def test_error_after_the_handover_is_retried_too() -> None:
 )
 def test_errors_that_end_the_launcher(error: SubscriberError, patient: bool, ends: bool) -> None:
     async def work() -> None:
-        office = Office(3, patient=patient)
-        office.errors = {table(0): [error]}
-        async with office.open() as task:
+        setup = LauncherSetup(3, patient=patient)
+        setup.errors = {table(0): [error]}
+        async with setup.open() as task:
             await asyncio.wait({task}, timeout=100)
             if ends:
                 assert task.exception() is error
-                assert not office.states.all_synchronized
+                assert not setup.states.all_synchronized
             else:
                 assert not task.done()
-                assert office.states.all_synchronized
+                assert setup.states.all_synchronized
                 expected = 5 if isinstance(error, ApplyError) else 0.1
-                assert office.moments(table(0))[1] >= 1 + expected
+                assert setup.moments(table(0))[1] >= 1 + expected
 
     run(work())
 
@@ -221,12 +221,12 @@ def test_errors_that_end_the_launcher(error: SubscriberError, patient: bool, end
 )
 def test_errors_that_disable_the_subscription(error: SubscriberError, ends: bool) -> None:
     async def work() -> None:
-        office = Office(3, disable_on_error=True)
-        office.errors = {table(0): [error]}
-        async with office.open() as task:
+        setup = LauncherSetup(3, disable_on_error=True)
+        setup.errors = {table(0): [error]}
+        async with setup.open() as task:
             await asyncio.wait({task}, timeout=100)
             assert task.done() == ends
-            assert office.states.all_synchronized != ends
+            assert setup.states.all_synchronized != ends
             if ends:
                 assert task.exception() is error
 
@@ -235,9 +235,9 @@ def test_errors_that_disable_the_subscription(error: SubscriberError, ends: bool
 
 def test_program_errors_are_not_retried() -> None:
     async def work() -> None:
-        office = Office(1)
-        office.errors = {table(0): [cast("SubscriberError", KeyError("ours"))]}
-        async with office.open() as task:
+        setup = LauncherSetup(1)
+        setup.errors = {table(0): [cast("SubscriberError", KeyError("ours"))]}
+        async with setup.open() as task:
             await asyncio.wait({task}, timeout=100)
             assert isinstance(task.exception(), KeyError)
 
@@ -250,8 +250,8 @@ def test_program_errors_are_not_retried() -> None:
 class _Groups:
     """Stands for the synchronization of groups: each takes a second; tables with an error leave it, and a group's own errors end it."""
 
-    def __init__(self, office: Office, errors: list[SubscriberError]) -> None:
-        self.office, self.errors = office, errors
+    def __init__(self, setup: LauncherSetup, errors: list[SubscriberError]) -> None:
+        self.office, self.errors = setup, errors
         self.taken: list[tuple[float, int]] = []
 
     async def run(self, tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
@@ -266,81 +266,81 @@ class _Groups:
                 self.office.states.set(name, DONE)
 
 
-def grouping(tables: int, *errors: SubscriberError, workers: int = 2) -> tuple[Office, _Groups]:
-    office = Office(tables, workers=workers)
-    groups = _Groups(office, list(errors))
-    office.launcher = office.make_launcher(cast("GroupSynchronization", groups))
-    return office, groups
+def grouping(tables: int, *errors: SubscriberError, workers: int = 2) -> tuple[LauncherSetup, _Groups]:
+    setup = LauncherSetup(tables, workers=workers)
+    groups = _Groups(setup, list(errors))
+    setup.launcher = setup.make_launcher(cast("GroupSynchronization", groups))
+    return setup, groups
 
 
 def test_many_tables_are_divided_among_the_workers() -> None:
     async def work() -> None:
-        office, groups = grouping(2 * GROUP_TABLES + 100)
-        async with office.open():
+        setup, groups = grouping(2 * GROUP_TABLES + 100)
+        async with setup.open():
             await asyncio.sleep(10)
         assert groups.taken == [(0, GROUP_TABLES), (0, GROUP_TABLES), (1, 50), (1, 50)]
-        assert office.begun == []
-        assert office.states.all_synchronized
+        assert setup.begun == []
+        assert setup.states.all_synchronized
 
     run(work())
 
 
 def test_few_tables_are_synchronized_alone() -> None:
     async def work() -> None:
-        office, groups = grouping(4)
-        async with office.open():
+        setup, groups = grouping(4)
+        async with setup.open():
             await asyncio.sleep(10)
         assert groups.taken == []
-        assert len(office.begun) == 4
+        assert len(setup.begun) == 4
 
     run(work())
 
 
 def test_table_that_left_its_group_is_synchronized_alone() -> None:
     async def work() -> None:
-        office, groups = grouping(20)
-        office.errors[table(3)] = [ApplyError("refused")]
-        async with office.open():
+        setup, groups = grouping(20)
+        setup.errors[table(3)] = [ApplyError("refused")]
+        async with setup.open():
             await asyncio.sleep(20)
         assert groups.taken == [(0, 10), (0, 10)]
-        assert office.moments(table(3)) == [1, 7], "and again, as it failed alone"
-        assert {name for _, name in office.begun} == {table(3)}
-        assert office.states.all_synchronized
+        assert setup.moments(table(3)) == [1, 7], "and again, as it failed alone"
+        assert {name for _, name in setup.begun} == {table(3)}
+        assert setup.states.all_synchronized
 
     run(work())
 
 
 def test_failed_group_is_retried() -> None:
     async def work() -> None:
-        office, groups = grouping(20, TargetUnavailable("lost"), TargetUnavailable("lost"))
-        async with office.open():
+        setup, groups = grouping(20, TargetUnavailable("lost"), TargetUnavailable("lost"))
+        async with setup.open():
             await asyncio.sleep(10)
         assert [count for _, count in groups.taken] == [10, 10, 10, 10]
-        assert [isinstance(error, TargetUnavailable) for _, error in office.told] == [True, True, False, False]
-        assert office.begun == []
-        assert office.states.all_synchronized
+        assert [isinstance(error, TargetUnavailable) for _, error in setup.told] == [True, True, False, False]
+        assert setup.begun == []
+        assert setup.states.all_synchronized
 
     run(work())
 
 
 def test_a_table_that_the_apply_worker_waits_for_comes_first() -> None:
     async def work() -> None:
-        office = Office(20, workers=1)
-        groups, last = _Groups(office, [TargetUnavailable("lost")]), table(19)
+        setup = LauncherSetup(20, workers=1)
+        groups, last = _Groups(setup, [TargetUnavailable("lost")]), table(19)
 
         async def run_group(tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
             # its COMMIT had no answer; others left because they are large
             if not groups.taken:
-                office.states.storing(last)
+                setup.states.storing(last)
                 for name in (table(0), table(1), last):
                     leave(name)
             await groups.run(tables, leave)
 
-        office.launcher = office.make_launcher(cast("GroupSynchronization", SimpleNamespace(run=run_group)))
-        async with office.open():
+        setup.launcher = setup.make_launcher(cast("GroupSynchronization", SimpleNamespace(run=run_group)))
+        async with setup.open():
             await asyncio.sleep(20)
-        assert office.moments(last) == [1]
-        assert office.states.all_synchronized
+        assert setup.moments(last) == [1]
+        assert setup.states.all_synchronized
 
     run(work())
 
@@ -348,19 +348,19 @@ def test_a_table_that_the_apply_worker_waits_for_comes_first() -> None:
 def test_failures_of_all_groups_are_counted_together() -> None:
     # a first run ends when nothing can be copied: two groups have half of the tables each
     async def work() -> None:
-        office, groups = grouping(20, *(PublisherError("all replication slots are in use") for _ in range(2)))
+        setup, groups = grouping(20, *(PublisherError("all replication slots are in use") for _ in range(2)))
         asked: list[int] = []
 
         def ask(failed: Collection[TableName]) -> bool:
             asked.append(len(failed))
             return True
 
-        office.patience = ask
-        office.launcher = office.make_launcher(cast("GroupSynchronization", groups))
-        async with office.open():
+        setup.patience = ask
+        setup.launcher = setup.make_launcher(cast("GroupSynchronization", groups))
+        async with setup.open():
             await asyncio.sleep(20)
         assert asked == [10, 20]
-        assert office.states.all_synchronized
+        assert setup.states.all_synchronized
 
     run(work())
 
@@ -368,11 +368,11 @@ def test_failures_of_all_groups_are_counted_together() -> None:
 def test_tables_are_synchronized_alone_after_repeated_group_failures() -> None:
     # as they do while the apply worker fails, which closes the sink each time
     async def work() -> None:
-        office, _ = grouping(100, *(TargetUnavailable("the sink is not open") for _ in range(1000)))
-        async with office.open():
+        setup, _ = grouping(100, *(TargetUnavailable("the sink is not open") for _ in range(1000)))
+        async with setup.open():
             await asyncio.sleep(120)
-        assert office.states.all_synchronized
-        assert office.most == 2
+        assert setup.states.all_synchronized
+        assert setup.most == 2
 
     run(work())
 
@@ -380,10 +380,10 @@ def test_tables_are_synchronized_alone_after_repeated_group_failures() -> None:
 def test_tables_stay_in_groups_while_the_target_is_unavailable() -> None:
     async def work() -> None:
         away = [TargetUnavailable("away") for _ in range(1000)]
-        office, _ = grouping(100, *away)
-        office.errors = {table(number): list(away) for number in range(100)}
-        async with office.open():
+        setup, _ = grouping(100, *away)
+        setup.errors = {table(number): list(away) for number in range(100)}
+        async with setup.open():
             await asyncio.sleep(20)
-        assert len(office.made) <= 12
+        assert len(setup.made) <= 12
 
     run(work())

@@ -32,7 +32,7 @@ async def never(_: int) -> bool:
     return False
 
 
-class Shop:
+class WorkerSetup:
     """A worker with parallel apply, and all around it."""
 
     def __init__(self, limit: int, settings: Settings) -> None:
@@ -82,8 +82,8 @@ class Shop:
 
 
 @contextlib.asynccontextmanager
-async def shop(limit: int = 2, memory: int = 64 * 1024**2) -> AsyncIterator[Shop]:
-    found = Shop(limit, Settings(wal_receiver_timeout=0, logical_decoding_work_mem=memory))
+async def running_worker(limit: int = 2, memory: int = 64 * 1024**2) -> AsyncIterator[WorkerSetup]:
+    found = WorkerSetup(limit, Settings(wal_receiver_timeout=0, logical_decoding_work_mem=memory))
     await found.sink.open("sub", found.tracker.flush)
     await found.receiver.start()
     async with found.parallel:
@@ -110,70 +110,70 @@ def first(xid: int, rows: int = 3, size: int = 1) -> list[bytes]:
 
 def test_applied_before_its_end_and_committed_in_order() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give(first(9))
+        async with running_worker() as setup:
+            setup.stream.give(first(9))
             await asyncio.sleep(0.01)
-            assert [attempt.calls for attempt in s.sink.parallel] == [[4]]
-            s.stream.give([*transaction(2), *chunk(9, first=False, rows=2, size=1)])
+            assert [attempt.calls for attempt in setup.sink.parallel] == [[4]]
+            setup.stream.give([*transaction(2), *chunk(9, first=False, rows=2, size=1)])
             await asyncio.sleep(0.01)
-            assert s.sink.parallel[0].calls == [4, 2]
-            assert s.rows == ["1", "2"]
-            s.stream.give([*transaction(3), *stream_commit(9), *transaction(10)])
+            assert setup.sink.parallel[0].calls == [4, 2]
+            assert setup.rows == ["1", "2"]
+            setup.stream.give([*transaction(3), *stream_commit(9), *transaction(10)])
             await asyncio.sleep(0.01)
-            assert s.rows == ["1", "2", "3", *["9"] * 5, "10"]
+            assert setup.rows == ["1", "2", "3", *["9"] * 5, "10"]
             # a batch never holds it, nor goes over it
-            assert [[t.xid for t in batch.transactions] for batch in s.sink.batches] == [[1], [2], [3], [10]]
-            assert s.ended() == ["committed"]
-            assert s.tracker.flushed == 1008
+            assert [[t.xid for t in batch.transactions] for batch in setup.sink.batches] == [[1], [2], [3], [10]]
+            assert setup.ended() == ["committed"]
+            assert setup.tracker.flushed == 1008
 
     run(work())
 
 
 def test_waits_for_the_commit_of_earlier_events() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give(first(9))
+        async with running_worker() as setup:
+            setup.stream.give(first(9))
             await asyncio.sleep(0.01)
-            s.slow["apply"] = asyncio.Event()
-            s.stream.give([*transaction(2), *chunk(9, first=False, rows=2, size=1)])
-            s.stream.give([*first(8)])
+            setup.slow["apply"] = asyncio.Event()
+            setup.stream.give([*transaction(2), *chunk(9, first=False, rows=2, size=1)])
+            setup.stream.give([*first(8)])
             await asyncio.sleep(5)
-            assert s.sink.parallel[0].calls == [4]
-            assert len(s.sink.parallel) == 1, "all of it is behind what is not committed"
-            s.slow.pop("apply").set()
+            assert setup.sink.parallel[0].calls == [4]
+            assert len(setup.sink.parallel) == 1, "all of it is behind what is not committed"
+            setup.slow.pop("apply").set()
             await asyncio.sleep(0.01)
-            assert [attempt.calls for attempt in s.sink.parallel] == [[4, 2], [4]]
+            assert [attempt.calls for attempt in setup.sink.parallel] == [[4, 2], [4]]
 
     run(work())
 
 
 def test_aborted_subtransactions_are_cut_off() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give(first(9, rows=2))
+        async with running_worker() as setup:
+            setup.stream.give(first(9, rows=2))
             await asyncio.sleep(0.01)
             sub = [xlog_with(9, 11, frame) for frame in chunk(9, first=False, rows=3, size=1)]
-            s.stream.give(sub)
+            setup.stream.give(sub)
             await asyncio.sleep(0.01)
-            s.stream.give([xlog(StreamAbort(9, 11))])
+            setup.stream.give([xlog(StreamAbort(9, 11))])
             await asyncio.sleep(0.01)
-            assert s.sink.parallel[0].calls == [3, 3, -3]
+            assert setup.sink.parallel[0].calls == [3, 3, -3]
             # one that was not reached needs no cut: it waits for transaction 2
-            s.slow["apply"] = asyncio.Event()
-            s.stream.give([*transaction(2), *[xlog_with(9, 12, frame) for frame in chunk(9, first=False, rows=1, size=1)]])
-            s.stream.give([xlog(StreamAbort(9, 12)), *chunk(9, first=False, rows=1, size=1), *stream_commit(9)])
+            setup.slow["apply"] = asyncio.Event()
+            setup.stream.give([*transaction(2), *[xlog_with(9, 12, frame) for frame in chunk(9, first=False, rows=1, size=1)]])
+            setup.stream.give([xlog(StreamAbort(9, 12)), *chunk(9, first=False, rows=1, size=1), *stream_commit(9)])
             await asyncio.sleep(0.01)
-            s.slow.pop("apply").set()
+            setup.slow.pop("apply").set()
             await asyncio.sleep(0.01)
-            assert s.sink.parallel[0].calls == [3, 3, -3, 1]
-            assert s.rows == ["1", "2", "9", "9", "9"]
-            s.stream.give([*first(20), xlog(StreamAbort(20, 20))])
-            s.stream.give(first(21))
+            assert setup.sink.parallel[0].calls == [3, 3, -3, 1]
+            assert setup.rows == ["1", "2", "9", "9", "9"]
+            setup.stream.give([*first(20), xlog(StreamAbort(20, 20))])
+            setup.stream.give(first(21))
             await asyncio.sleep(0.01)
-            s.stream.give([xlog(StreamAbort(21, 21))])
+            setup.stream.give([xlog(StreamAbort(21, 21))])
             await asyncio.sleep(0.01)
-            assert s.ended()[0] == "committed"
-            assert set(s.ended()[1:]) == {"rolled back"}
+            assert setup.ended()[0] == "committed"
+            assert set(setup.ended()[1:]) == {"rolled back"}
 
     run(work())
 
@@ -186,23 +186,23 @@ def xlog_with(top: int, subxid: int, frame: bytes) -> bytes:
 
 def test_read_back_from_the_spool() -> None:
     async def work() -> None:
-        async with shop(limit=1, memory=64 * 1024) as s:
-            s.stream.give(first(9, rows=10, size=100))
-            s.stream.give(first(8, rows=500, size=100))
-            s.stream.give(chunk(8, first=False, rows=500, size=100))
+        async with running_worker(limit=1, memory=64 * 1024) as setup:
+            setup.stream.give(first(9, rows=10, size=100))
+            setup.stream.give(first(8, rows=500, size=100))
+            setup.stream.give(chunk(8, first=False, rows=500, size=100))
             await asyncio.sleep(0.01)
-            assert sum(count for spool_id, count in s.spool.appended if spool_id == 3) > 500
-            assert [attempt.xid for attempt in s.sink.parallel] == [9]
+            assert sum(count for spool_id, count in setup.spool.appended if spool_id == 3) > 500
+            assert [attempt.xid for attempt in setup.sink.parallel] == [9]
             # its turn comes when the first one is done
-            s.stream.give(stream_commit(9))
+            setup.stream.give(stream_commit(9))
             await asyncio.sleep(0.01)
-            s.stream.give(chunk(8, first=False, rows=1, size=1))
+            setup.stream.give(chunk(8, first=False, rows=1, size=1))
             await asyncio.sleep(0.01)
-            assert sum(s.sink.parallel[1].calls) == 1002
-            s.stream.give(stream_commit_of(8, 20))
+            assert sum(setup.sink.parallel[1].calls) == 1002
+            setup.stream.give(stream_commit_of(8, 20))
             await asyncio.sleep(0.01)
-            assert s.rows == ["1", *["9"] * 10, *["8"] * 1001]
-            assert s.ended() == ["committed", "committed"]
+            assert setup.rows == ["1", *["9"] * 10, *["8"] * 1001]
+            assert setup.ended() == ["committed", "committed"]
 
     run(work())
 
@@ -219,90 +219,90 @@ def test_error_ends_only_the_attempt() -> None:
 
     async def work() -> None:
         for step in ("open_parallel", "parallel apply", "parallel cut"):
-            async with shop() as s:
-                s.before[step] = refuse
-                s.stream.give(first(9))
+            async with running_worker() as setup:
+                setup.before[step] = refuse
+                setup.stream.give(first(9))
                 await asyncio.sleep(0.01)
-                s.stream.give([xlog_with(9, 11, frame) for frame in chunk(9, first=False, rows=2, size=1)])
+                setup.stream.give([xlog_with(9, 11, frame) for frame in chunk(9, first=False, rows=2, size=1)])
                 await asyncio.sleep(0.01)
-                s.stream.give([xlog(StreamAbort(9, 11))])
+                setup.stream.give([xlog(StreamAbort(9, 11))])
                 await asyncio.sleep(0.01)
-                assert step not in s.before
-                s.stream.give([*chunk(9, first=False, rows=2, size=1), *stream_commit(9)])
+                assert step not in setup.before
+                setup.stream.give([*chunk(9, first=False, rows=2, size=1), *stream_commit(9)])
                 await asyncio.sleep(0.01)
-                assert s.rows == ["1", *["9"] * 5], step
-                assert "committed" not in s.ended()
+                assert setup.rows == ["1", *["9"] * 5], step
+                assert "committed" not in setup.ended()
 
     run(work())
 
 
 def test_ends_when_a_table_is_not_ready() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give(first(9))
+        async with running_worker() as setup:
+            setup.stream.give(first(9))
             await asyncio.sleep(0.01)
-            s.states.set(table(1), TableEntry(TableState.INIT))
-            s.stream.give([*chunk(9, first=False, rows=1, size=1), *first(8)])
+            setup.states.set(table(1), TableEntry(TableState.INIT))
+            setup.stream.give([*chunk(9, first=False, rows=1, size=1), *first(8)])
             await asyncio.sleep(0.01)
-            assert s.ended() == ["rolled back"]
-            s.stream.give(stream_commit(9))
+            assert setup.ended() == ["rolled back"]
+            setup.stream.give(stream_commit(9))
             await asyncio.sleep(0.01)
-            assert s.rows == ["1", *["9"] * 4]
+            assert setup.rows == ["1", *["9"] * 4]
             # seen no earlier than at the end: the gate has another answer
-            s.states.set(table(1), READY)
-            s.stream.give(first(30))
+            setup.states.set(table(1), READY)
+            setup.stream.give(first(30))
             await asyncio.sleep(0.01)
-            attempt = s.sink.parallel[-1]
-            s.states.set(table(0), TableEntry(TableState.SYNCDONE, Lsn(5000)))
-            s.stream.give(stream_commit(30))
+            attempt = setup.sink.parallel[-1]
+            setup.states.set(table(0), TableEntry(TableState.SYNCDONE, Lsn(5000)))
+            setup.stream.give(stream_commit(30))
             await asyncio.sleep(0.01)
             assert attempt.xid == 30
             assert attempt.ended == "rolled back"
-            assert s.rows == ["1", *["9"] * 4]
+            assert setup.rows == ["1", *["9"] * 4]
 
     run(work())
 
 
 def test_no_attempts_while_a_transaction_is_to_be_skipped() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.paused = True
-            s.stream.give(first(9))
+        async with running_worker() as setup:
+            setup.paused = True
+            setup.stream.give(first(9))
             await asyncio.sleep(0.01)
-            assert s.ended() == []
-            s.paused = False
-            s.stream.give(transaction(2))
+            assert setup.ended() == []
+            setup.paused = False
+            setup.stream.give(transaction(2))
             await asyncio.sleep(0.01)
-            assert s.ended() == [None]
+            assert setup.ended() == [None]
 
     run(work())
 
 
 def test_attempt_that_holds_up_the_worker_is_rolled_back() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give([*first(9), *first(8)])
+        async with running_worker() as setup:
+            setup.stream.give([*first(9), *first(8)])
             await asyncio.sleep(0.01)
-            s.sink.held_up_by.append(s.sink.parallel[0])
-            free = s.slow["apply"] = asyncio.Event()
-            s.before["parallel roll back"] = free.set
-            s.stream.give(transaction(2))
+            setup.sink.held_up_by.append(setup.sink.parallel[0])
+            free = setup.slow["apply"] = asyncio.Event()
+            setup.before["parallel roll back"] = free.set
+            setup.stream.give(transaction(2))
             await asyncio.sleep(PATIENCE / 2)
-            assert s.ended() == [None, None]
+            assert setup.ended() == [None, None]
             await asyncio.sleep(3 * PATIENCE)
-            assert s.ended() == ["rolled back", None]
-            assert s.rows == ["1", "2"]
+            assert setup.ended() == ["rolled back", None]
+            assert setup.rows == ["1", "2"]
             # the same while the commit of another one is waited for
-            s.slow.clear()
-            s.stream.give(first(7))
+            setup.slow.clear()
+            setup.stream.give(first(7))
             await asyncio.sleep(0.01)
-            s.sink.held_up_by.append(s.sink.parallel[2])
-            free = s.slow["parallel commit"] = asyncio.Event()
-            s.before["parallel roll back"] = free.set
-            s.stream.give([*stream_commit(8), *stream_commit(9)])
+            setup.sink.held_up_by.append(setup.sink.parallel[2])
+            free = setup.slow["parallel commit"] = asyncio.Event()
+            setup.before["parallel roll back"] = free.set
+            setup.stream.give([*stream_commit(8), *stream_commit(9)])
             await asyncio.sleep(4 * PATIENCE)
-            assert s.ended() == ["rolled back", "committed", "rolled back"]
-            assert s.rows == ["1", "2", *["8"] * 3, *["9"] * 3]
+            assert setup.ended() == ["rolled back", "committed", "rolled back"]
+            assert setup.rows == ["1", "2", *["8"] * 3, *["9"] * 3]
 
     run(work())
 
@@ -312,14 +312,14 @@ def test_deadlock_victim_is_repeated() -> None:
         raise TargetUnavailable("deadlock detected", sqlstate="40P01")
 
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give(first(9))
+        async with running_worker() as setup:
+            setup.stream.give(first(9))
             await asyncio.sleep(0.01)
-            s.before["apply"] = deadlock
-            s.stream.give([*transaction(2), *stream_commit(9)])
+            setup.before["apply"] = deadlock
+            setup.stream.give([*transaction(2), *stream_commit(9)])
             await asyncio.sleep(0.01)
-            assert s.ended() == ["rolled back"]
-            assert s.rows == ["1", "2", "9", "9", "9"]
+            assert setup.ended() == ["rolled back"]
+            assert setup.rows == ["1", "2", "9", "9", "9"]
 
     run(work())
 
@@ -340,16 +340,16 @@ def test_no_rollback_in_the_middle_of_a_commit() -> None:
     async def work() -> None:
         outcomes = set()
         for turns in range(-10, 20):
-            async with shop() as s:
-                s.stream.give(first(9))
+            async with running_worker() as setup:
+                setup.stream.give(first(9))
                 await asyncio.sleep(0.01)
-                applying = s.slow["apply"] = asyncio.Event()
-                s.stream.give([*transaction(2), *stream_commit(9)])
+                applying = setup.slow["apply"] = asyncio.Event()
+                setup.stream.give([*transaction(2), *stream_commit(9)])
                 await asyncio.sleep(0.01)
-                (attempt,) = s.parallel._attempts.values()
+                (attempt,) = setup.parallel._attempts.values()
                 assert attempt.task.done()
-                committing = s.slow["parallel commit"] = asyncio.Event()
-                s.slow.pop("apply")
+                committing = setup.slow["parallel commit"] = asyncio.Event()
+                setup.slow.pop("apply")
                 abandoning = asyncio.create_task(_after(max(turns, 0), attempt.abandon))
                 await _turns(max(-turns, 0))
                 applying.set()
@@ -357,9 +357,9 @@ def test_no_rollback_in_the_middle_of_a_commit() -> None:
                 committing.set()
                 await abandoning
                 await asyncio.sleep(0.01)
-                assert not s.sink.parallel[0].interrupted, turns
-                assert s.rows == ["1", "2", "9", "9", "9"]
-                outcomes.update(s.ended())
+                assert not setup.sink.parallel[0].interrupted, turns
+                assert setup.rows == ["1", "2", "9", "9", "9"]
+                outcomes.update(setup.ended())
         assert outcomes == {"committed", "rolled back"}
 
     run(work())
@@ -372,42 +372,42 @@ def test_a_rollback_is_never_cut_off() -> None:
         raise ApplyError("refused")
 
     async def work() -> None:
-        async with shop() as s:
-            s.before["parallel apply"] = refuse
-            rolling = s.slow["parallel roll back"] = asyncio.Event()
-            s.stream.give(first(9))
+        async with running_worker() as setup:
+            setup.before["parallel apply"] = refuse
+            rolling = setup.slow["parallel roll back"] = asyncio.Event()
+            setup.stream.give(first(9))
             await asyncio.sleep(0.01)
-            assert "parallel roll back" in s.steps
-            s.states.set(table(1), TableEntry(TableState.INIT))
-            s.stream.give(chunk(9, first=False, rows=1, size=1))
+            assert "parallel roll back" in setup.steps
+            setup.states.set(table(1), TableEntry(TableState.INIT))
+            setup.stream.give(chunk(9, first=False, rows=1, size=1))
             await asyncio.sleep(0.01)
             rolling.set()
             await asyncio.sleep(0.01)
-            assert s.ended() == ["rolled back"]
-            assert not s.sink.parallel[0].cut_off
+            assert setup.ended() == ["rolled back"]
+            assert not setup.sink.parallel[0].cut_off
 
     run(work())
 
 
 def test_rollback_interrupted_by_the_end_is_repeated() -> None:
     async def work() -> None:
-        async with shop() as s:
-            s.stream.give([*first(9), *first(8)])
+        async with running_worker() as setup:
+            setup.stream.give([*first(9), *first(8)])
             await asyncio.sleep(0.01)
             # both have followed to the end, so that the one that resolves the wait rolls back itself
-            s.slow["apply"] = asyncio.Event()
-            s.stream.give([*transaction(2), *stream_commit(9)])
+            setup.slow["apply"] = asyncio.Event()
+            setup.stream.give([*transaction(2), *stream_commit(9)])
             await asyncio.sleep(0.01)
-            rolling = s.slow["parallel roll back"] = asyncio.Event()
-            s.sink.held_up_by.append(s.sink.parallel[0])
+            rolling = setup.slow["parallel roll back"] = asyncio.Event()
+            setup.sink.held_up_by.append(setup.sink.parallel[0])
             await asyncio.sleep(3 * PATIENCE)
-            assert s.ended() == [None, None]
-            ending = asyncio.create_task(s.parallel.__aexit__())
+            assert setup.ended() == [None, None]
+            ending = asyncio.create_task(setup.parallel.__aexit__())
             await asyncio.sleep(0.01)
             rolling.set()
             await ending
-            assert s.ended() == ["rolled back", "rolled back"]
-            s.slow.pop("apply").set()
+            assert setup.ended() == ["rolled back", "rolled back"]
+            setup.slow.pop("apply").set()
 
     run(work())
 
@@ -415,11 +415,11 @@ def test_rollback_interrupted_by_the_end_is_repeated() -> None:
 def test_attempts_stay_within_the_limit() -> None:
     async def work() -> None:
         for limit in (0, 1, 3):
-            async with shop(limit) as s:
+            async with running_worker(limit) as setup:
                 for xid in (11, 12, 13, 14):
-                    s.stream.give(first(xid))
+                    setup.stream.give(first(xid))
                 await asyncio.sleep(0.01)
-                assert len(s.sink.parallel) == limit
-                assert [attempt.xid for attempt in s.sink.parallel] == [11, 12, 13][:limit]
+                assert len(setup.sink.parallel) == limit
+                assert [attempt.xid for attempt in setup.sink.parallel] == [11, 12, 13][:limit]
 
     run(work())

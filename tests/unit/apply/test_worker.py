@@ -31,7 +31,7 @@ COPIED = TableEntry(TableState.FINISHEDCOPY)
 QUIET = Settings(wal_receiver_timeout=0)
 
 
-class Shop:
+class WorkerSetup:
     """One worker and all around it."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Shop:
 
 
 @contextlib.asynccontextmanager
-async def shop(
+async def running_worker(
     *,
     settings: Settings | None = None,
     entry: TableEntry = READY,
@@ -103,8 +103,8 @@ async def shop(
     keeps: bool = False,
     skip_lsn: Lsn = INVALID_LSN,
     empty_prepares: bool = True,
-) -> AsyncIterator[tuple[Shop, asyncio.Task[None]]]:
-    found = Shop(
+) -> AsyncIterator[tuple[WorkerSetup, asyncio.Task[None]]]:
+    found = WorkerSetup(
         settings=settings or QUIET,
         entry=entry,
         lazy=lazy,
@@ -126,193 +126,193 @@ async def shop(
 
 def test_applies_waiting_transactions_as_one_batch_and_acknowledges_it() -> None:
     async def work() -> None:
-        async with shop() as (s, _):
-            s.stream.give([frame for xid in (1, 2, 3) for frame in transaction(xid)])
+        async with running_worker() as (setup, _):
+            setup.stream.give([frame for xid in (1, 2, 3) for frame in transaction(xid)])
             await asyncio.sleep(1)
-            assert s.rows == ["1", "2", "3"]
-            assert [batch.end_lsn for batch in s.sink.batches] == [308]
-            assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (308, 308, 308)
-            assert s.held == 0
-            assert s.progress
+            assert setup.rows == ["1", "2", "3"]
+            assert [batch.end_lsn for batch in setup.sink.batches] == [308]
+            assert (setup.stream.last.write, setup.stream.last.flush, setup.stream.last.apply) == (308, 308, 308)
+            assert setup.held == 0
+            assert setup.progress
 
     run(work())
 
 
 def test_applied_is_not_flushed() -> None:
     async def work() -> None:
-        async with shop(lazy=True) as (s, _):
-            s.stream.give([*transaction(1), keepalive(200)])
+        async with running_worker(lazy=True) as (setup, _):
+            setup.stream.give([*transaction(1), keepalive(200)])
             await asyncio.sleep(0.9)
-            s.receiver.report()
+            setup.receiver.report()
             await asyncio.sleep(0.01)
-            assert s.rows == ["1"]
-            assert (s.stream.last.write, s.stream.last.flush, s.stream.last.apply) == (200, 50, 108)
-            assert s.sink.advanced == [], "nothing is idle while a commit may still be lost"
-            s.sink.settle()
-            s.receiver.report()
+            assert setup.rows == ["1"]
+            assert (setup.stream.last.write, setup.stream.last.flush, setup.stream.last.apply) == (200, 50, 108)
+            assert setup.sink.advanced == [], "nothing is idle while a commit may still be lost"
+            setup.sink.settle()
+            setup.receiver.report()
             await asyncio.sleep(0.01)
-            assert s.stream.last.flush == 108
+            assert setup.stream.last.flush == 108
             await asyncio.sleep(2)
-            assert s.sink.advanced == [200]
-            assert s.stream.last.flush == 200
+            assert setup.sink.advanced == [200]
+            assert setup.stream.last.flush == 200
 
     run(work())
 
 
 def test_missing_durability_report_is_requested() -> None:
     async def work() -> None:
-        async with shop(lazy=True) as (s, _):
-            s.stream.give(transaction(1))
+        async with running_worker(lazy=True) as (setup, _):
+            setup.stream.give(transaction(1))
             await asyncio.sleep(0.9)
-            assert s.sink.advanced == []
+            assert setup.sink.advanced == []
             await asyncio.sleep(2)
-            assert s.sink.advanced == [108]
-            assert s.server.flushed.rows[table(0)] == s.server.visible.rows[table(0)]
-            assert s.stream.last.flush == s.tracker.flushed == 108
+            assert setup.sink.advanced == [108]
+            assert setup.server.flushed.rows[table(0)] == setup.server.visible.rows[table(0)]
+            assert setup.stream.last.flush == setup.tracker.flushed == 108
             await asyncio.sleep(100)
-            assert s.sink.advanced == [108], "it is durable now"
+            assert setup.sink.advanced == [108], "it is durable now"
 
     run(work())
 
 
 def test_busy_stream_requests_durability_too() -> None:
     async def work() -> None:
-        async with shop(lazy=True) as (s, _):
+        async with running_worker(lazy=True) as (setup, _):
             for xid in range(1, 20):
-                s.stream.give(transaction(xid))
+                setup.stream.give(transaction(xid))
                 await asyncio.sleep(0.3)
-            assert s.sink.advanced
-            assert s.tracker.flushed >= 1408
+            assert setup.sink.advanced
+            assert setup.tracker.flushed >= 1408
 
     run(work())
 
 
 def test_reported_durability_is_not_requested() -> None:
     async def work() -> None:
-        async with shop(lazy=True) as (s, _):
+        async with running_worker(lazy=True) as (setup, _):
             for xid in range(1, 20):
-                s.stream.give(transaction(xid))
+                setup.stream.give(transaction(xid))
                 await asyncio.sleep(0.5)
-                s.sink.settle()
-            assert s.sink.advanced == []
-            assert s.tracker.flushed == 1908
+                setup.sink.settle()
+            assert setup.sink.advanced == []
+            assert setup.tracker.flushed == 1908
 
     run(work())
 
 
 def test_sink_that_cannot_report_durability_ends_an_idle_stream() -> None:
     async def work() -> None:
-        async with shop(lazy=True) as (s, task):
+        async with running_worker(lazy=True) as (setup, task):
 
             async def refuse(_: Lsn) -> None:
                 raise TargetUnavailable("the session that watches was lost")
 
-            s.sink.advance = refuse  # type: ignore[method-assign, assignment]
-            s.stream.give(transaction(1))
+            setup.sink.advance = refuse  # type: ignore[method-assign, assignment]
+            setup.stream.give(transaction(1))
             await asyncio.wait({task}, timeout=3)
             assert isinstance(task.exception(), TargetUnavailable)
-            assert s.tracker.flushed == s.stream.last.flush == 50
+            assert setup.tracker.flushed == setup.stream.last.flush == 50
 
     run(work())
 
 
 def test_the_idle_position_is_stored_before_it_is_acknowledged() -> None:
     async def work() -> None:
-        async with shop() as (s, _):
+        async with running_worker() as (setup, _):
             stored = asyncio.Event()
-            advance = s.sink.advance
+            advance = setup.sink.advance
 
             async def slow(lsn: Lsn) -> None:
                 await stored.wait()
                 await advance(lsn)
 
-            s.sink.advance = slow  # type: ignore[method-assign]
-            s.stream.give([keepalive(200, reply_requested=True)])
+            setup.sink.advance = slow  # type: ignore[method-assign]
+            setup.stream.give([keepalive(200, reply_requested=True)])
             await asyncio.sleep(20)
-            assert s.stream.last.write == 200
-            assert all(status.flush == 50 for _, status in s.stream.sent)
+            assert setup.stream.last.write == 200
+            assert all(status.flush == 50 for _, status in setup.stream.sent)
             stored.set()
             await asyncio.sleep(0.01)
-            assert s.server.flushed.position == Position("slot", "system", 1, Lsn(200))
-            assert s.stream.last.flush == 200
+            assert setup.server.flushed.position == Position("slot", "system", 1, Lsn(200))
+            assert setup.stream.last.flush == 200
 
     run(work())
 
 
 def test_idle_position_is_stored_once_a_second_or_at_once_if_awaited() -> None:
     async def work() -> None:
-        async with shop() as (s, _):
+        async with running_worker() as (setup, _):
             await asyncio.sleep(5.5)
-            s.stream.give([keepalive(60)])
+            setup.stream.give([keepalive(60)])
             await asyncio.sleep(0.01)
-            assert s.sink.advanced == [60]
+            assert setup.sink.advanced == [60]
             for lsn in range(61, 70):
-                s.stream.give([keepalive(lsn)])
+                setup.stream.give([keepalive(lsn)])
                 await asyncio.sleep(0.05)
-            assert s.sink.advanced == [60]
-            s.stream.give([keepalive(70, reply_requested=True)])
+            assert setup.sink.advanced == [60]
+            setup.stream.give([keepalive(70, reply_requested=True)])
             await asyncio.sleep(0.01)
-            assert s.sink.advanced == [60, 70], "the publisher waits, it may want to shut down"
-            s.goal = Lsn(80)
-            s.stream.give([keepalive(79)])
+            assert setup.sink.advanced == [60, 70], "the publisher waits, it may want to shut down"
+            setup.goal = Lsn(80)
+            setup.stream.give([keepalive(79)])
             await asyncio.sleep(0.01)
-            s.stream.give([keepalive(80)])
+            setup.stream.give([keepalive(80)])
             await asyncio.sleep(0.01)
-            assert s.sink.advanced == [60, 70, 80]
+            assert setup.sink.advanced == [60, 70, 80]
             await asyncio.sleep(100)
-            assert s.sink.advanced == [60, 70, 80], "nothing new, nothing stored"
+            assert setup.sink.advanced == [60, 70, 80], "nothing new, nothing stored"
 
     run(work())
 
 
 def test_stop_while_waiting_for_a_handover() -> None:
     async def work() -> None:
-        async with shop(entry=COPIED) as (s, task):
-            s.states.request_handover(table(0))
-            s.stream.give(transaction(1))
+        async with running_worker(entry=COPIED) as (setup, task):
+            setup.states.request_handover(table(0))
+            setup.stream.give(transaction(1))
             await asyncio.sleep(100)
-            assert s.sink.batches == []
-            s.stop()
+            assert setup.sink.batches == []
+            setup.stop()
             await asyncio.wait_for(task, 1)
-            assert s.sink.batches == []
-            assert s.stream.last.flush == 50
-            assert s.tracker.applied < 108
-            assert s.held == 0
+            assert setup.sink.batches == []
+            assert setup.stream.last.flush == 50
+            assert setup.tracker.applied < 108
+            assert setup.held == 0
 
     run(work())
 
 
 def test_waits_for_a_handover_and_then_applies_later_transactions() -> None:
     async def work() -> None:
-        async with shop(entry=COPIED, settings=Settings(batch_rows=1)) as (s, _):
-            s.stream.give(transaction(1))
+        async with running_worker(entry=COPIED, settings=Settings(batch_rows=1)) as (setup, _):
+            setup.stream.give(transaction(1))
             await asyncio.sleep(1)
-            assert s.rows == [], "the table's own synchronization does that"
-            s.states.request_handover(table(0))
-            s.stream.give([*transaction(2), *transaction(3)])
+            assert setup.rows == [], "the table's own synchronization does that"
+            setup.states.request_handover(table(0))
+            setup.stream.give([*transaction(2), *transaction(3)])
             await asyncio.sleep(1)
-            assert s.states.try_handover(table(0), Lsn(208))
+            assert setup.states.try_handover(table(0), Lsn(208))
             await asyncio.sleep(1)
-            assert s.tracker.flushed == 208
-            s.server.visible.entries[table(0)] = TableEntry(TableState.SYNCDONE, Lsn(208))
-            s.states.complete_handover(table(0))
+            assert setup.tracker.flushed == 208
+            setup.server.visible.entries[table(0)] = TableEntry(TableState.SYNCDONE, Lsn(208))
+            setup.states.complete_handover(table(0))
             await asyncio.sleep(1)
-            assert s.rows == ["3"]
-            assert s.server.visible.entries == s.states.entries() == {table(0): TableEntry(TableState.READY, Lsn(208))}
+            assert setup.rows == ["3"]
+            assert setup.server.visible.entries == setup.states.entries() == {table(0): TableEntry(TableState.READY, Lsn(208))}
 
     run(work())
 
 
 def test_a_table_becomes_ready_when_the_durable_position_passed_it() -> None:
     async def work() -> None:
-        async with shop(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), lazy=True) as (s, _):
-            s.stream.give([*transaction(1), *transaction(2)])
+        async with running_worker(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), lazy=True) as (setup, _):
+            setup.stream.give([*transaction(1), *transaction(2)])
             await asyncio.sleep(0.9)
-            assert s.rows == ["2"]
-            assert s.states.entries()[table(0)].state is TableState.SYNCDONE, "it could still be lost"
-            s.sink.settle()
+            assert setup.rows == ["2"]
+            assert setup.states.entries()[table(0)].state is TableState.SYNCDONE, "it could still be lost"
+            setup.sink.settle()
             await asyncio.sleep(2)
-            assert s.states.entries()[table(0)] == TableEntry(TableState.READY, Lsn(150))
+            assert setup.states.entries()[table(0)] == TableEntry(TableState.READY, Lsn(150))
 
     run(work())
 
@@ -320,45 +320,45 @@ def test_a_table_becomes_ready_when_the_durable_position_passed_it() -> None:
 @pytest.mark.parametrize("error", [ApplyError("refused"), TargetUnavailable("away")])
 def test_error_releases_all_memory(error: Exception) -> None:
     async def work() -> None:
-        async with shop() as (s, task):
+        async with running_worker() as (setup, task):
 
             async def refuse(_: Batch) -> NoReturn:
                 raise error
 
-            s.sink.apply = refuse  # type: ignore[assignment,method-assign]
-            s.stream.give(transaction(1, size=5000))
+            setup.sink.apply = refuse  # type: ignore[assignment,method-assign]
+            setup.stream.give(transaction(1, size=5000))
             await asyncio.wait({task}, timeout=10)
             assert task.exception() is error
-            assert s.held == 0
-            assert s.tracker.applied == s.tracker.flushed == 50
-            assert s.stream.last.flush == 50
+            assert setup.held == 0
+            assert setup.tracker.applied == setup.tracker.flushed == 50
+            assert setup.stream.last.flush == 50
 
     run(work())
 
 
 def test_transactions_before_a_broken_stream_are_applied() -> None:
     async def work() -> None:
-        async with shop(settings=Settings(batch_delay=30)) as (s, task):
-            s.stream.give([*transaction(1), *transaction(2)])
+        async with running_worker(settings=Settings(batch_delay=30)) as (setup, task):
+            setup.stream.give([*transaction(1), *transaction(2)])
             await asyncio.sleep(1)
-            s.stream.fail(PublisherUnavailable("lost"))
+            setup.stream.fail(PublisherUnavailable("lost"))
             await asyncio.wait({task}, timeout=100)
             assert isinstance(task.exception(), PublisherUnavailable)
-            assert s.rows == ["1", "2"]
-            assert s.tracker.flushed == 208
+            assert setup.rows == ["1", "2"]
+            assert setup.tracker.flushed == 208
 
     run(work())
 
 
 def test_stop_ends_it_soon_and_reports() -> None:
     async def work() -> None:
-        async with shop() as (s, task):
-            s.stream.give([*transaction(1), keepalive(200)])
+        async with running_worker() as (setup, task):
+            setup.stream.give([*transaction(1), keepalive(200)])
             await asyncio.sleep(5)
-            before = len(s.stream.sent)
-            s.stop()
+            before = len(setup.stream.sent)
+            setup.stop()
             await asyncio.wait_for(task, 0.01)
-            assert len(s.stream.sent) == before + 1
+            assert len(setup.stream.sent) == before + 1
 
     run(work())
 
@@ -377,19 +377,19 @@ def prepared(xid: int) -> list[bytes]:
 
 def test_prepared_transactions_in_their_place() -> None:
     async def work() -> None:
-        async with shop(two_phase=TwoPhaseState.ENABLED) as (s, _):
+        async with running_worker(two_phase=TwoPhaseState.ENABLED) as (setup, _):
             frames = [*prepared(1), *transaction(2), *prepared(3)]
             frames.append(xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408))
             frames.append(xlog(LogicalMessage(False, Lsn(420), "prefix", b"unrequested"), 420))
             frames.append(xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508))
             frames += transaction(6)
-            s.stream.give(frames)
+            setup.stream.give(frames)
             await asyncio.sleep(1)
-            assert s.rows == ["2", "1", "6"]
-            assert s.server.visible.prepared == {}
-            assert [batch.end_lsn for batch in s.sink.batches] == [208, 608]
-            assert s.stream.last.flush == 608
-            assert s.held == 0
+            assert setup.rows == ["2", "1", "6"]
+            assert setup.server.visible.prepared == {}
+            assert [batch.end_lsn for batch in setup.sink.batches] == [208, 608]
+            assert setup.stream.last.flush == 608
+            assert setup.held == 0
 
     run(work())
 
@@ -409,15 +409,15 @@ def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) 
     """The bug was that what a target refused at COMMIT PREPARED could not be passed over by the LSN that the error named."""
 
     async def work() -> None:
-        async with shop(two_phase=TwoPhaseState.ENABLED, keeps=keeps, skip_lsn=Lsn(named)) as (s, _):
-            s.server.visible.skip_lsn = Lsn(named)
+        async with running_worker(two_phase=TwoPhaseState.ENABLED, keeps=keeps, skip_lsn=Lsn(named)) as (setup, _):
+            setup.server.visible.skip_lsn = Lsn(named)
             frames = [*prepared(1), xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408), *transaction(5)]
-            s.stream.give(frames)
+            setup.stream.give(frames)
             await asyncio.sleep(1)
-            assert s.rows == rows
-            assert s.server.visible.prepared == {}
-            assert s.server.visible.skip_lsn == INVALID_LSN
-            assert s.stream.last.flush == 508
+            assert setup.rows == rows
+            assert setup.server.visible.prepared == {}
+            assert setup.server.visible.skip_lsn == INVALID_LSN
+            assert setup.stream.last.flush == 508
 
     run(work())
 
@@ -428,21 +428,21 @@ def test_commit_prepared_of_an_unknown_transaction(error: type[DataLossError], s
     """A publisher that sends nothing of an empty prepared transaction but its end; and one that sends its PREPARE."""
 
     async def work() -> None:
-        async with shop(two_phase=TwoPhaseState.ENABLED, empty_prepares=sends) as (s, task):
+        async with running_worker(two_phase=TwoPhaseState.ENABLED, empty_prepares=sends) as (setup, task):
 
             async def commit_prepared(message: CommitPrepared) -> None:
                 raise error("not there")
 
-            s.sink.commit_prepared = commit_prepared  # type: ignore[method-assign]
-            s.stream.give([xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 3, "gid3"), 408), *transaction(6)])
+            setup.sink.commit_prepared = commit_prepared  # type: ignore[method-assign]
+            setup.stream.give([xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 3, "gid3"), 408), *transaction(6)])
             await asyncio.wait({task}, timeout=2)
             if error is NeverPrepared and not sends:
-                assert s.rows == ["6"]
-                assert s.stream.last.flush == 608
-                assert s.sink.advanced[0] == 408
+                assert setup.rows == ["6"]
+                assert setup.stream.last.flush == 608
+                assert setup.sink.advanced[0] == 408
             else:
                 assert isinstance(task.exception(), error)
-                assert s.tracker.flushed == 50
+                assert setup.tracker.flushed == 50
 
     run(work())
 
@@ -461,54 +461,54 @@ def test_rejected_transaction_that_the_publisher_rolled_back_is_skipped(error: T
     """The bug was that a part of a prepared transaction, all that comes of one that is rolled back meanwhile, ended the stream for good."""
 
     async def work() -> None:
-        async with shop(two_phase=TwoPhaseState.ENABLED) as (s, task):
-            apply, s.rolled_back = s.sink.prepare, rolled_back
+        async with running_worker(two_phase=TwoPhaseState.ENABLED) as (setup, task):
+            apply, setup.rolled_back = setup.sink.prepare, rolled_back
 
             async def prepare(event: PreparedTransaction, gate: RelationGate) -> None:
                 if event.transaction.xid == 3:
                     raise error
                 await apply(event, gate)
 
-            s.sink.prepare = prepare  # type: ignore[method-assign, assignment]
+            setup.sink.prepare = prepare  # type: ignore[method-assign, assignment]
             frames = [*prepared(1), *prepared(3), xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408)]
-            s.stream.give(frames)
+            setup.stream.give(frames)
             await asyncio.wait({task}, timeout=2)
             if passes:
                 assert not task.done()
                 # so that a COMMIT PREPARED, which must not come, would be noticed
-                assert s.server.visible.prepared == {}
-                assert s.stream.last.flush == 408
-                s.stream.give([xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508), *transaction(6)])
+                assert setup.server.visible.prepared == {}
+                assert setup.stream.last.flush == 408
+                setup.stream.give([xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508), *transaction(6)])
                 await asyncio.wait({task}, timeout=2)
-                assert s.rows == ["1", "6"]
-                assert s.stream.last.flush == 608
-                assert s.held == 0
+                assert setup.rows == ["1", "6"]
+                assert setup.stream.last.flush == 608
+                assert setup.held == 0
             else:
                 assert task.exception() is error
-                assert s.rows == []
-                assert s.tracker.flushed == 108
+                assert setup.rows == []
+                assert setup.tracker.flushed == 108
 
     run(work())
 
 
 def test_ends_to_enable_two_phase_once_all_tables_are_ready() -> None:
     async def work() -> None:
-        async with shop(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), two_phase=TwoPhaseState.PENDING) as (s, task):
-            s.stream.give(transaction(1))
+        async with running_worker(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), two_phase=TwoPhaseState.PENDING) as (setup, task):
+            setup.stream.give(transaction(1))
             await asyncio.sleep(10)
             assert not task.done()
-            s.stream.give([keepalive(200)])
+            setup.stream.give([keepalive(200)])
             await asyncio.wait_for(task, 3)
-            assert s.states.all_ready
+            assert setup.states.all_ready
 
     run(work())
 
 
 def test_two_phase_stays_pending_without_tables() -> None:
     async def work() -> None:
-        async with shop(two_phase=TwoPhaseState.PENDING, entry=COPIED) as (s, task):
-            s.states.remove(table(0))
-            s.stream.give([keepalive(200)])
+        async with running_worker(two_phase=TwoPhaseState.PENDING, entry=COPIED) as (setup, task):
+            setup.states.remove(table(0))
+            setup.stream.give([keepalive(200)])
             await asyncio.sleep(100)
             assert not task.done()
 
