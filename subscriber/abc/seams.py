@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from subscriber.abc.values import (
     ApplyStatistics,
@@ -25,8 +25,11 @@ from subscriber.abc.values import (
 )
 from subscriber.errors import RelationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
+
+if TYPE_CHECKING:
+    # `subscriber status` needs none of these
+    from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+    from subscriber.transaction.model import PreparedTransaction, SpooledRecords, Transaction
 
 __all__ = [
     "GroupingSink",

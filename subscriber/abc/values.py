@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import Relation
-from subscriber.transaction.model import Transaction
-from subscriber.types.facts import TypeFact
+
+if TYPE_CHECKING:
+    # `subscriber status` needs none of these
+    from subscriber.protocol.messages import Relation
+    from subscriber.transaction.model import Transaction
+    from subscriber.types.facts import TypeFact
 
 __all__ = [
     "CATALOG_SCHEMA",
@@ -234,7 +237,7 @@ class CopyFormat(StrEnum):
     BINARY = "binary"
 
 
-RelationGate = Callable[[Relation, Lsn], bool]
+RelationGate = Callable[["Relation", Lsn], bool]
 """``gate(relation, final_lsn)``: whether to apply changes of this relation in a transaction with this final LSN.
 
 False for tables that are not part of the subscription, or that are still being synchronized. The answer for a pair does not change while

@@ -63,7 +63,7 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
     """
     if is_lake(target):
         with _lake():
-            from subscriber.sinks.spark import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
+            from subscriber.sinks.spark.sink import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
         return SparkSink(target, options=options, settings=settings, defined=defined)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):
@@ -72,7 +72,7 @@ def open_target(target: str, options: SubscriptionOptions, settings: Settings, *
             return SqlAlchemySink(target, options=options, settings=settings, defined=defined)
     _require_postgres_settings(settings)
     with _postgres():
-        from subscriber.sinks.postgres import PostgresSink  # noqa: PLC0415 -- as above
+        from subscriber.sinks.postgres.sink import PostgresSink  # noqa: PLC0415 -- as above
     return PostgresSink(target, options=options, settings=settings, defined=defined)
 
 
@@ -93,7 +93,7 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
 
             return await SqlAlchemyCatalog.open(target, application_name)
     with _postgres():
-        from subscriber.sinks.postgres import PostgresCatalog  # noqa: PLC0415 -- as above
+        from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog  # noqa: PLC0415 -- as above
     return await PostgresCatalog.open(target, application_name)
 
 
@@ -114,7 +114,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
 
             return await observe_other(target)
     with _postgres():
-        from subscriber.sinks.postgres import observe  # noqa: PLC0415 -- as above
+        from subscriber.sinks.postgres.catalog.subscriptions import observe  # noqa: PLC0415 -- as above
     return await observe(target)
 
 

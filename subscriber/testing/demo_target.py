@@ -14,7 +14,7 @@ from subscriber.abc import TableName
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres import PostgresCatalog
+from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog
 from subscriber.sinks.postgres.session.errors import translated
 from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared
 from subscriber.testing.tables import create_tables, drop_tables

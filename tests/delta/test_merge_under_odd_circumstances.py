@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
-from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.sink import SparkSink
 from subscriber.spark import read
 from tests.delta.test_engines_on_one_lake import engine_of
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, storage

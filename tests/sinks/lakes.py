@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 
 from subscriber.abc import Sink, TableName
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.files.location import Location, table_directory
@@ -20,6 +19,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import Engine
 from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
 from subscriber.testing.compliance import Row, Table
 

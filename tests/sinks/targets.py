@@ -12,7 +12,7 @@ from psycopg import sql
 from subscriber.abc import Sink
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.sinks.memory import MemoryColumn, MemorySink, MemoryTarget
-from subscriber.sinks.postgres import PostgresSink
+from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ColumnDefinition, Row, Table, TypeName
 from subscriber.testing.compliance.values import TYPE_OIDS

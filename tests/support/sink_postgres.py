@@ -26,7 +26,7 @@ from subscriber.protocol.messages import (
     TupleData,
     Update,
 )
-from subscriber.sinks.postgres import PostgresSink
+from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.support.database import Database
 

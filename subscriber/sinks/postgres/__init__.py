@@ -1,6 +1,1 @@
-"""PostgreSQL as a target."""
-
-from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog, observe
-from subscriber.sinks.postgres.sink import PostgresSink
-
-__all__ = ["PostgresCatalog", "PostgresSink", "observe"]
+"""PostgreSQL as a target. ``sink.py`` has the sink, ``catalog/subscriptions.py`` the catalog of subscriptions."""

@@ -7,14 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.abc import Retry, WorkerState
 from subscriber.catalog import Observation
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.targets import observe_target, open_catalog
-from subscriber.walreceiver.monitoring import SlotObservation, observe_slot
+
+if TYPE_CHECKING:
+    from subscriber.walreceiver.monitoring import SlotObservation
 
 __all__ = ["State", "SubscriptionStatus", "reset_subscription_stats", "subscription_status"]
 
@@ -111,6 +113,8 @@ async def _status(observation: Observation) -> SubscriptionStatus:
     slot, problem = None, None
     definition = observation.definition
     if definition.conninfo is not None and definition.slot_name is not None:
+        from subscriber.walreceiver.monitoring import observe_slot  # noqa: PLC0415 -- otherwise status need not load libpq
+
         try:
             async with asyncio.timeout(_PUBLISHER_SECONDS):
                 slot = await observe_slot(definition.conninfo, definition.slot_name, application_name="subscriber status")

@@ -23,7 +23,6 @@ from deltalake import DeltaTable
 from subscriber.abc import Position, TableEntry, TableState
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.files.location import Location
@@ -33,6 +32,7 @@ from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import Engine, LocalEngine, RewriteEngine
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
+from subscriber.sinks.spark.sink import SparkSink
 from subscriber.spark import read
 from tests.benchmark.spark.changes import TABLE, Changes, land, write_for_script
 from tests.benchmark.spark.script import Script

@@ -31,12 +31,12 @@ from subscriber.errors import (
     TargetUnavailable,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.postgres import PostgresSink
 from subscriber.sinks.postgres.catalog import schema as catalog
 from subscriber.sinks.postgres.catalog.schema import VERSION
 from subscriber.sinks.postgres.catalog.store import PostgresStore
 from subscriber.sinks.postgres.catalog.subscriptions import observe
 from subscriber.sinks.postgres.session.target import asyncpg_arguments
+from subscriber.sinks.postgres.sink import PostgresSink
 from tests.support.database import Database
 from tests.support.sink_postgres import NAME, START, Feed, Remote, opened
 

@@ -23,7 +23,7 @@ from subscriber import (
 )
 from subscriber.abc import TableEntry, TableName
 from subscriber.errors import PublisherUnavailable, RelationError, TargetUnavailable
-from subscriber.sinks.postgres import PostgresSink
+from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.subscription.targets import open_catalog, open_target
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.managed import QUICK, create, launched, same

@@ -14,7 +14,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Message, Relation, TupleData
-from subscriber.sinks.spark import SparkSink
+from subscriber.sinks.spark.sink import SparkSink
 from subscriber.transaction.model import Transaction
 
 T = TypeVar("T")

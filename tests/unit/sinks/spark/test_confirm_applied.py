@@ -13,8 +13,8 @@ from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEnt
 from subscriber.apply.table_state import TableStates
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
-from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
+from subscriber.sinks.spark.sink import SparkSink
 from subscriber.subscription.run.run_state import Running
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction

@@ -40,12 +40,12 @@ from subscriber.protocol.messages import (
     TruncateOption,
     Update,
 )
-from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import PendingFile, Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, check_chain
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.landing.zone import LandingZone, OpenBatch, ParquetFile
+from subscriber.sinks.spark.sink import SparkSink
 from subscriber.transaction.model import PreparedTransaction
 from tests.unit.sinks.spark.stream import RELATION, START, TABLE, batch, begun, landed, make, row, transaction
 

@@ -13,7 +13,6 @@ import pytest
 
 from subscriber.errors import SubscriptionInUse, TargetUnavailable
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark import SparkSink
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
 from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
@@ -21,6 +20,7 @@ from subscriber.sinks.spark.pipeline import applier
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.sink import SparkSink
 from tests.unit.sinks.spark.pipeline.test_applier import storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED
 from tests.unit.sinks.spark.stream import batch, begun, make, row, transaction
