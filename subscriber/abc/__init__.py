@@ -4,7 +4,6 @@
 calls. ``Spool`` stores large transactions. ``docs/explanation/architecture.md`` shows how they fit together.
 """
 
-from subscriber.abc.details import Retry, WorkerDetails, WorkerState
 from subscriber.abc.seams import (
     GroupingSink,
     ManyTablesSink,
@@ -38,6 +37,7 @@ from subscriber.abc.values import (
     TwoPhaseState,
     WorkerActivity,
 )
+from subscriber.abc.worker_details import Retry, WorkerDetails, WorkerState
 
 __all__ = [
     "CATALOG_SCHEMA",

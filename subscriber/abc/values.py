@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # `subscriber status` needs none of these
     from subscriber.protocol.messages import Relation
     from subscriber.transaction.model import Transaction
-    from subscriber.types.facts import TypeFact
+    from subscriber.types.pg_type import TypeFact
 
 __all__ = [
     "CATALOG_SCHEMA",

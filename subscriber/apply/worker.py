@@ -29,7 +29,7 @@ from subscriber.abc import Batch, ManyTablesSink, Sink, TableEntry, TableState, 
 from subscriber.apply.batch import collect
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.skipping import Skipping
+from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, NeverPrepared, RelationError

@@ -1,7 +1,7 @@
 """The primitives that a kind of target implements to store a catalog of subscriptions: rows, transactions, locks, notifications.
 
-The logic above them is written once: :mod:`.subscriptions` (the verbs), :mod:`.states` (one subscription's rows), :mod:`.statistics`
-and :mod:`.observing`. The sink itself writes the position and checks the fence of each batch, with its own statements.
+The logic above them is written once: :mod:`.subscriptions` (the verbs), :mod:`.subscription_rows` (one subscription's rows),
+:mod:`.statistics` and :mod:`.observe`. The sink itself writes the position and checks the fence of each batch, with its own statements.
 """
 
 from __future__ import annotations

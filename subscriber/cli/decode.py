@@ -21,9 +21,9 @@ from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.protocol.decoder import Decoder, decode
 from subscriber.protocol.frames import XLogData, decode_frame, decode_status_update
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.jsonl import json_line
-from subscriber.sinks.lines import Line
-from subscriber.sinks.text import text_line
+from subscriber.sinks.json_lines import json_line
+from subscriber.sinks.output_lines import Line
+from subscriber.sinks.text_lines import text_line
 
 __all__ = ["add_arguments"]
 

@@ -17,9 +17,9 @@ from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.consumer.received import ReceivedMessage, ReceivedTransaction
 from subscriber.consumer.transactions import TransactionStream, transactions
-from subscriber.sinks.jsonl import JsonLines
-from subscriber.sinks.lines import ChangeFormat
-from subscriber.sinks.text import TextLines
+from subscriber.sinks.json_lines import JsonLines
+from subscriber.sinks.output_lines import ChangeFormat
+from subscriber.sinks.text_lines import TextLines
 
 __all__ = ["add_arguments"]
 

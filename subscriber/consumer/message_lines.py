@@ -20,7 +20,7 @@ from subscriber.protocol.messages import (
     TupleData,
     Update,
 )
-from subscriber.sinks.lines import Line, LineValue, message_line, moment, without_none
+from subscriber.sinks.output_lines import Line, LineValue, message_line, moment, without_none
 from subscriber.transaction.changes import Row, value_of
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from subscriber.protocol.messages import LogicalMessage
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
 from subscriber.transaction.header import header
 from subscriber.transaction.model import Event, Transaction
-from subscriber.walreceiver.failures import is_undecodable
+from subscriber.walreceiver.errors import is_undecodable
 
 __all__ = ["TransactionStream", "transactions"]
 

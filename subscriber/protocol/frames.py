@@ -15,7 +15,7 @@ from struct import error as StructError
 from typing import Final, assert_never
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.failures import ends_early, malformed, tag_name, trailing_bytes
+from subscriber.protocol.errors import ends_early, malformed, tag_name, trailing_bytes
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [

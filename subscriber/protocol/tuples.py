@@ -20,7 +20,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final
 
-from subscriber.protocol.failures import ends_early, malformed
+from subscriber.protocol.errors import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
 __all__ = ["peek_xid", "read_alike", "read_tuple", "relation_id"]

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Final
 
 from subscriber.abc import GroupingSink, Retry, Sink, TableName, TableState
-from subscriber.apply.groups import GroupSynchronization
-from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.apply.retry import Backoff, disables, is_coming_up, policy
 from subscriber.apply.spool import SpoolDirectory
-from subscriber.apply.tablesync import TableSynchronization
+from subscriber.apply.table_groups import GroupSynchronization
+from subscriber.apply.table_sync import TableSynchronization
+from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriberError

@@ -106,7 +106,7 @@ async def observe_target(target: str) -> Sequence[Observation]:
     """
     if is_lake(target):
         with _lake():
-            from subscriber.sinks.spark.catalog.monitoring import observe as observe_lake  # noqa: PLC0415 -- as above
+            from subscriber.sinks.spark.catalog.observe import observe as observe_lake  # noqa: PLC0415 -- as above
         return await observe_lake(target)
     if uses_sqlalchemy(target):
         with _sqlalchemy(target):

@@ -24,10 +24,10 @@ from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines import RewriteEngine
 from subscriber.sinks.spark.reading.dataframes import CutRows
 from subscriber.sinks.spark.session.spark_session import spark_session
+from subscriber.testing.comparable_values import array_literal
 from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts
-from subscriber.testing.values import array_literal
 
 __all__ = ["LakeTarget"]
 

@@ -16,7 +16,7 @@ from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.compare import PreparedComparison, TableComparison, compare, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts
-from subscriber.testing.tables import SPECIMEN_NAMES, table_names
+from subscriber.testing.load_tables import SPECIMEN_NAMES, table_names
 
 __all__ = ["SqlAlchemyTarget"]
 

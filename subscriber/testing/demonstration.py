@@ -29,9 +29,9 @@ from subscriber.subscription.targets import is_lake, uses_sqlalchemy
 from subscriber.testing.compare import PreparedComparison, TableComparison
 from subscriber.testing.demo_target import DatabaseFacts, DemoTarget, PostgresTarget, inspect_database
 from subscriber.testing.load import LoadReport, MixedLoad
+from subscriber.testing.load_tables import create_tables, table_names
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.server import EmbeddedServer
-from subscriber.testing.tables import create_tables, table_names
 
 __all__ = ["MARIADB", "SCHEMA", "SPARK", "SQLITE", "Demonstration", "Sample"]
 

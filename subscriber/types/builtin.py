@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from subscriber.types.facts import TypeFact, TypeKind
+from subscriber.types.pg_type import TypeFact, TypeKind
 
 __all__ = ["CATALOG", "builtin_facts"]
 

@@ -33,8 +33,8 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from subscriber.types import containers, scalars
-from subscriber.types.facts import TypeKind
-from subscriber.types.failures import ValueRefused
+from subscriber.types.errors import ValueRefused
+from subscriber.types.pg_type import TypeKind
 from subscriber.types.registry import PgType
 
 __all__ = ["READ_ERRORS", "WITHOUT_BINARY", "Codec", "Value", "binary_problem", "codec"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.types.builtin import CATALOG, builtin_facts
-from subscriber.types.facts import Attribute, TypeFact, TypeKind
+from subscriber.types.pg_type import Attribute, TypeFact, TypeKind
 
 __all__ = ["PgAttribute", "PgType", "TypeRegistry"]
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from subscriber.types import geometry, moments, network, numerics, textsearch
-from subscriber.types.failures import ValueRefused
+from subscriber.types import datetimes, geometry, network, numerics, textsearch
+from subscriber.types.errors import ValueRefused
 
 __all__ = ["BINARY_TEXT", "BINARY_VALUE", "NO_BINARY", "TEXT_CANONICAL", "TEXT_VALUE", "refuse_binary"]
 
@@ -213,12 +213,12 @@ BINARY_TEXT: Final[Mapping[str, Callable[[bytes], str]]] = MappingProxyType(
         "float8": numerics.float8_text,
         "numeric": numerics.numeric_text,
         "uuid": _uuid_text,
-        "date": moments.date_text,
-        "time": moments.time_text,
-        "timetz": moments.timetz_text,
-        "timestamp": moments.timestamp_text,
-        "timestamptz": moments.timestamptz_text,
-        "interval": moments.interval_text,
+        "date": datetimes.date_text,
+        "time": datetimes.time_text,
+        "timetz": datetimes.timetz_text,
+        "timestamp": datetimes.timestamp_text,
+        "timestamptz": datetimes.timestamptz_text,
+        "interval": datetimes.interval_text,
         "bit": _bit_text,
         "varbit": _bit_text,
         "inet": network.inet_text,
@@ -258,11 +258,11 @@ TEXT_VALUE: Final[Mapping[str, tuple[type, Callable[[bytes], Any]]]] = MappingPr
         "numeric": (Decimal, numerics.numeric_value),
         "bytea": (bytes, _bytea_value),
         "uuid": (UUID, _uuid_value),
-        "date": (datetime.date, moments.date_value),
-        "time": (datetime.time, moments.time_value),
-        "timetz": (datetime.time, moments.timetz_value),
-        "timestamp": (datetime.datetime, moments.timestamp_value),
-        "timestamptz": (datetime.datetime, moments.timestamptz_value),
+        "date": (datetime.date, datetimes.date_value),
+        "time": (datetime.time, datetimes.time_value),
+        "timetz": (datetime.time, datetimes.timetz_value),
+        "timestamp": (datetime.datetime, datetimes.timestamp_value),
+        "timestamptz": (datetime.datetime, datetimes.timestamptz_value),
     }
 )
 """The Python class of values, and the function that reads them from text."""
@@ -287,7 +287,7 @@ BINARY_VALUE: Final[Mapping[str, Callable[[bytes], Any]]] = MappingProxyType(
 
 TEXT_CANONICAL: Final[Mapping[str, Callable[[bytes], str]]] = MappingProxyType(
     {
-        "timestamptz": moments.timestamptz_canonical,
+        "timestamptz": datetimes.timestamptz_canonical,
         "bytea": lambda data: _text(data) if data[:2] == b"\\x" else _bytea_canonical(_escaped_bytea(data)),
     }
 )

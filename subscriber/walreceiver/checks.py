@@ -14,7 +14,7 @@ from subscriber.abc import Finding, PublishedTable
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications
-from subscriber.walreceiver.subscribed import subscribed_tables
+from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 
 __all__ = ["check_publisher"]
 

@@ -21,7 +21,7 @@ from subscriber.errors import PublisherError
 from subscriber.protocol.quoting import quote_literal
 from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
-from subscriber.walreceiver.types import type_facts
+from subscriber.walreceiver.type_reader import type_facts
 
 __all__ = ["missing_publications", "publications_missing", "published_names", "published_tables"]
 

@@ -26,7 +26,7 @@ from subscriber.protocol.capabilities import Capabilities, capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.waits import awaiting
-from subscriber.walreceiver.failures import connect_error, connection_lost, conninfo_error, result_error
+from subscriber.walreceiver.errors import connect_error, connection_lost, conninfo_error, result_error
 
 __all__ = ["SETUP", "Row", "Session", "check_conninfo"]
 

@@ -18,7 +18,7 @@ from psycopg import pq
 
 from subscriber.errors import PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.walreceiver.failures import connection_lost, result_error
+from subscriber.walreceiver.errors import connection_lost, result_error
 from subscriber.walreceiver.session import Session
 
 __all__ = ["WalSenderStream"]

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.load import MixedLoad
+from subscriber.testing.load_tables import create_tables
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from subscriber.testing.ports import LOOPBACK
 from subscriber.testing.server import EmbeddedServer
-from subscriber.testing.tables import create_tables
 from tests.chaos.forgeries import FORGED_XID
 from tests.chaos.framing import MariaDBFraming, PostgresFraming
 from tests.chaos.process import SETTINGS, ChaosProcess

@@ -15,7 +15,7 @@ from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
 from subscriber.testing.compare import published_tables
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.load import MixedLoad
-from subscriber.testing.tables import SPECIMEN_NAMES, create_tables
+from subscriber.testing.load_tables import SPECIMEN_NAMES, create_tables
 from tests.crash.process import QUICK, RunProcess
 from tests.crash.scenario import ROWS
 from tests.support.database import Database

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 
 from subscriber.testing.compare import compare, compare_prepared
 from subscriber.testing.load import Kind, MixedLoad
-from subscriber.testing.plans import WEIGHTS
-from subscriber.testing.tables import create_tables, table_names
+from subscriber.testing.load_plans import WEIGHTS
+from subscriber.testing.load_tables import create_tables, table_names
 from tests.crash.process import RunProcess, SubscriberProcess
 from tests.support.database import Database
 

@@ -24,8 +24,8 @@ from subscriber import (
 )
 from subscriber.testing.compare import compare, compare_prepared
 from subscriber.testing.load import Kind
+from subscriber.testing.load_tables import table_names
 from subscriber.testing.server import EmbeddedServer
-from subscriber.testing.tables import table_names
 from tests.crash.scenario import make_load, make_tables, under_load
 from tests.support.database import Database, ServerAddress
 

@@ -15,7 +15,7 @@ from subscriber.sinks.memory import MemoryColumn, MemorySink, MemoryTarget
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ColumnDefinition, Row, Table, TypeName
-from subscriber.testing.compliance.values import TYPE_OIDS
+from subscriber.testing.compliance.sample_messages import TYPE_OIDS
 from subscriber.types import TypeRegistry, Value, codec
 from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase

@@ -12,7 +12,7 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.memory import MemorySink
-from subscriber.sinks.memory.tablesync import MemoryTableSink
+from subscriber.sinks.memory.table_sync import MemoryTableSink
 from subscriber.testing.compliance import SCENARIOS
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.sinks.targets import MemoryAdapter

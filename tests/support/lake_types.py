@@ -13,7 +13,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from subscriber.sinks.spark.schema.values import parse_array
+from subscriber.sinks.spark.schema.arrow_values import parse_array
 from tests.support import every_type
 
 SCALARS = {

@@ -21,7 +21,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
-from subscriber.sinks.spark.schema.values import parse_array
+from subscriber.sinks.spark.schema.arrow_values import parse_array
 from tests.support.database import Database
 
 Place = Path | str

@@ -19,7 +19,7 @@ from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.session.target import _refusal
 from subscriber.sinks.spark.files.errors import os_errors as storing
 from subscriber.sinks.sqlalchemy.session.errors import translated as sqlalchemy_translated
-from subscriber.walreceiver.failures import connect_error
+from subscriber.walreceiver.errors import connect_error
 
 NO_MORE_FILES = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 SAID = f"could not create socket: {os.strerror(errno.EMFILE)}"

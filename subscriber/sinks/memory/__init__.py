@@ -7,8 +7,9 @@
     ...
     assert target.rows("public.accounts") == [{"id": 1, "balance": Decimal("12.50")}]
 
-``target.py`` has the state that stays after a sink is closed, and ``table.py`` the rows of a table. ``changes.py`` reads the changes of a
-transaction, and ``apply.py`` makes them. ``sink.py`` and ``tablesync.py`` implement the interfaces of :mod:`subscriber.abc`.
+``target.py`` has the state that stays after a sink is closed, and ``table.py`` the rows of a table. ``accepted_changes.py`` reads the
+changes of a transaction, and ``applier.py`` makes them. ``sink.py`` and ``table_sync.py`` implement the interfaces of
+:mod:`subscriber.abc`.
 """
 
 from subscriber.sinks.memory.sink import MemorySink

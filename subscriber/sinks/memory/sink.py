@@ -24,9 +24,9 @@ from subscriber.abc import (
 from subscriber.errors import NeverPrepared, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
-from subscriber.sinks.memory.apply import Applier, missing_columns
-from subscriber.sinks.memory.changes import Relations
-from subscriber.sinks.memory.tablesync import MemoryTableSink
+from subscriber.sinks.memory.accepted_changes import Relations
+from subscriber.sinks.memory.applier import Applier, missing_columns
+from subscriber.sinks.memory.table_sync import MemoryTableSink
 from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord
 from subscriber.transaction.model import PreparedTransaction, Transaction
 

@@ -12,7 +12,7 @@ from subscriber.abc import Position, PublishedTable, TableEntry, TableName, TwoP
 from subscriber.config import InsertConflict, SchemaChange, SchemaChangeCallback
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.memory.changes import Change
+from subscriber.sinks.memory.accepted_changes import Change
 from subscriber.sinks.memory.table import MemoryColumn, MemoryTable, Values
 
 __all__ = ["MemoryTarget", "SubscriptionRecord", "TableRecord"]

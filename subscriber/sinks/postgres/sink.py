@@ -27,12 +27,13 @@ from subscriber.abc import (
     WorkerActivity,
 )
 from subscriber.catalog.definition import require_name
-from subscriber.catalog.states import StateStore
+from subscriber.catalog.subscription_rows import StateStore
 from subscriber.catalog.subscriptions import require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.postgres.apply.applier import Applier, Owner
 from subscriber.sinks.postgres.apply.prepared_transactions import TwoPhase
 from subscriber.sinks.postgres.catalog.schema import ensure_catalog
@@ -53,7 +54,6 @@ from subscriber.sinks.postgres.session.origins import Origins, drop_origins, ori
 from subscriber.sinks.postgres.session.settings import configure_asyncpg, release_rows_soon
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
-from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["PostgresSink"]
@@ -155,7 +155,7 @@ class PostgresSink(StateStore):
         return self._opened
 
     def changing(self) -> contextlib.AbstractAsyncContextManager[SessionRows]:
-        """The subscription's rows. See :meth:`subscriber.catalog.states.StateStore.changing`.
+        """The subscription's rows. See :meth:`subscriber.catalog.subscription_rows.StateStore.changing`.
 
         Raises:
             TargetUnavailable

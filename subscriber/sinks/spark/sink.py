@@ -40,11 +40,11 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.sinks.spark.catalog.checks import check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
-from subscriber.sinks.spark.catalog.status import read_landed_counters, write_status
+from subscriber.sinks.spark.catalog.status_files import read_landed_counters, write_status
 from subscriber.sinks.spark.catalog.subscriptions import OID, locks
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
+from subscriber.sinks.spark.files.file_lock import FileLock, is_held
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.files.lock import FileLock, is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions

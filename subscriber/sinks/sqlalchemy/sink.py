@@ -29,14 +29,15 @@ from subscriber.abc import (
     WorkerActivity,
 )
 from subscriber.catalog.definition import require_name
-from subscriber.catalog.states import StateStore, SubscriptionRows
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
+from subscriber.catalog.subscription_rows import StateStore, SubscriptionRows
 from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
 from subscriber.sinks.sqlalchemy.apply.prepared_transactions import TwoPhase
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
@@ -54,7 +55,6 @@ from subscriber.sinks.sqlalchemy.session.activity import activity
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.locks import Locks
-from subscriber.sinks.tally import Tally
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["SqlAlchemySink"]
@@ -183,7 +183,7 @@ class SqlAlchemySink(StateStore):
         return RelationMap(self._published, self._settings)
 
     def changing(self) -> contextlib.AbstractAsyncContextManager[SubscriptionRows]:
-        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.states.StateStore.changing`.
+        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.subscription_rows.StateStore.changing`.
 
         Raises:
             TargetUnavailable

@@ -16,7 +16,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.targets import observe_target, open_catalog
 
 if TYPE_CHECKING:
-    from subscriber.walreceiver.monitoring import SlotObservation
+    from subscriber.walreceiver.slot_status import SlotObservation
 
 __all__ = ["State", "SubscriptionStatus", "reset_subscription_stats", "subscription_status"]
 
@@ -113,7 +113,7 @@ async def _status(observation: Observation) -> SubscriptionStatus:
     slot, problem = None, None
     definition = observation.definition
     if definition.conninfo is not None and definition.slot_name is not None:
-        from subscriber.walreceiver.monitoring import observe_slot  # noqa: PLC0415 -- otherwise status need not load libpq
+        from subscriber.walreceiver.slot_status import observe_slot  # noqa: PLC0415 -- otherwise status need not load libpq
 
         try:
             async with asyncio.timeout(_PUBLISHER_SECONDS):

@@ -1,4 +1,4 @@
-"""The publisher as the source of table synchronization: :class:`subscriber.apply.tablesync.CopySource` over walreceiver."""
+"""The publisher as the source of table synchronization: :class:`subscriber.apply.table_sync.CopySource` over walreceiver."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 
 from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
-from subscriber.apply.tablesync import CopyPart
+from subscriber.apply.table_sync import CopyPart
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
-from subscriber.walreceiver import copying
+from subscriber.walreceiver import table_copy
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
@@ -31,7 +31,7 @@ def copy_format(capabilities: Capabilities, options: SubscriptionOptions) -> Cop
 
 
 class PublishedSnapshot:
-    """A :class:`subscriber.apply.tablesync.SnapshotSource`."""
+    """A :class:`subscriber.apply.table_sync.SnapshotSource`."""
 
     def __init__(self, snapshot: ExportedSnapshot, range_size: int) -> None:
         self._snapshot = snapshot
@@ -55,8 +55,8 @@ class PublishedSnapshot:
             connection=self._snapshot.address,
             # an error is better than rows that a policy hides, which would be missing for good
             setup=(*SETUP, "SET row_security = off"),
-            sources=tuple(copying.copy_source(table, part) for part in found),
-            checks=tuple(copying.check_query(part) for part in found),
+            sources=tuple(table_copy.copy_source(table, part) for part in found),
+            checks=tuple(table_copy.check_query(part) for part in found),
             consistent_point=self._snapshot.consistent_point,
         )
 
@@ -67,20 +67,20 @@ class PublishedSnapshot:
             CopyOutdated: the table was rewritten or renamed in the meantime.
         """
         async with self._snapshot.reader() as reader:
-            if await copying.is_rewritten(reader, table) or await copying.is_renamed(reader, table):
+            if await table_copy.is_rewritten(reader, table) or await table_copy.is_renamed(reader, table):
                 raise outdated(table.name)
 
-    async def _find_parts(self, table: PublishedTable) -> list[copying.CopyPart]:
+    async def _find_parts(self, table: PublishedTable) -> list[table_copy.CopyPart]:
         async with self._snapshot.reader() as reader:
-            return await copying.copy_parts(reader, table, self._range_size)
+            return await table_copy.copy_parts(reader, table, self._range_size)
 
     @contextlib.asynccontextmanager
     async def _read(
-        self, table: PublishedTable, part: copying.CopyPart, copy_format: CopyFormat, rows: Callable[[int], None]
+        self, table: PublishedTable, part: table_copy.CopyPart, copy_format: CopyFormat, rows: Callable[[int], None]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         async with self._snapshot.reader() as reader:
             try:
-                yield _checked(reader, part, reader.copy_out(copying.copy_query(table, part, copy_format), copy_format, rows))
+                yield _checked(reader, part, reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows))
             except SubscriberError as error:
                 # the statement may have waited for a rename: then a column does not exist, or the target refuses the rows of the other
                 # table
@@ -88,29 +88,29 @@ class PublishedSnapshot:
                     raise outdated(part.relation) from error
                 raise
 
-    async def _is_outdated(self, part: copying.CopyPart) -> bool:
+    async def _is_outdated(self, part: table_copy.CopyPart) -> bool:
         try:
             async with self._snapshot.reader() as reader:
-                return not await copying.is_intact(reader, part, read=False)
+                return not await table_copy.is_intact(reader, part, read=False)
         except PublisherError:
             # report the first error instead
             return False
 
 
-async def _checked(reader: SnapshotReader, part: copying.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
 
     Raises:
         CopyOutdated: the data is of another relation, or the relation was rewritten.
     """
-    if not await copying.is_intact(reader, part, read=False):
+    if not await table_copy.is_intact(reader, part, read=False):
         raise outdated(part.relation)
     async for piece in data:
         pieces = [piece]
         del piece
         # not kept while the reader works on it
         yield pieces.pop()
-    if not await copying.is_intact(reader, part, read=True):
+    if not await table_copy.is_intact(reader, part, read=True):
         raise outdated(part.relation)
 
 

@@ -1,4 +1,4 @@
-"""The publisher as the source of a group of tables: :class:`subscriber.apply.groups.GroupSource` over walreceiver."""
+"""The publisher as the source of a group of tables: :class:`subscriber.apply.table_groups.GroupSource` over walreceiver."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from subscriber.abc import CopyFormat, PublishedTable, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.copy_source import PublisherSource, outdated
-from subscriber.walreceiver import copying
+from subscriber.walreceiver import table_copy
 from subscriber.walreceiver.snapshot import ExportedSnapshot, SnapshotReader
 
 __all__ = ["PublisherGroupSource"]
 
 
 class PublishedGroup:
-    """A :class:`subscriber.apply.groups.GroupSnapshot`. One session reads all tables.
+    """A :class:`subscriber.apply.table_groups.GroupSnapshot`. One session reads all tables.
 
     Args:
         snapshot: the exported snapshot.
@@ -38,23 +38,23 @@ class PublishedGroup:
         return await self._source.describe_all(tables)
 
     async def rows(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> AsyncGenerator[bytes]:
-        """Read the table's published rows, with the checks that they are valid. See :meth:`subscriber.apply.groups.GroupSnapshot.rows`.
+        """Read the table's published rows, with checks that they are valid. See :meth:`~subscriber.apply.table_groups.GroupSnapshot.rows`.
 
         Raises:
             CopyOutdated: the table was renamed, replaced or rewritten in the meantime.
             PublisherError: the publisher failed, or one of its subclasses.
         """
-        part = copying.CopyPart(table.name, table.relation_id, only=table.kind == "r")
-        query = copying.copy_query(table, part, copy_format)
+        part = table_copy.CopyPart(table.name, table.relation_id, only=table.kind == "r")
+        query = table_copy.copy_query(table, part, copy_format)
         reader = await self._open_reader()
         try:
             # release the locks of the previous tables; the check takes the locks that its own COPY needs
-            ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {copying.check_query(part)}")
+            ((same, _),) = await reader.execute(f"ROLLBACK TO SAVEPOINT before_table; {table_copy.check_query(part)}")
             if same != "t":
                 raise outdated(table.name)
             async for piece in reader.copy_out(query, copy_format, rows):
                 yield piece
-            if not await copying.is_whole(reader, table, part):
+            if not await table_copy.is_whole(reader, table, part):
                 raise outdated(table.name)
         except BaseException:
             # the session is in the middle of a COPY, or in a failed transaction
@@ -75,7 +75,7 @@ class PublishedGroup:
 
 
 class PublisherGroupSource:
-    """A :class:`subscriber.apply.groups.GroupSource`.
+    """A :class:`subscriber.apply.table_groups.GroupSource`.
 
     Args:
         source: the publisher of the subscription.

@@ -17,7 +17,7 @@ from typing import Final
 from subscriber.abc import Retry, Sink, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
-from subscriber.apply.skipping import Skipping
+from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
@@ -29,8 +29,8 @@ from subscriber.subscription.run.status_reports import Reporting
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.waits import LastingWait, moved
-from subscriber.walreceiver.failures import is_undecodable
-from subscriber.walreceiver.outcome import was_rolled_back
+from subscriber.walreceiver.errors import is_undecodable
+from subscriber.walreceiver.transaction_outcome import was_rolled_back
 
 __all__ = ["Following"]
 

@@ -15,7 +15,7 @@ from subscriber.abc import Finding, PostgresDatabase, Sink
 from subscriber.config import SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.subscribed import subscribed_tables
+from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 
 __all__ = ["find_loops"]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from subscriber.abc import ManyTablesSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
-from subscriber.apply.tablesync import sync_slot_prefix
+from subscriber.apply.table_sync import sync_slot_prefix
 from subscriber.errors import RelationError, SlotInUse, TargetError
 from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection

@@ -14,27 +14,40 @@ The suite distinguishes sinks only by the abilities that they declare (:class:`s
 
 from subscriber.testing.compliance import (
     batches,
-    changes,
-    copying,
-    failures,
+    column_types,
     identities,
-    parallel,
+    parallel_apply,
     positions,
-    settings,
-    tables,
-    twophase,
-    types,
+    prepared_transactions,
+    rejected_changes,
+    row_changes,
+    table_states,
+    table_sync,
+    user_settings,
     writers,
 )
-from subscriber.testing.compliance.registry import Scenario
+from subscriber.testing.compliance.sample_messages import ColumnDefinition, Table, TypeName
+from subscriber.testing.compliance.scenarios import Scenario
 from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget
-from subscriber.testing.compliance.values import ColumnDefinition, Table, TypeName
 
 __all__ = ["SCENARIOS", "ColumnDefinition", "ComplianceTarget", "Row", "Scenario", "SettableTarget", "Table", "TypeName"]
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
     scenario
-    for topic in (changes, identities, batches, positions, failures, writers, tables, settings, copying, twophase, parallel, types)
+    for topic in (
+        row_changes,
+        identities,
+        batches,
+        positions,
+        rejected_changes,
+        writers,
+        table_states,
+        user_settings,
+        table_sync,
+        prepared_transactions,
+        parallel_apply,
+        column_types,
+    )
     for scenario in topic.scenarios.found
 )
 """All scenarios."""

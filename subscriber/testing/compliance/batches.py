@@ -6,10 +6,10 @@ import random
 from typing import Final
 
 from subscriber.protocol.messages import Message
-from subscriber.testing.compliance.checking import equal
+from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import UNSENT, Table
+from subscriber.testing.compliance.sample_messages import UNSENT, Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

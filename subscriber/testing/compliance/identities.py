@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from subscriber.errors import RelationError
 from subscriber.protocol.messages import Message
-from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import UNSENT, Table
+from subscriber.testing.compliance.sample_messages import UNSENT, Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

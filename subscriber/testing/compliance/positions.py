@@ -6,10 +6,10 @@ from subscriber.abc import Position, TwoPhaseState
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared
-from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import NAME, SLOT, START, SYSTEM, Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.compliance.scenarios import Scenarios
 from subscriber.transaction.model import PreparedTransaction
 
 __all__ = ["scenarios"]

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from subscriber.abc import Sink
 from subscriber.config import Settings
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
 
 __all__ = ["ComplianceTarget", "Row", "SettableTarget"]
 

@@ -20,7 +20,7 @@ import pytest
 from subscriber.abc import Batch, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.skipping import Skipping
+from subscriber.apply.skip import Skipping
 from subscriber.apply.spool import SpoolDirectory
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker

@@ -34,7 +34,7 @@ from subscriber.sinks.spark.pipeline.applier import ApplierSettings
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.subscription.run.copy_source import PublishedSnapshot
 from subscriber.testing.load import MixedLoad
-from subscriber.testing.tables import TABLES, create_tables
+from subscriber.testing.load_tables import TABLES, create_tables
 from tests.integration.lake.test_replica import subscription
 from tests.support import every_type, program
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream

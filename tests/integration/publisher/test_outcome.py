@@ -9,7 +9,7 @@ import pytest
 from subscriber.errors import PublisherUnavailable
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
-from subscriber.walreceiver.outcome import was_rolled_back
+from subscriber.walreceiver.transaction_outcome import was_rolled_back
 from tests.support.database import Database, ServerAddress, fresh_database
 
 XID = "SELECT pg_current_xact_id()::text::int8 % 4294967296"

@@ -7,7 +7,7 @@ import pytest
 from subscriber.types import PgType, TypeRegistry, codec, copy_decoder
 from subscriber.types.codec import binary_problem
 from subscriber.walreceiver.session import Session
-from subscriber.walreceiver.types import type_facts
+from subscriber.walreceiver.type_reader import type_facts
 from tests.support import every_type
 from tests.support.database import Database
 

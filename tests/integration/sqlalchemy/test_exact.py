@@ -22,7 +22,7 @@ from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 from tests.support.mariadb_database import MariaDatabase
 

@@ -16,7 +16,7 @@ from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 
 T = Table("t", "*id int4", "v")

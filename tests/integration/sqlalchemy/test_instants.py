@@ -23,7 +23,7 @@ from subscriber.sinks.sqlalchemy.apply import prepared_transactions
 from subscriber.sinks.sqlalchemy.copy import table_sync
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 

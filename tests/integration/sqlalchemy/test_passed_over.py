@@ -8,7 +8,7 @@ import pytest
 
 from subscriber.abc import ApplyStatistics, TableEntry, TableState
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase

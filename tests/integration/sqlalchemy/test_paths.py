@@ -21,7 +21,7 @@ from subscriber.sinks.sqlalchemy.apply.bulk import Bulk, BulkTables
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
-from subscriber.testing.compliance.values import UNSENT, Table
+from subscriber.testing.compliance.sample_messages import UNSENT, Table
 from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
 from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase

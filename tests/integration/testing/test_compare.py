@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.abc import TableName
 from subscriber.testing.compare import PreparedComparison, TableComparison, compare, compare_prepared, published_tables
-from subscriber.testing.tables import create_tables, table_names
+from subscriber.testing.load_tables import create_tables, table_names
 from tests.support.database import Database
 
 ITEMS = TableName("public", "items")

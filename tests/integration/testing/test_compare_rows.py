@@ -10,7 +10,7 @@ from psycopg import sql
 
 from subscriber import TableName
 from subscriber.testing.compare_rows import compare_rows
-from subscriber.testing.tables import create_tables, table_names
+from subscriber.testing.load_tables import create_tables, table_names
 from tests.support.database import Database
 
 T = TableName("public", "t")

@@ -10,8 +10,8 @@ import pytest
 from subscriber.errors import ConfigurationError
 from subscriber.testing.compare import compare, compare_prepared
 from subscriber.testing.load import Kind, MixedLoad
+from subscriber.testing.load_tables import TABLES, create_tables, drop_tables, table_names
 from subscriber.testing.server import EmbeddedServer
-from subscriber.testing.tables import TABLES, create_tables, drop_tables, table_names
 from tests.support.database import Database, ServerAddress, fresh_database
 
 ROWS = 4000

@@ -19,10 +19,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
-from subscriber.apply.launcher import SyncLauncher
 from subscriber.apply.progress import Quiet
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.tablesync import TableSynchronization
+from subscriber.apply.table_sync import TableSynchronization
+from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable

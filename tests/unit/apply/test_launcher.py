@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 
 from subscriber.abc import TableEntry, TableName, TableState
-from subscriber.apply.groups import GROUP_TABLES, GroupSynchronization
-from subscriber.apply.launcher import SyncLauncher
+from subscriber.apply.table_groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
-from subscriber.apply.tablesync import TableSynchronization
+from subscriber.apply.table_sync import TableSynchronization
+from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.config import Settings
 from subscriber.errors import (
     ApplyError,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from subscriber.abc import Position, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.parallel import PATIENCE, ParallelApply
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.skipping import Skipping
+from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.abc import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.skipping import Skipping
+from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
 from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings

@@ -24,8 +24,8 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.frames import PrimaryKeepalive, StandbyStatusUpdate, XLogData, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Begin, Column, Commit, Insert, Message, Relation, StreamStart, StreamStop, TupleData
-from subscriber.sinks.jsonl import json_line
-from subscriber.sinks.text import text_line
+from subscriber.sinks.json_lines import json_line
+from subscriber.sinks.text_lines import text_line
 from tests.unit.protocol.strategies import inside_streams, outside_streams
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.hex"))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn, postgres_from_datetime
 from subscriber.protocol.messages import Column, Relation
-from subscriber.sinks.jsonl import JsonLines, json_line
-from subscriber.sinks.lines import ChangeFormat, Line, change_line, moment
-from subscriber.sinks.text import TextLines, text_line
+from subscriber.sinks.json_lines import JsonLines, json_line
+from subscriber.sinks.output_lines import ChangeFormat, Line, change_line, moment
+from subscriber.sinks.text_lines import TextLines, text_line
 from subscriber.transaction.changes import (
     UNCHANGED,
     Change,

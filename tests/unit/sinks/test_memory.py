@@ -6,7 +6,7 @@ import pytest
 
 from subscriber.errors import ProtocolError
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
 from tests.sinks.targets import MemoryAdapter
 
 

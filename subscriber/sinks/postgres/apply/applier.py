@@ -29,6 +29,7 @@ from psycopg.pq.abc import PGresult
 from subscriber.abc import Batch, RelationGate
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn, kept_in_years
+from subscriber.sinks.apply_counters import ChangeContext, Tally, count
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
@@ -38,7 +39,6 @@ from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, TargetsChanged, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
-from subscriber.sinks.tally import ChangeContext, Tally, count
 from subscriber.transaction.model import Transaction
 
 __all__ = ["BEGIN", "WAL", "Applier", "Committed", "Owner"]

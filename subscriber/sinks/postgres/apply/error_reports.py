@@ -8,13 +8,13 @@ from psycopg.pq.abc import PGresult
 
 from subscriber.abc import TableName
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks import tally
+from subscriber.sinks import apply_counters
+from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import SWITCH_ROLE
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, Collision, Existing, unique_conflict
 from subscriber.sinks.postgres.session.errors import parameter_number, target_error
 from subscriber.sinks.postgres.session.pipeline import StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
-from subscriber.sinks.tally import ChangeContext, describe
 
 __all__ = ["Counted", "apply_error"]
 
@@ -59,7 +59,7 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
     return error
 
 
-class Counted(tally.Counted):
+class Counted(apply_counters.Counted):
     """Counts from PostgreSQL's answers."""
 
     def answer(self, statement: Statement, result: PGresult) -> None:

@@ -39,10 +39,10 @@ from subscriber.abc import RelationGate
 from subscriber.errors import DataLossError, NeverPrepared, TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
-from subscriber.sinks.tally import ChangeContext, describe
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TwoPhase"]

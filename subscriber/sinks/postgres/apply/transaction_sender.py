@@ -11,12 +11,12 @@ from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, RelationError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import BINARY, Delete, Insert, Relation, Tag, Truncate, TruncateOption, TupleData, Update
+from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.postgres.apply.change_sql import delete, delete_all, insert, restart_sequences, set_role, truncate, update
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
-from subscriber.sinks.tally import ChangeContext, describe
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]

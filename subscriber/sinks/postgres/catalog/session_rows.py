@@ -7,7 +7,7 @@ from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.catalog.model import Column, Kind, Table
-from subscriber.catalog.states import SubscriptionRows
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.rows import PostgresRows

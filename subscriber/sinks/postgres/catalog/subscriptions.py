@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.catalog import Observation, observing
+from subscriber.catalog import Observation
+from subscriber.catalog.observe import observe as observe_store
 from subscriber.catalog.subscriptions import StoredCatalog, ensure_subscription
 from subscriber.config import SubscriptionOptions
 from subscriber.errors import TargetError
@@ -114,7 +115,7 @@ async def observe(target: str) -> Sequence[Observation]:
                 hint="run or alter a subscription with this program once, which takes it forward",
             )
         await store.look()
-        return await observing.observe(store)
+        return await observe_store(store)
     finally:
         await store.close()
 

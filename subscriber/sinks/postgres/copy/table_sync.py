@@ -34,6 +34,7 @@ from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEnt
 from subscriber.config import SynchronousCommit
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.postgres.apply.applier import Applier, Owner
 from subscriber.sinks.postgres.apply.change_sql import set_role
 from subscriber.sinks.postgres.catalog.session_rows import COPY_PART, SessionRows
@@ -47,7 +48,6 @@ from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
 from subscriber.sinks.postgres.tables.table_reader import read_table
-from subscriber.sinks.tally import Tally
 
 __all__ = ["PostgresTableSink"]
 

@@ -23,6 +23,7 @@ from psycopg.pq.abc import PGresult
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.sinks.apply_counters import ChangeContext
 from subscriber.sinks.postgres.apply.applier import BEGIN, WAL, Applier
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
@@ -34,7 +35,6 @@ from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
-from subscriber.sinks.tally import ChangeContext
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["MOST_SAVEPOINTS", "PostgresParallelTransaction"]

@@ -12,7 +12,7 @@ from typing import Final
 from subscriber.abc import CATALOG_SCHEMA, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.described import DescribedRelations
+from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.tables.relation_mapping import STREAM_HINT, RelationMapping, map_relation
 from subscriber.sinks.postgres.tables.table_reader import read_table, require_table

@@ -36,9 +36,9 @@ from subscriber.sinks.spark.catalog.definition import (
 )
 from subscriber.sinks.spark.catalog.lake import CATALOG, IDENTITY, LANDING, POSITION, Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.catalog.status import ERROR, RESET, STATUS, read_counters, write_error, write_reset
+from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, read_counters, write_error, write_reset
+from subscriber.sinks.spark.files.file_lock import FileLock, is_held
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.files.lock import FileLock, is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions

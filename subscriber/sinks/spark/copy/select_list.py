@@ -21,9 +21,9 @@ from subscriber.abc import PublishedTable
 from subscriber.errors import ApplyError, ConfigurationError
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.sinks.spark.landing.row_buffer import special_column
+from subscriber.sinks.spark.schema.arrow_types import arrow_type
+from subscriber.sinks.spark.schema.arrow_values import NotText, Specials, cast_text
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
-from subscriber.sinks.spark.schema.types import arrow_type
-from subscriber.sinks.spark.schema.values import NotText, Specials, cast_text
 
 __all__ = ["current_rows", "select_list"]
 

@@ -40,8 +40,8 @@ from subscriber.sinks.spark.copy.order import CopyOrder, DonePart, remove_base_f
 from subscriber.sinks.spark.copy.select_list import select_list
 from subscriber.sinks.spark.copy.text_format import CopyReader
 from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Copying, table_directory
-from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.row_buffer import special_column, typed_columns

@@ -15,7 +15,7 @@ from subscriber.sinks.spark.copy.order import CopyOrder, base_file_name
 from subscriber.sinks.spark.copy.select_list import current_rows
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import write_rows
-from subscriber.sinks.spark.merge.unit import Unit
+from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.tables.data_file import DataFile
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from subscriber.errors import ApplyError
 from subscriber.protocol.lsn import Lsn, kept_in_years
+from subscriber.sinks.spark.schema.arrow_values import NotText, to_arrow
 from subscriber.sinks.spark.schema.table_schema import META, TableSchema
-from subscriber.sinks.spark.schema.values import NotText, to_arrow
 from subscriber.transaction.model import Transaction
 
 __all__ = ["RowBuffer", "special_column", "typed_columns"]

@@ -13,9 +13,9 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.files.threads import run_in_thread
-from subscriber.sinks.spark.landing.encoder import DescribedRelations, TransactionEncoder
 from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer
+from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TransactionEncoder
 from subscriber.sinks.spark.landing.zone import LandingZone, OpenBatch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.transaction.model import Transaction

@@ -15,7 +15,7 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows, merge_whole_rows, since_truncate
 from subscriber.sinks.spark.merge.parquet import read_base, read_changes, write_rows
 from subscriber.sinks.spark.merge.row_matching import MissingRows
-from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["merge_unit"]

@@ -15,7 +15,7 @@ from subscriber.sinks.spark.files.errors import damaged_file
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.key_ranges import RANGE, KeyRange, packed_range, row_groups
 from subscriber.sinks.spark.merge.keys import is_orderable, rank
-from subscriber.sinks.spark.merge.unit import Unit
+from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 from subscriber.sinks.spark.schema.type_widening import converted, with_specials_converted
 from subscriber.sinks.spark.tables.data_file import DataFile, file_statistics

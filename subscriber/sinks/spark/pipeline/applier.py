@@ -30,8 +30,8 @@ from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_d
 from subscriber.sinks.spark.catalog.snapshots import Cut, CutTable, forget_cuts, read_cut, restore_cut, write_cut
 from subscriber.sinks.spark.copy.copy_document import read_copy
 from subscriber.sinks.spark.files.errors import arrow_errors
+from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import table_directory
-from subscriber.sinks.spark.files.lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog

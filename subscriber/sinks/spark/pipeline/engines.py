@@ -20,7 +20,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
-from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.pending_changes import PendingChanges
 from subscriber.sinks.spark.pipeline.plan import Plan, TableWork
 from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed

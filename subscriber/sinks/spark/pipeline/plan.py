@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from subscriber.sinks.spark.merge.fold import since_truncate
 from subscriber.sinks.spark.merge.key_ranges import KeyRange
 from subscriber.sinks.spark.merge.keys import is_orderable, rank
-from subscriber.sinks.spark.merge.unit import Unit
+from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import Bound
@@ -53,7 +53,7 @@ class BaseFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """The work for one table. See :class:`subscriber.sinks.spark.merge.unit.Unit` for the other names.
+    """The work for one table. See :class:`subscriber.sinks.spark.merge.work_unit.Unit` for the other names.
 
     Attributes:
         rewrite: whether all files are rewritten.

@@ -27,9 +27,9 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
 from subscriber.sinks.spark.maintenance.change_log import log_order
 from subscriber.sinks.spark.merge.parquet import conformed
+from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.schema.evolution import evolved_schema
 from subscriber.sinks.spark.schema.table_schema import META_NAMES
-from subscriber.sinks.spark.schema.types import widened
 from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_rows, resolve_fields
 from subscriber.sinks.spark.tables.delta import LakeDelta
 

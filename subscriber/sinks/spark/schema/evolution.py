@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, LakeColumn, TableSchema
-from subscriber.sinks.spark.schema.types import widened
 
 __all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved_schema", "retyped_columns", "stretches"]
 

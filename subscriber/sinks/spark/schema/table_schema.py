@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from subscriber.abc import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.spark.schema.types import arrow_type, parse_type, type_name
+from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, type_name
 
 __all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names"]
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from subscriber.sinks.spark.schema.arrow_types import element_type
 from subscriber.sinks.spark.schema.table_schema import LakeColumn
-from subscriber.sinks.spark.schema.types import element_type
 
 __all__ = ["keeps_values"]
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.sinks.spark.schema.arrow_values import cast_text
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
-from subscriber.sinks.spark.schema.values import cast_text
 
 __all__ = ["converted", "with_specials_converted"]
 
@@ -34,7 +34,7 @@ def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
 
     Args:
         column: of any type of the lake.
-        type_: a result of :func:`subscriber.sinks.spark.schema.types.widened` for the column's type and others.
+        type_: a result of :func:`subscriber.sinks.spark.schema.arrow_types.widened` for the column's type and others.
 
     Raises:
         pyarrow.ArrowException: the type is not wider.

@@ -37,6 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.abc import Batch, RelationGate
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.apply_counters import Counted, Tally, count
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.apply.transaction_runner import TransactionRunner
@@ -45,7 +46,6 @@ from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
 from subscriber.sinks.sqlalchemy.session.database import Session
 from subscriber.sinks.sqlalchemy.session.fence import Fence
-from subscriber.sinks.tally import Counted, Tally, count
 from subscriber.transaction.model import Transaction
 
 __all__ = ["Applier", "Finish", "Owner"]

@@ -16,7 +16,7 @@ from subscriber.abc import PublishedTable, TableName
 from subscriber.config import SchemaChange, Settings
 from subscriber.errors import RelationError, TargetError
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.described import DescribedRelations
+from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
 

@@ -14,6 +14,7 @@ from subscriber.abc import RelationGate, TableName
 from subscriber.errors import ProtocolError, TargetError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
+from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
 from subscriber.sinks.sqlalchemy.apply.batching import Batching, Group
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables, Uncounted
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
@@ -23,7 +24,6 @@ from subscriber.sinks.sqlalchemy.apply.runs import RunReader
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_all
 from subscriber.sinks.sqlalchemy.session.errors import UNIQUE_VIOLATION, ChangeRefused, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
-from subscriber.sinks.tally import ChangeContext, Counted, describe
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionRunner"]

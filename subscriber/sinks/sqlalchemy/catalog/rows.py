@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.abc import TableName
 from subscriber.catalog import model
 from subscriber.catalog.model import known_values
-from subscriber.catalog.states import SubscriptionRows
 from subscriber.catalog.store import Plus, Row
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog_tables import FENCE, CatalogTables

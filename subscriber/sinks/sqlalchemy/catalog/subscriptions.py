@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from subscriber.catalog import Observation, observing
+from subscriber.catalog import Observation
+from subscriber.catalog.observe import observe as observe_store
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.sinks.sqlalchemy.catalog.migration import ensure_catalog, require_version
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
@@ -71,6 +72,6 @@ async def observe(target: str) -> Sequence[Observation]:
         async with database.reading() as connection:
             if not await require_version(connection, database.tables):
                 return []
-        return await observing.observe(store)
+        return await observe_store(store)
     finally:
         await store.close()

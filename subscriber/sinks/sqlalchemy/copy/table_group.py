@@ -14,7 +14,7 @@ from sqlalchemy import literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import CopyFormat, PublishedTable, TableEntry, TableName, TableState
-from subscriber.catalog.states import SubscriptionRows
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows

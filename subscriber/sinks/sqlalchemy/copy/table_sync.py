@@ -39,10 +39,11 @@ from sqlalchemy import delete, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
-from subscriber.catalog.states import SubscriptionRows, TableRow
+from subscriber.catalog.subscription_rows import SubscriptionRows, TableRow
 from subscriber.config import Settings
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
 from subscriber.sinks.sqlalchemy.apply.rejected_column import suspect
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
@@ -57,7 +58,6 @@ from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.errors import ChangeRefused, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
-from subscriber.sinks.tally import Tally
 from subscriber.types import copy_decoder
 
 __all__ = ["SqlAlchemyTableSink"]

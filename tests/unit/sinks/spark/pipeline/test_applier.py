@@ -23,7 +23,7 @@ from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
 from subscriber.sinks.spark.files.location import Location, table_directory
 from subscriber.sinks.spark.files.storage import Storage, StoredFile
 from subscriber.sinks.spark.landing.manifest import first_manifest
-from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline import applier as applier_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine

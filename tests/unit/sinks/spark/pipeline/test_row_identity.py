@@ -16,9 +16,9 @@ from subscriber.sinks.spark.catalog.snapshots import read_cut
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
+from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, widened
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.sinks.spark.schema.type_changes import keeps_values
-from subscriber.sinks.spark.schema.types import arrow_type, parse_type, widened
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land, relation, rows, start

@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows
-from subscriber.sinks.spark.merge.unit import Unit, UnitResult
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines import LocalEngine, TableResult, TableRound
 from subscriber.sinks.spark.sink import SparkSink

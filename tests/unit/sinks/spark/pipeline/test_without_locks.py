@@ -14,7 +14,7 @@ import pytest
 from subscriber.errors import SubscriptionInUse, TargetUnavailable
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Cut, read_cut, write_cut
-from subscriber.sinks.spark.files.lock import FileLock
+from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline import applier
 from subscriber.sinks.spark.pipeline.applier import Applier

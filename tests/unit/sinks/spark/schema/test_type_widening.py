@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from subscriber.sinks.spark.merge.parquet import conformed
+from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.schema.type_widening import converted
-from subscriber.sinks.spark.schema.types import widened
 
 _TEXT = pa.string()
 _INSTANT = pa.timestamp("us", "UTC")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.sinks.spark.schema.types import arrow_type, parse_type, type_name, widened
-from subscriber.sinks.spark.schema.values import NotText, parse_array, to_arrow
+from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, type_name, widened
+from subscriber.sinks.spark.schema.arrow_values import NotText, parse_array, to_arrow
 
 
 def numeric(precision: int, scale: int) -> int:

@@ -16,10 +16,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from subscriber.abc import Retry, TableName, TableState
-from subscriber.apply.groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.retry import Backoff, Policy, disables, policy
+from subscriber.apply.table_groups import GROUP_TABLES, GroupSynchronization
 from subscriber.apply.table_state import TableStates
-from subscriber.apply.tablesync import TableSynchronization
+from subscriber.apply.table_sync import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 

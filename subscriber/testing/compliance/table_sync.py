@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from subscriber.abc import CopyFormat, Position, TableEntry, TableSink, TableState
 from subscriber.errors import ApplyError, ProtocolError, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

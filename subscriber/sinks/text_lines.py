@@ -17,7 +17,7 @@ from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.lines import Line, LineValue, change_line, closing_line, message_line, opening_line
+from subscriber.sinks.output_lines import Line, LineValue, change_line, closing_line, message_line, opening_line
 from subscriber.transaction.changes import Change, Row, Unchanged, Value
 from subscriber.transaction.header import TransactionHeader
 
@@ -28,7 +28,7 @@ _NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 class TextLines:
-    """Writes transactions as text; implements :class:`subscriber.sinks.lines.ChangeFormat`."""
+    """Writes transactions as text; implements :class:`subscriber.sinks.output_lines.ChangeFormat`."""
 
     def opening(self, header: TransactionHeader) -> str | None:
         """``begin`` or ``begin prepare``."""

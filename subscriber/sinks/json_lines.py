@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from subscriber.abc import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.lines import Line, change_line, closing_line, message_line, opening_line
+from subscriber.sinks.output_lines import Line, change_line, closing_line, message_line, opening_line
 from subscriber.transaction.changes import Change, Unchanged
 from subscriber.transaction.header import TransactionHeader
 
@@ -28,7 +28,7 @@ _ESCAPED_BYTE: Final = re.compile("[\udc80-\udcff]")
 
 
 class JsonLines:
-    """Writes transactions as JSON lines; implements :class:`subscriber.sinks.lines.ChangeFormat`."""
+    """Writes transactions as JSON lines; implements :class:`subscriber.sinks.output_lines.ChangeFormat`."""
 
     def opening(self, header: TransactionHeader) -> str | None:
         """``begin`` or ``begin prepare``, with xid, LSNs, time and origin."""

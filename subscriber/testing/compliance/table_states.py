@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.compliance.checking import equal
+from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

@@ -10,8 +10,8 @@ from uuid import UUID
 from subscriber.abc import CopyFormat, Position, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Binary, Table
+from subscriber.testing.compliance.sample_messages import Binary, Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

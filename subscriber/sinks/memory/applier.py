@@ -8,7 +8,7 @@ from typing import Final
 from subscriber.abc import ApplyStatistics, TableName
 from subscriber.errors import ApplyError, ProtocolError, RelationError, TargetError
 from subscriber.protocol.messages import BINARY, UNCHANGED, Delete, Insert, Relation, Truncate, TupleData, Update
-from subscriber.sinks.memory.changes import Change
+from subscriber.sinks.memory.accepted_changes import Change
 from subscriber.sinks.memory.table import MemoryTable, Undo, Values
 from subscriber.sinks.memory.target import MemoryTarget
 from subscriber.transaction.model import Transaction

@@ -36,7 +36,7 @@ def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Arr
 
     Args:
         values: in text format, NULL as None.
-        arrow: one of the types in :mod:`subscriber.sinks.spark.schema.types`.
+        arrow: one of the types in :mod:`subscriber.sinks.spark.schema.arrow_types`.
 
     Returns:
         An array of that type, and the values that it could not hold.

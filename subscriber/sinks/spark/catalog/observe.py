@@ -13,10 +13,10 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
 from subscriber.sinks.spark.catalog.snapshots import read_cut
-from subscriber.sinks.spark.catalog.status import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
+from subscriber.sinks.spark.catalog.status_files import APPLIER, ERROR, RESET, STATUS, read_counters, read_quietly
 from subscriber.sinks.spark.catalog.subscriptions import defined, locks
+from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.files.lock import is_held
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.files.threads import run_in_thread
 from subscriber.sinks.spark.landing.manifest import read_manifests

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from subscriber.abc import ParallelTransaction
 from subscriber.protocol.messages import Message, Relation
-from subscriber.testing.compliance.checking import equal
+from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.compliance.scenarios import Scenarios
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["scenarios"]

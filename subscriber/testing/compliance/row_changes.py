@@ -5,10 +5,10 @@ from __future__ import annotations
 from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import LogicalMessage, Type
-from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import START, Feed, Spooled
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import UNSENT, Table, truncate
+from subscriber.testing.compliance.sample_messages import UNSENT, Table, truncate
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

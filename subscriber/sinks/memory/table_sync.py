@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from subscriber.abc import ApplyStatistics, Batch, CopyFormat, Position, PublishedTable, TableEntry, TableName, TableState
 from subscriber.errors import RelationError, SubscriptionInUse, TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.memory.apply import Applier, read_value
-from subscriber.sinks.memory.changes import Relations
+from subscriber.sinks.memory.accepted_changes import Relations
+from subscriber.sinks.memory.applier import Applier, read_value
 from subscriber.sinks.memory.table import Undo, Values
 from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord
 from subscriber.transaction.model import Transaction

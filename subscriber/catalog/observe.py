@@ -9,9 +9,9 @@ from subscriber.abc import TableName, WorkerDetails
 from subscriber.catalog.definition import definition_of
 from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, SUBSCRIPTION_STATS, WORKER
 from subscriber.catalog.observation import Observation, TableObservation
-from subscriber.catalog.states import entry_of
 from subscriber.catalog.statistics import activity_of
 from subscriber.catalog.store import Row, Store
+from subscriber.catalog.subscription_rows import entry_of
 from subscriber.catalog.subscriptions import read_positions
 from subscriber.protocol.lsn import Lsn
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from subscriber.abc import TableEntry, TableState
 from subscriber.errors import ApplyError, RelationError
-from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 

@@ -1,7 +1,7 @@
 """The content of an output line about a change or a transaction, before it is written as JSON or as text.
 
-A :data:`Line` is an ordered mapping that begins with ``kind``. Entries that do not apply are left out. :mod:`subscriber.sinks.jsonl` and
-:mod:`subscriber.sinks.text` write lines. Both accept names and values from any bytes, and never raise an error.
+A :data:`Line` is an ordered mapping that begins with ``kind``. Entries that do not apply are left out. :mod:`subscriber.sinks.json_lines`
+and :mod:`subscriber.sinks.text_lines` write lines. Both accept names and values from any bytes, and never raise an error.
 
 A committed transaction has a line ``begin``, one line per change, and a line ``commit``. A prepared one has ``begin prepare``, its changes,
 and ``prepare``. Its end is a single line ``commit prepared`` or ``rollback prepared``.

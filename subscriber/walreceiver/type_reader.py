@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from subscriber.types.facts import Attribute, TypeFact, TypeKind
+from subscriber.types.pg_type import Attribute, TypeFact, TypeKind
 from subscriber.types.registry import TypeRegistry
 from subscriber.walreceiver.session import Row, Session
 

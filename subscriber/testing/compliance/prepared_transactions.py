@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from subscriber.errors import ApplyError, DataLossError, ProtocolError
-from subscriber.testing.compliance.checking import equal, refused
+from subscriber.testing.compliance.assertions import equal, refused
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import Table
+from subscriber.testing.compliance.sample_messages import Table
+from subscriber.testing.compliance.scenarios import Scenarios
 from subscriber.transaction.model import Transaction
 
 __all__ = ["scenarios"]

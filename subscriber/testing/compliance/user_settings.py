@@ -9,10 +9,10 @@ from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableSin
 from subscriber.config import Settings
 from subscriber.errors import ApplyError, RelationError
 from subscriber.protocol.lsn import Lsn
-from subscriber.testing.compliance.checking import demand, equal, refused
+from subscriber.testing.compliance.assertions import demand, equal, refused
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
-from subscriber.testing.compliance.registry import Scenarios
-from subscriber.testing.compliance.values import UNSENT, Table
+from subscriber.testing.compliance.sample_messages import UNSENT, Table
+from subscriber.testing.compliance.scenarios import Scenarios
 
 __all__ = ["scenarios"]
 
