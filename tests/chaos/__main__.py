@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 
+from tests.chaos.environments import KINDS, Servers
 from tests.chaos.rounds import Result, play
-from tests.chaos.worlds import KINDS, Servers
 
 _ROUND_SECONDS = 150.0
 _MOST_FAILURES = 3

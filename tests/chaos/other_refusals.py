@@ -13,19 +13,19 @@ from typing import Any
 import pymysql
 
 from subscriber.testing.mariadb import EmbeddedMariaDB
+from tests.chaos.environments import Environment, OtherEnvironment
 from tests.chaos.refusals import PUBLISHER, UNPREPARED, CannotNow, Refusal
-from tests.chaos.worlds import OtherWorld, World
 
 _PATIENCE = 60.0
 _BUSY = 0.2
 
 
-def alter(world: OtherWorld, statement: str) -> None:
+def alter(environment: OtherEnvironment, statement: str) -> None:
     """Run DDL in the target, until it is done."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            world.execute(statement)
+            environment.execute(statement)
         except (sqlite3.OperationalError, pymysql.err.OperationalError):
             if time.monotonic() > deadline:
                 raise
@@ -35,37 +35,37 @@ def alter(world: OtherWorld, statement: str) -> None:
 
 
 @contextlib.contextmanager
-def trigger_refuses(world: World, rng: random.Random) -> Iterator[None]:
+def trigger_refuses(environment: Environment, rng: random.Random) -> Iterator[None]:
     """Changes of one table."""
-    assert isinstance(world, OtherWorld)
-    if not world.are_tables_ready():
+    assert isinstance(environment, OtherEnvironment)
+    if not environment.are_tables_ready():
         raise CannotNow
     table = rng.choice(UNPREPARED)
-    refuse = "BEGIN SELECT RAISE(ABORT, 'chaos'); END" if world.path else "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'chaos'"
+    refuse = "BEGIN SELECT RAISE(ABORT, 'chaos'); END" if environment.path else "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'chaos'"
     row = "FOR EACH ROW "
     try:
         for what in ("INSERT", "UPDATE"):
-            world.execute(f"CREATE TRIGGER chaos_{what} BEFORE {what} ON load__{table} {row}{refuse}")
+            environment.execute(f"CREATE TRIGGER chaos_{what} BEFORE {what} ON load__{table} {row}{refuse}")
     except (sqlite3.OperationalError, pymysql.err.OperationalError, pymysql.err.ProgrammingError) as error:
-        alter(world, "DROP TRIGGER IF EXISTS chaos_INSERT")
+        alter(environment, "DROP TRIGGER IF EXISTS chaos_INSERT")
         raise CannotNow from error
     try:
         yield
     finally:
         for what in ("INSERT", "UPDATE"):
-            alter(world, f"DROP TRIGGER IF EXISTS chaos_{what}")
+            alter(environment, f"DROP TRIGGER IF EXISTS chaos_{what}")
 
 
 # --- SQLite
 
 
 @contextlib.contextmanager
-def file_locked(world: World, rng: random.Random) -> Iterator[None]:
+def file_locked(environment: Environment, rng: random.Random) -> Iterator[None]:
     """By another process: we are one."""
-    assert isinstance(world, OtherWorld)
-    if not world.is_there():
+    assert isinstance(environment, OtherEnvironment)
+    if not environment.is_there():
         raise CannotNow
-    with contextlib.closing(world.open_file()) as file:
+    with contextlib.closing(environment.open_file()) as file:
         try:
             file.execute(rng.choice(("BEGIN IMMEDIATE", "BEGIN EXCLUSIVE")))
         except sqlite3.OperationalError as error:
@@ -75,12 +75,12 @@ def file_locked(world: World, rng: random.Random) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def snapshot_held(world: World, _: random.Random) -> Iterator[None]:
+def snapshot_held(environment: Environment, _: random.Random) -> Iterator[None]:
     """A reader that keeps the write-ahead log from its start."""
-    assert isinstance(world, OtherWorld)
-    if not world.is_there():
+    assert isinstance(environment, OtherEnvironment)
+    if not environment.is_there():
         raise CannotNow
-    with contextlib.closing(world.open_file()) as file:
+    with contextlib.closing(environment.open_file()) as file:
         file.execute("BEGIN")
         file.execute("SELECT count(*) FROM sqlite_master").fetchone()
         yield
@@ -88,9 +88,9 @@ def snapshot_held(world: World, _: random.Random) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def files_limited(world: World, rng: random.Random) -> Iterator[None]:
+def files_limited(environment: Environment, rng: random.Random) -> Iterator[None]:
     """No file grows beyond a size: a full disk for the database, its log, and the spool. The program ignores SIGXFSZ, as Python does."""
-    process = world.process.process
+    process = environment.process.process
     if process is None or process.poll() is not None:
         raise CannotNow
     hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
@@ -106,10 +106,10 @@ def files_limited(world: World, rng: random.Random) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _transaction(world: World, *statements: str) -> Iterator[None]:
-    assert isinstance(world, OtherWorld)
-    assert world.database is not None
-    with contextlib.closing(world.database.connect()) as session, session.cursor() as cursor:
+def _transaction(environment: Environment, *statements: str) -> Iterator[None]:
+    assert isinstance(environment, OtherEnvironment)
+    assert environment.database is not None
+    with contextlib.closing(environment.database.connect()) as session, session.cursor() as cursor:
         cursor.execute("SET lock_wait_timeout = 2, innodb_lock_wait_timeout = 2")
         try:
             for statement in statements:
@@ -122,27 +122,27 @@ def _transaction(world: World, *statements: str) -> Iterator[None]:
             cursor.execute("UNLOCK TABLES")
 
 
-def rows_locked(world: World, rng: random.Random) -> contextlib.AbstractContextManager[None]:
-    return _transaction(world, "BEGIN", f"SELECT * FROM load__{rng.choice(('branches', 'accounts'))} FOR UPDATE")
+def rows_locked(environment: Environment, rng: random.Random) -> contextlib.AbstractContextManager[None]:
+    return _transaction(environment, "BEGIN", f"SELECT * FROM load__{rng.choice(('branches', 'accounts'))} FOR UPDATE")
 
 
-def position_locked(world: World, _: random.Random) -> contextlib.AbstractContextManager[None]:
-    return _transaction(world, "BEGIN", "SELECT * FROM subscriber_position FOR UPDATE")
+def position_locked(environment: Environment, _: random.Random) -> contextlib.AbstractContextManager[None]:
+    return _transaction(environment, "BEGIN", "SELECT * FROM subscriber_position FOR UPDATE")
 
 
-def table_locked(world: World, rng: random.Random) -> contextlib.AbstractContextManager[None]:
-    return _transaction(world, f"LOCK TABLES load__{rng.choice(UNPREPARED)} {rng.choice(('WRITE', 'READ'))}")
+def table_locked(environment: Environment, rng: random.Random) -> contextlib.AbstractContextManager[None]:
+    return _transaction(environment, f"LOCK TABLES load__{rng.choice(UNPREPARED)} {rng.choice(('WRITE', 'READ'))}")
 
 
-def all_read_locked(world: World, _: random.Random) -> contextlib.AbstractContextManager[None]:
+def all_read_locked(environment: Environment, _: random.Random) -> contextlib.AbstractContextManager[None]:
     """As for a backup."""
-    return _transaction(world, "FLUSH TABLES WITH READ LOCK")
+    return _transaction(environment, "FLUSH TABLES WITH READ LOCK")
 
 
-def _kill(world: World, what: str) -> None:
-    assert isinstance(world, OtherWorld)
-    assert world.database is not None
-    database = world.database
+def _kill(environment: Environment, what: str) -> None:
+    assert isinstance(environment, OtherEnvironment)
+    assert environment.database is not None
+    database = environment.database
     for (session,) in database.fetch(
         "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()", [database.name]
     ):
@@ -151,45 +151,45 @@ def _kill(world: World, what: str) -> None:
 
 
 @contextlib.contextmanager
-def sessions_killed(world: World, rng: random.Random) -> Iterator[None]:
+def sessions_killed(environment: Environment, rng: random.Random) -> Iterator[None]:
     for _ in range(rng.randint(1, 3)):
-        _kill(world, "KILL")
+        _kill(environment, "KILL")
         time.sleep(rng.uniform(0, 0.5))
     yield
 
 
 @contextlib.contextmanager
-def statements_killed(world: World, rng: random.Random) -> Iterator[None]:
+def statements_killed(environment: Environment, rng: random.Random) -> Iterator[None]:
     for _ in range(rng.randint(1, 20)):
-        _kill(world, "KILL QUERY")
+        _kill(environment, "KILL QUERY")
         time.sleep(rng.uniform(0, 0.1))
     yield
 
 
 def _global(name: str, values: Callable[[random.Random], Any]) -> Refusal:
     @contextlib.contextmanager
-    def refusal(world: World, rng: random.Random) -> Iterator[None]:
-        assert isinstance(world, OtherWorld)
-        assert world.database is not None
-        before = world.database.value(f"SELECT @@GLOBAL.{name}")
-        world.database.execute(f"SET GLOBAL {name} = {values(rng)}")
-        _kill(world, "KILL")
+    def refusal(environment: Environment, rng: random.Random) -> Iterator[None]:
+        assert isinstance(environment, OtherEnvironment)
+        assert environment.database is not None
+        before = environment.database.value(f"SELECT @@GLOBAL.{name}")
+        environment.database.execute(f"SET GLOBAL {name} = {values(rng)}")
+        _kill(environment, "KILL")
         try:
             yield
         finally:
-            with contextlib.closing(world.database.connect()) as session, session.cursor() as cursor:
+            with contextlib.closing(environment.database.connect()) as session, session.cursor() as cursor:
                 cursor.execute("SET max_statement_time = 0")
                 cursor.execute(f"SET GLOBAL {name} = {before}")
-            _kill(world, "KILL")
+            _kill(environment, "KILL")
 
     return refusal
 
 
 @contextlib.contextmanager
-def target_restarted(world: World, rng: random.Random) -> Iterator[None]:
-    assert isinstance(world, OtherWorld)
-    assert world.database is not None
-    server = world.database.server
+def target_restarted(environment: Environment, rng: random.Random) -> Iterator[None]:
+    assert isinstance(environment, OtherEnvironment)
+    assert environment.database is not None
+    server = environment.database.server
     assert isinstance(server, EmbeddedMariaDB)
     rng.choice((server.stop, server.kill))()
     server.start()

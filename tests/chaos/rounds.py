@@ -18,9 +18,9 @@ from pathlib import Path
 from subscriber.protocol.lsn import Lsn
 from subscriber.testing.load import Kind
 from tests.chaos import forgeries, network, other_refusals, refusals
+from tests.chaos.environments import Environment, Servers, in_thread, make_environment
 from tests.chaos.proxy import Fault, Proxy
 from tests.chaos.refusals import CannotNow, Refusal
-from tests.chaos.worlds import Servers, World, make_world, off_loop
 from tests.crash.scenario import under_load
 from tests.support.database import let_slots_be_created, let_small_transactions_stream
 
@@ -77,11 +77,11 @@ class Result:
 class Round:
     """See the module."""
 
-    def __init__(self, world: World, rng: random.Random, result: Result, without: frozenset[str]) -> None:
-        self._world = world
+    def __init__(self, environment: Environment, rng: random.Random, result: Result, without: frozenset[str]) -> None:
+        self._world = environment
         self._rng = rng
         self._result = result
-        self._process = world.process
+        self._process = environment.process
         self._without = without
         self._kills = rng.random() < 0.6
 
@@ -160,16 +160,16 @@ class Round:
                 proxy.be_calm()
 
     async def _network(self, end: float) -> None:
-        world, rng = self._world, self._rng
+        environment, rng = self._world, self._rng
         while time.monotonic() < end:
-            proxy = rng.choice(world.proxies)
+            proxy = rng.choice(environment.proxies)
             if rng.random() < 0.05:
                 self._process.note("fault: outage")
                 await proxy.be_away(rng.uniform(0.1, 6))
-            elif proxy is world.to_publisher:
+            elif proxy is environment.to_publisher:
                 self._arm(proxy, forgeries.draw(rng) if rng.random() < 0.6 else network.draw(network.POSTGRES, rng))
             else:
-                self._arm(proxy, network.draw(network.MARIADB if world.kind == "mariadb" else network.POSTGRES, rng))
+                self._arm(proxy, network.draw(network.MARIADB if environment.kind == "mariadb" else network.POSTGRES, rng))
             await asyncio.sleep(rng.uniform(*_PAUSE))
 
     def _arm(self, proxy: Proxy, fault: Fault) -> None:
@@ -177,8 +177,8 @@ class Round:
             proxy.arm(fault)
 
     async def _refusals(self, end: float) -> None:
-        world, rng = self._world, self._rng
-        known = REFUSALS[world.kind]
+        environment, rng = self._world, self._rng
+        known = REFUSALS[environment.kind]
         while time.monotonic() < end:
             await asyncio.sleep(rng.uniform(0, 4))
             name = rng.choices(list(known), [weight for weight, _, _ in known.values()])[0]
@@ -186,7 +186,7 @@ class Round:
                 continue
             _, most, refusal = known[name]
             with contextlib.suppress(CannotNow):
-                async with _in_thread(refusal(world, rng)):
+                async with _in_thread(refusal(environment, rng)):
                     self._process.note(f"refusal: {name}")
                     self._result.faults[name] += 1
                     await asyncio.sleep(rng.uniform(most / 4, most))
@@ -205,19 +205,19 @@ class Round:
 
     async def _kill(self) -> None:
         sent = self._rng.choice((signal.SIGKILL, signal.SIGTERM))
-        if not await off_loop(self._process.stop, sent, _END_SECONDS):
+        if not await in_thread(self._process.stop, sent, _END_SECONDS):
             raise Failure(f"did not end within {_END_SECONDS:.0f} s of {sent.name}")
         # in this order: the target's position only grows
-        confirmed, position = await off_loop(self._world.confirmed), await off_loop(self._world.position)
+        confirmed, position = await in_thread(self._world.confirmed), await in_thread(self._world.position)
         self._result.checks["slot not ahead of the target"] += 1
         if confirmed > position and position > 0:
             raise Failure(f"the slot is at {confirmed}, the target at {position}")
 
     async def _calm(self) -> None:
         """All that was committed when it began arrives."""
-        world = self._world
+        environment = self._world
         self._process.note("calm")
-        aim = await off_loop(world.publisher.current_lsn)
+        aim = await in_thread(environment.publisher.current_lsn)
         begun = moved = time.monotonic()
         position, starts = Lsn(0), 0
         while True:
@@ -226,25 +226,25 @@ class Round:
                     raise Failure(f"ended {starts} times in a calm")
                 starts += 1
                 self._process.start()
-            now = await off_loop(world.position)
-            if now > aim and now > (end := await off_loop(world.publisher.current_lsn)):
+            now = await in_thread(environment.position)
+            if now > aim and now > (end := await in_thread(environment.publisher.current_lsn)):
                 raise Failure(f"the target is at {now}, beyond the publisher's WAL, which ends at {end}")
-            tables_ready = await off_loop(world.are_tables_ready)
+            tables_ready = await in_thread(environment.are_tables_ready)
             if now >= aim and tables_ready:
                 break
             if now != position:
                 moved, position = time.monotonic(), now
             if time.monotonic() - moved > STANDSTILL_SECONDS or time.monotonic() - begun > _CALM_SECONDS:
-                await off_loop(self._process.dump)
+                await in_thread(self._process.dump)
                 raise Failure(f"stands still at {now}; {aim} is expected")
             await asyncio.sleep(_POLL)
         self._result.checks["caught up in a calm"] += 1
 
     async def _proof(self) -> None:
         """Rows and remains are as they must be. The program is stopped for it; the load does nothing."""
-        if not await off_loop(self._process.stop, signal.SIGTERM, _END_SECONDS):
+        if not await in_thread(self._process.stop, signal.SIGTERM, _END_SECONDS):
             raise Failure(f"did not end within {_END_SECONDS:.0f} s of SIGTERM")
-        await off_loop(self._world.forget_forged)
+        await in_thread(self._world.forget_forged)
         try:
             await self._world.assert_same()
         except AssertionError as error:
@@ -263,12 +263,12 @@ def _visible(text: str) -> str:
 
 @contextlib.asynccontextmanager
 async def _in_thread(refusal: contextlib.AbstractContextManager[None]) -> AsyncIterator[None]:
-    await off_loop(refusal.__enter__)
+    await in_thread(refusal.__enter__)
     try:
         yield
     finally:
         # also if we are cancelled: what was begun has to be ended
-        await asyncio.shield(asyncio.ensure_future(off_loop(refusal.__exit__, None, None, None)))
+        await asyncio.shield(asyncio.ensure_future(in_thread(refusal.__exit__, None, None, None)))
 
 
 async def play(kind: str, servers: Servers, seed: str, seconds: float, rate: float, without: frozenset[str]) -> Result:
@@ -278,17 +278,17 @@ async def play(kind: str, servers: Servers, seed: str, seconds: float, rate: flo
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         directory = Path(name)
         try:
-            async with make_world(kind, servers, rng, directory, rate) as world:
+            async with make_environment(kind, servers, rng, directory, rate) as environment:
                 try:
-                    await Round(world, rng, result, without).run(seconds)
+                    await Round(environment, rng, result, without).run(seconds)
                 except* Failure as found:
                     result.failures += [f"{kind}, seed {seed}: {failure}" for failure in found.exceptions]
                 finally:
-                    for proxy in world.proxies:
+                    for proxy in environment.proxies:
                         result.faults.update(proxy.struck)
-                    await off_loop(world.process.end)
-                    result.ends.update(world.process.ends)
-                    result.failures += [f"{kind}, seed {seed}: {_visible(line)}" for line in world.process.distinct_bad()]
+                    await in_thread(environment.process.end)
+                    result.ends.update(environment.process.ends)
+                    result.failures += [f"{kind}, seed {seed}: {_visible(line)}" for line in environment.process.distinct_bad()]
         finally:
             if result.failures:
                 kept = Path(tempfile.gettempdir()) / f"chaos-{kind}-{seed.replace('/', '-')}.log"

@@ -36,7 +36,7 @@ _POSITION = "SELECT remote_lsn FROM {} WHERE srrelid = 0"
 
 
 @dataclass
-class World(ABC):
+class Environment(ABC):
     """See the module.
 
     Attributes:
@@ -80,7 +80,7 @@ class World(ABC):
 
 
 @dataclass
-class PostgresWorld(World):
+class PostgresEnvironment(Environment):
     """The target is PostgreSQL of the publisher's version."""
 
     target_server: EmbeddedServer
@@ -108,7 +108,7 @@ class PostgresWorld(World):
 
 
 @dataclass
-class OtherWorld(World):
+class OtherEnvironment(Environment):
     """The target is no PostgreSQL."""
 
     look: Look
@@ -169,7 +169,7 @@ class Servers:
 
 
 @contextlib.asynccontextmanager
-async def make_world(kind: str, servers: Servers, rng: random.Random, directory: Path, rate: float) -> AsyncIterator[World]:
+async def make_environment(kind: str, servers: Servers, rng: random.Random, directory: Path, rate: float) -> AsyncIterator[Environment]:
     """Everything for one round, empty target included; removed afterwards."""
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_context
@@ -178,14 +178,14 @@ async def make_world(kind: str, servers: Servers, rng: random.Random, directory:
         await create_tables(publisher.dsn, rows=_ROWS)
         publisher.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA load")
 
-        def note(text: str) -> None:
+        def log_event(text: str) -> None:
             if process:
                 process[0].note(text)
 
         process: list[ChaosProcess] = []
 
         async def proxy(port: int, framing: type[PostgresFraming] | type[MariaDBFraming]) -> Proxy:
-            made = Proxy(LOOPBACK, port, framing, rng, note)
+            made = Proxy(LOOPBACK, port, framing, rng, log_event)
             return await stack.enter_async_context(made)
 
         to_publisher = await proxy(servers.publisher.port, PostgresFraming)
@@ -215,7 +215,7 @@ async def make_world(kind: str, servers: Servers, rng: random.Random, directory:
             to_target = await proxy(servers.target.port, PostgresFraming)
             made = make_process(target.dsn, _moved(target.dsn, to_target.port) + "?sslmode=disable", SETTINGS)
             cast("Any", made).target = target
-            yield PostgresWorld(kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, servers.target, target)
+            yield PostgresEnvironment(kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, servers.target, target)
             return
         settings = (*SETTINGS, "create_tables=on")
         look: Look
@@ -225,14 +225,16 @@ async def make_world(kind: str, servers: Servers, rng: random.Random, directory:
             to_target = await proxy(servers.target.port, MariaDBFraming)
             made = make_process(database.url, _moved(database.url, to_target.port), settings)
             look = MariaDBLook(database)
-            world = OtherWorld(kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, look, database, None)
+            environment = OtherEnvironment(
+                kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, look, database, None
+            )
         else:
             path = directory / "replica.db"
             look = SqliteLook(path)
             made = make_process(look.url, look.url, settings)
-            world = OtherWorld(kind, rng, servers.publisher, publisher, to_publisher, None, made, load, look, None, path)
+            environment = OtherEnvironment(kind, rng, servers.publisher, publisher, to_publisher, None, made, load, look, None, path)
         cast("Any", made).look = look
-        yield world
+        yield environment
 
 
 def _moved(url: str, port: int) -> str:
@@ -241,6 +243,6 @@ def _moved(url: str, port: int) -> str:
     return parts._replace(netloc=parts.netloc.rpartition(":")[0] + f":{port}").geturl()
 
 
-async def off_loop(function: Any, *arguments: Any) -> Any:
+async def in_thread(function: Any, *arguments: Any) -> Any:
     """What blocks, beside the proxies."""
     return await asyncio.to_thread(function, *arguments)
