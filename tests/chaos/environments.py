@@ -24,7 +24,7 @@ from tests.chaos.framing import MariaDBFraming, PostgresFraming
 from tests.chaos.process import SETTINGS, ChaosProcess
 from tests.chaos.proxy import Proxy
 from tests.crash import other_targets, scenario
-from tests.crash.other_targets import Look, MariaDBLook, SqliteLook, make_specimens_of_text
+from tests.crash.other_targets import MariaDBReader, SqliteReader, TargetReader, make_specimens_of_text
 from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.mariadb_database import MariaDatabase, fresh_mariadb_database
 
@@ -111,15 +111,15 @@ class PostgresEnvironment(Environment):
 class OtherEnvironment(Environment):
     """The target is no PostgreSQL."""
 
-    look: Look
+    reader: TargetReader
     database: MariaDatabase | None
     path: Path | None
 
     def position(self) -> Lsn:
-        return Lsn.parse(self.look.value(_POSITION.format("subscriber_position")) or "0/0")
+        return Lsn.parse(self.reader.value(_POSITION.format("subscriber_position")) or "0/0")
 
     def are_tables_ready(self) -> bool:
-        states = self.look.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel") or ""
+        states = self.reader.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel") or ""
         return bool(states) and set(states) <= {"r", ","}
 
     def forget_forged(self) -> None:
@@ -218,22 +218,22 @@ async def make_environment(kind: str, servers: Servers, rng: random.Random, dire
             yield PostgresEnvironment(kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, servers.target, target)
             return
         settings = (*SETTINGS, "create_tables=on")
-        look: Look
+        reader: TargetReader
         if isinstance(servers.target, EmbeddedMariaDB):
             database = enter(fresh_mariadb_database(servers.target))
             await make_specimens_of_text(database.url)
             to_target = await proxy(servers.target.port, MariaDBFraming)
             made = make_process(database.url, _moved(database.url, to_target.port), settings)
-            look = MariaDBLook(database)
+            reader = MariaDBReader(database)
             environment = OtherEnvironment(
-                kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, look, database, None
+                kind, rng, servers.publisher, publisher, to_publisher, to_target, made, load, reader, database, None
             )
         else:
             path = directory / "replica.db"
-            look = SqliteLook(path)
-            made = make_process(look.url, look.url, settings)
-            environment = OtherEnvironment(kind, rng, servers.publisher, publisher, to_publisher, None, made, load, look, None, path)
-        cast("Any", made).look = look
+            reader = SqliteReader(path)
+            made = make_process(reader.url, reader.url, settings)
+            environment = OtherEnvironment(kind, rng, servers.publisher, publisher, to_publisher, None, made, load, reader, None, path)
+        cast("Any", made).reader = reader
         yield environment
 
 

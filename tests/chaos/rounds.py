@@ -78,7 +78,7 @@ class Round:
     """See the module."""
 
     def __init__(self, environment: Environment, rng: random.Random, result: Result, without: frozenset[str]) -> None:
-        self._world = environment
+        self._environment = environment
         self._rng = rng
         self._result = result
         self._process = environment.process
@@ -89,7 +89,7 @@ class Round:
         """Storms and calms for so long, then the proof."""
         until = time.monotonic() + seconds
         self._begin()
-        async with under_load(self._world.load):
+        async with under_load(self._environment.load):
             copied = False
             while not copied or time.monotonic() < until:
                 await self._storm()
@@ -104,7 +104,7 @@ class Round:
     async def strike_each(self, faults: Sequence[tuple[Proxy, Fault]]) -> None:
         """These faults, one after another, each at the next message that it fits,, while changes are followed; then the proof."""
         self._begin()
-        async with under_load(self._world.load):
+        async with under_load(self._environment.load):
             await self._calm()
             self._is_copied()
             for proxy, fault in faults:
@@ -120,29 +120,29 @@ class Round:
         await self._end()
 
     def _begin(self) -> None:
-        load = self._world.load
-        let_slots_be_created(self._world.publisher, load)
+        load = self._environment.load
+        let_slots_be_created(self._environment.publisher, load)
         if self._rng.random() < 0.7:
             # each slot waits for the end of what is prepared: copying takes several times as long
             load.held |= _PREPARED
         self._process.start()
 
     def _is_copied(self) -> None:
-        load = self._world.load
-        let_small_transactions_stream(self._world.publisher, load)
+        load = self._environment.load
+        let_small_transactions_stream(self._environment.publisher, load)
         load.held -= _PREPARED
 
     async def _end(self) -> None:
         # what was prepared before two_phase was enabled comes with its end
-        await self._world.load.finish()
+        await self._environment.load.finish()
         await self._calm()
         await self._proof()
-        self._result.transactions += self._world.load.report.transactions
+        self._result.transactions += self._environment.load.report.transactions
 
     # --- a storm
 
     async def _storm(self) -> None:
-        for proxy in self._world.proxies:
+        for proxy in self._environment.proxies:
             proxy.begin_storm()
         end = time.monotonic() + self._rng.uniform(*_STORM_SECONDS)
         storms = [
@@ -156,11 +156,11 @@ class Round:
             for storm in storms:
                 storm.cancel()
             await asyncio.gather(*storms, return_exceptions=True)
-            for proxy in self._world.proxies:
+            for proxy in self._environment.proxies:
                 proxy.be_calm()
 
     async def _network(self, end: float) -> None:
-        environment, rng = self._world, self._rng
+        environment, rng = self._environment, self._rng
         while time.monotonic() < end:
             proxy = rng.choice(environment.proxies)
             if rng.random() < 0.05:
@@ -177,7 +177,7 @@ class Round:
             proxy.arm(fault)
 
     async def _refusals(self, end: float) -> None:
-        environment, rng = self._world, self._rng
+        environment, rng = self._environment, self._rng
         known = REFUSALS[environment.kind]
         while time.monotonic() < end:
             await asyncio.sleep(rng.uniform(0, 4))
@@ -186,7 +186,7 @@ class Round:
                 continue
             _, most, refusal = known[name]
             with contextlib.suppress(CannotNow):
-                async with _in_thread(refusal(environment, rng)):
+                async with _entered_in_thread(refusal(environment, rng)):
                     self._process.note(f"refusal: {name}")
                     self._result.faults[name] += 1
                     await asyncio.sleep(rng.uniform(most / 4, most))
@@ -208,14 +208,14 @@ class Round:
         if not await in_thread(self._process.stop, sent, _END_SECONDS):
             raise Failure(f"did not end within {_END_SECONDS:.0f} s of {sent.name}")
         # in this order: the target's position only grows
-        confirmed, position = await in_thread(self._world.confirmed), await in_thread(self._world.position)
+        confirmed, position = await in_thread(self._environment.confirmed), await in_thread(self._environment.position)
         self._result.checks["slot not ahead of the target"] += 1
         if confirmed > position and position > 0:
             raise Failure(f"the slot is at {confirmed}, the target at {position}")
 
     async def _calm(self) -> None:
         """All that was committed when it began arrives."""
-        environment = self._world
+        environment = self._environment
         self._process.note("calm")
         aim = await in_thread(environment.publisher.current_lsn)
         begun = moved = time.monotonic()
@@ -244,15 +244,15 @@ class Round:
         """Rows and remains are as they must be. The program is stopped for it; the load does nothing."""
         if not await in_thread(self._process.stop, signal.SIGTERM, _END_SECONDS):
             raise Failure(f"did not end within {_END_SECONDS:.0f} s of SIGTERM")
-        await in_thread(self._world.forget_forged)
+        await in_thread(self._environment.forget_forged)
         try:
-            await self._world.assert_same()
+            await self._environment.assert_same()
         except AssertionError as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise Failure(f"not the same: {where.line}: {str(error)[:1500]}") from error
         self._result.checks["all rows equal"] += 1
         self._result.rows += sum(
-            self._world.publisher.value(f"SELECT count(*) FROM load.{table}")
+            self._environment.publisher.value(f"SELECT count(*) FROM load.{table}")
             for table in ("accounts", "history", "documents", "measurements")
         )
 
@@ -262,7 +262,7 @@ def _visible(text: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _in_thread(refusal: contextlib.AbstractContextManager[None]) -> AsyncIterator[None]:
+async def _entered_in_thread(refusal: contextlib.AbstractContextManager[None]) -> AsyncIterator[None]:
     await in_thread(refusal.__enter__)
     try:
         yield

@@ -25,17 +25,17 @@ SMALL = ("logical_decoding_work_mem=128kB", "batch_rows=500", "copy_range_size=5
 """Streams spill, batches split, and tables are copied in parts; workers mostly wait for their slots."""
 
 
-class Look(Protocol):
-    """Looks into a target from the outside."""
+class TargetReader(Protocol):
+    """Reads a target on a session of its own."""
 
     url: str
 
     def value(self, query: str) -> Any:
-        """The first column of the first row; None where there is no row, no table, or nobody to ask just now."""
+        """The first column of the first row; None where there is no row or no table, or where the target does not answer."""
         ...
 
 
-class SqliteLook:
+class SqliteReader:
     """A file."""
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class SqliteLook:
         return None if row is None else row[0]
 
 
-class MariaDBLook:
+class MariaDBReader:
     """A database of MariaDB, whose server may be away."""
 
     def __init__(self, database: MariaDatabase) -> None:
@@ -80,20 +80,22 @@ class MariaDBLook:
 class OtherProcess(RunProcess):
     """One whose target is no PostgreSQL, and made by it: tables are created from the publication."""
 
-    def __init__(self, publisher: Database, look: Look, directory: Path, settings: Sequence[str] = SMALL) -> None:
-        super().__init__(publisher, look.url, directory, ("two_phase=true",), (*QUICK, *settings, "create_tables=on"))
-        self.look = look
+    def __init__(self, publisher: Database, reader: TargetReader, directory: Path, settings: Sequence[str] = SMALL) -> None:
+        super().__init__(publisher, reader.url, directory, ("two_phase=true",), (*QUICK, *settings, "create_tables=on"))
+        self.reader = reader
 
     def states(self) -> str:
         """Of the tables, one letter each."""
-        found = self.look.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel")
+        found = self.reader.value("SELECT group_concat(srsubstate) FROM subscriber_pg_subscription_rel")
         return found or ""
 
     def is_ready(self) -> bool:
         """All tables are ready, and prepared transactions come when they are prepared."""
         states = self.states()
         return (
-            bool(states) and set(states) <= {"r", ","} and self.look.value("SELECT subtwophasestate FROM subscriber_pg_subscription") == "e"
+            bool(states)
+            and set(states) <= {"r", ","}
+            and self.reader.value("SELECT subtwophasestate FROM subscriber_pg_subscription") == "e"
         )
 
     def acknowledged(self) -> str:
@@ -132,9 +134,9 @@ async def assert_same(process: OtherProcess) -> None:
     expected = publisher.fetch("SELECT transaction::text::int8 FROM pg_prepared_xacts WHERE database = current_database()")
     assert prepared == {xid for (xid,) in expected}
     assert publisher.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [(process.name,)]
-    assert process.look.value("SELECT count(*) FROM subscriber_position WHERE srrelid <> 0") == 0
+    assert process.reader.value("SELECT count(*) FROM subscriber_position WHERE srrelid <> 0") == 0
     if not expected:
-        assert process.look.value("SELECT count(*) FROM subscriber_prepared_transaction_chunk") == 0
+        assert process.reader.value("SELECT count(*) FROM subscriber_prepared_transaction_chunk") == 0
     assert list(process.spool.iterdir()) == []
     assert process.conflicts() == []
 
@@ -150,4 +152,4 @@ async def assert_all_arrives(process: OtherProcess, load: MixedLoad, timeout: fl
         process.publisher.execute(f"{'ROLLBACK' if number else 'COMMIT'} PREPARED '{gid}'")
     await asyncio.to_thread(process.catch_up, timeout)
     await assert_same(process)
-    assert process.look.value("SELECT count(*) FROM subscriber_prepared_transaction") == 0
+    assert process.reader.value("SELECT count(*) FROM subscriber_prepared_transaction") == 0

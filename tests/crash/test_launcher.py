@@ -39,7 +39,7 @@ LAUNCHES = (
 )
 
 
-class Scene:
+class LauncherScenario:
     """Both servers, the launcher, and two subscriptions: one of the load's tables with two_phase, one whose tables come and go."""
 
     def __init__(self, directory: Path) -> None:
@@ -193,43 +193,43 @@ async def test_everybody_is_killed(tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    scene = Scene(tmp_path)
+    scenario = LauncherScenario(tmp_path)
     try:
-        await scene.create()
-        scene.launch()
-        await asyncio.to_thread(scene.target.wait, LAUNCHES, 1)
-        load = make_load(scene.publisher, seed, reconnect=True, rate=20)
+        await scenario.create()
+        scenario.launch()
+        await asyncio.to_thread(scenario.target.wait, LAUNCHES, 1)
+        load = make_load(scenario.publisher, seed, reconnect=True, rate=20)
         # slots are made all the time: see let_slots_be_created
         load.held.add(Kind.TRUNCATE)
         parties = ["launcher", "target", "publisher"] * KILLS
         rng.shuffle(parties)
         async with under_load(load):
-            await scene.catch_up()
+            await scenario.catch_up()
             for number, party in enumerate(parties):
-                refreshing = asyncio.create_task(scene.change_tables(rng)) if number % 3 == 0 else None
+                refreshing = asyncio.create_task(scenario.change_tables(rng)) if number % 3 == 0 else None
                 # chance, not synchronisation: somewhere in what comes next
                 await asyncio.sleep(rng.uniform(0, 0.6))
                 if refreshing is not None and (party != "launcher" or rng.random() < 0.5):
                     await asyncio.wait({refreshing}, timeout=rng.uniform(0, 3))
-                await scene.kill(party)
+                await scenario.kill(party)
                 if refreshing is not None:
                     await refreshing
                 if number % 10 == 9:
-                    await scene.catch_up()
+                    await scenario.catch_up()
         await load.finish()
         deadline = asyncio.get_running_loop().time() + PATIENCE
-        while not await scene.refresh():
-            assert asyncio.get_running_loop().time() < deadline, scene.log()
-        await scene.catch_up()
-        await scene.assert_same()
+        while not await scenario.refresh():
+            assert asyncio.get_running_loop().time() < deadline, scenario.log()
+        await scenario.catch_up()
+        await scenario.assert_same()
         of_extra = "(SELECT oid FROM subscriber.pg_subscription WHERE subname = 'extra')"
-        assert scene.target.value(f"SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubid = {of_extra}") == scene.extra
-        scene.assert_runs()
+        assert scenario.target.value(f"SELECT count(*) FROM subscriber.pg_subscription_rel WHERE srsubid = {of_extra}") == scenario.extra
+        scenario.assert_runs()
         for name in ("load", "extra"):
-            await drop_subscription(name, target=scene.target.dsn, settings=QUICK)
-        assert scene.publisher.fetch("SELECT slot_name FROM pg_replication_slots") == []
-        assert scene.target.fetch("SELECT gid FROM pg_prepared_xacts") == []
-        print(f"{load.report.transactions} transactions, refreshes {dict(scene.refreshed)}, {scene.extra} tables came")
-        assert scene.refreshed["done"] > KILLS // 4
+            await drop_subscription(name, target=scenario.target.dsn, settings=QUICK)
+        assert scenario.publisher.fetch("SELECT slot_name FROM pg_replication_slots") == []
+        assert scenario.target.fetch("SELECT gid FROM pg_prepared_xacts") == []
+        print(f"{load.report.transactions} transactions, refreshes {dict(scenario.refreshed)}, {scenario.extra} tables came")
+        assert scenario.refreshed["done"] > KILLS // 4
     finally:
-        scene.end()
+        scenario.end()

@@ -14,10 +14,10 @@ import pytest
 from subscriber.testing.load import LoadReport
 from subscriber.testing.mariadb import EmbeddedMariaDB
 from tests.crash.other_targets import (
-    Look,
-    MariaDBLook,
+    MariaDBReader,
     OtherProcess,
-    SqliteLook,
+    SqliteReader,
+    TargetReader,
     assert_all_arrives,
     make_publisher_tables,
     make_specimens_of_text,
@@ -63,14 +63,14 @@ def _acknowledged_more() -> Moment:
 
 
 def _prepared(process: OtherProcess) -> bool:
-    return bool(process.look.value("SELECT count(*) FROM subscriber_prepared_transaction"))
+    return bool(process.reader.value("SELECT count(*) FROM subscriber_prepared_transaction"))
 
 
 def _early(rng: random.Random, kills: int) -> list[tuple[str, Moment]]:
     """Moments of the setup and of the copies."""
     known: list[tuple[str, Moment]] = [
         ("at once", lambda _: True),
-        ("catalog", lambda process: process.look.value("SELECT count(*) FROM subscriber_pg_subscription") is not None),
+        ("catalog", lambda process: process.reader.value("SELECT count(*) FROM subscriber_pg_subscription") is not None),
         ("slot", _slot_exists),
         ("copying", _table_in("d")),
         ("copied", _table_in("f")),
@@ -114,11 +114,11 @@ def _assert_it_was_hard(publisher: Database, process: OtherProcess, report: Load
     assert streamed > 0
 
 
-async def _survives(publisher: Database, look: Look, directory: Path, kills: int) -> None:
+async def _survives(publisher: Database, reader: TargetReader, directory: Path, kills: int) -> None:
     seed = secrets.randbelow(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    process = OtherProcess(publisher, look, directory)
+    process = OtherProcess(publisher, reader, directory)
     await make_publisher_tables(publisher)
     met: Counter[str] = Counter()
     load = make_load(publisher, seed, rate=_RATE)
@@ -147,14 +147,14 @@ async def _survives(publisher: Database, look: Look, directory: Path, kills: int
 @pytest.mark.timeout(1500)
 async def test_twenty_kills_with_mariadb(publisher18_db: Database, mariadb_db: MariaDatabase, tmp_path: Path) -> None:
     await make_specimens_of_text(mariadb_db.url)
-    await _survives(publisher18_db, MariaDBLook(mariadb_db), tmp_path, 20)
+    await _survives(publisher18_db, MariaDBReader(mariadb_db), tmp_path, 20)
 
 
 @pytest.mark.crash
 @pytest.mark.endurance
 @pytest.mark.timeout(1500)
 async def test_twenty_kills_with_sqlite(publisher18_db: Database, tmp_path: Path) -> None:
-    await _survives(publisher18_db, SqliteLook(tmp_path / "replica.db"), tmp_path, 20)
+    await _survives(publisher18_db, SqliteReader(tmp_path / "replica.db"), tmp_path, 20)
 
 
 @pytest.mark.crash
@@ -170,7 +170,7 @@ async def test_mariadb_is_killed_twenty_times(
     rng = random.Random(seed)
     server = make_mariadb()
     with fresh_mariadb_database(server) as database:
-        process = OtherProcess(publisher, MariaDBLook(database), tmp_path)
+        process = OtherProcess(publisher, MariaDBReader(database), tmp_path)
         await make_publisher_tables(publisher)
         await make_specimens_of_text(database.url)
         load = make_load(publisher, seed, rate=_RATE)
