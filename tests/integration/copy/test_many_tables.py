@@ -15,7 +15,7 @@ FEW, MANY = 2, 40
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every query that either server is asked, by whichever of our sessions."""
     queries: list[str] = []
     execute, fetch, apply = Session.execute, CatalogReader.fetch, ApplySession.fetch
@@ -45,31 +45,31 @@ def make(publisher: Database, target: Database, count: int) -> None:
     publisher.execute("DROP PUBLICATION IF EXISTS pub; CREATE PUBLICATION pub FOR ALL TABLES")
 
 
-async def test_check_asks_no_more_for_many_tables(publisher_db: Database, target_db: Database, asked: list[str]) -> None:
+async def test_check_asks_no_more_for_many_tables(publisher_db: Database, target_db: Database, queries: list[str]) -> None:
     """It asked the target eight queries a table: 34 s for 3,000 tables."""
     counts = []
     for count in (FEW, MANY):
         make(publisher_db, target_db, count)
-        asked.clear()
+        queries.clear()
         assert await check("many", connection=publisher_db.dsn, publications=["pub"], target=target_db.dsn) == []
-        counts.append(len(asked))
+        counts.append(len(queries))
     assert counts[0] == counts[1]
 
 
 async def test_the_first_and_later_starts_ask_no_more_for_many_tables(
-    publisher_db: Database, target_db: Database, asked: list[str]
+    publisher_db: Database, target_db: Database, queries: list[str]
 ) -> None:
     """Every table was added by four queries, and the report of each second asked one query a table."""
     counts = []
     for count in (FEW, MANY):
         make(publisher_db, target_db, count)
         for start in ("first", "later"):
-            asked.clear()
+            queries.clear()
             async with replica(publisher_db, target_db, name=f"r{count}", copy_data=False) as running:
                 await running.caught_up()
                 assert len(running.subscription.status.tables) == count
                 await running.stop()
-            counts.append((start, len([query for query in asked if "pg_subscription_rel" in query or "unnest" in query])))
+            counts.append((start, len([query for query in queries if "pg_subscription_rel" in query or "unnest" in query])))
     few, many = dict(counts[:2]), dict(counts[2:])
     # reports come with time, too
     assert many["first"] <= few["first"] + 10

@@ -6,21 +6,19 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from subscriber import Subscription, TableState
-from subscriber.abc import CopyFormat, PublishedTable
 from subscriber.errors import TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
-from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK, Replica, replica
 from tests.support.row_gates import open_transaction
+from tests.support.table_groups import BeforeCopy, hook_before_copy, record_snapshot_slots
 
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 ONE_GROUP = replace(QUICK, max_sync_workers_per_subscription=1)
@@ -67,34 +65,12 @@ def assert_nothing_is_left(publisher: Database, target: Database, *, origins: bo
 
 @pytest.fixture
 def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each slot with a snapshot that was made, whether it was a temporary one."""
-    made: list[bool] = []
-    exported = PublisherSource.exported
-
-    def counted(self: PublisherSource, slot_name: str, *, temporary: bool) -> Any:
-        made.append(temporary)
-        return exported(self, slot_name, temporary=temporary)
-
-    monkeypatch.setattr(PublisherSource, "exported", counted)
-    return made
-
-
-Hook = Callable[[str], Awaitable[None]]
+    return record_snapshot_slots(monkeypatch)
 
 
 @pytest.fixture
-def before_copy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hook], None]:
-    """Sets what is awaited before a group stores a table's rows."""
-    copy = PostgresTableGroup.copy
-
-    def use(hook: Hook) -> None:
-        async def hooked(self: PostgresTableGroup, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-            await hook(table.name.name)
-            await copy(self, table, copy_format, data)
-
-        monkeypatch.setattr(PostgresTableGroup, "copy", hooked)
-
-    return use
+def before_copy(monkeypatch: pytest.MonkeyPatch) -> BeforeCopy:
+    return hook_before_copy(monkeypatch, PostgresTableGroup)
 
 
 async def test_two_snapshots_for_all_tables(publisher_db: Database, target_db: Database, tables: list[str], snapshots: list[bool]) -> None:
@@ -155,7 +131,7 @@ async def applied(subscription: Subscription, lsn: Lsn) -> None:
 
 
 async def test_changes_between_the_snapshot_and_a_tables_copy(
-    publisher_db: Database, target_db: Database, tables: list[str], before_copy: Callable[[Hook], None], snapshots: list[bool]
+    publisher_db: Database, target_db: Database, tables: list[str], before_copy: BeforeCopy, snapshots: list[bool]
 ) -> None:
     """Passed over by the apply worker, they are not in the snapshot; an emptied or altered table may look empty in it."""
     done: list[str] = []
@@ -227,7 +203,7 @@ async def test_a_commit_whose_answer_is_lost(
 
 @pytest.mark.publisher(min=15, lacks="two_phase of the replication protocol")
 async def test_a_transaction_that_is_prepared_meanwhile(
-    publisher_db: Database, target_db: Database, tables: list[str], before_copy: Callable[[Hook], None]
+    publisher_db: Database, target_db: Database, tables: list[str], before_copy: BeforeCopy
 ) -> None:
     done: list[str] = []
 

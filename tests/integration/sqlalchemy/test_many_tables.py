@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from subscriber import Subscription, TableState, Until, check
-from subscriber.abc import CopyFormat, PublishedTable
 from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
-from subscriber.subscription.run.copy_source import PublisherSource
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.replica import QUICK
 from tests.support.sqlalchemy_targets import OtherTarget
+from tests.support.table_groups import BeforeCopy, hook_before_copy, record_snapshot_slots
 
 FEW, MANY = 2, 40
 SLOTS = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()"
 
 
 @pytest.fixture
-def asked() -> Iterator[list[str]]:
+def statements() -> Iterator[list[str]]:
     """Every statement that a target is sent, except SHOW CREATE TABLE: nothing else of MariaDB tells all that it does."""
     statements: list[str] = []
 
@@ -38,34 +36,12 @@ def asked() -> Iterator[list[str]]:
 
 @pytest.fixture
 def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each slot with a snapshot that was made, whether it was a temporary one."""
-    made: list[bool] = []
-    exported = PublisherSource.exported
-
-    def counted(self: PublisherSource, slot_name: str, *, temporary: bool) -> Any:
-        made.append(temporary)
-        return exported(self, slot_name, temporary=temporary)
-
-    monkeypatch.setattr(PublisherSource, "exported", counted)
-    return made
-
-
-Hook = Callable[[str], Awaitable[None]]
+    return record_snapshot_slots(monkeypatch)
 
 
 @pytest.fixture
-def before_copy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hook], None]:
-    """Sets what is awaited before a group takes a table's rows."""
-    copy = SqlAlchemyTableGroup.copy
-
-    def use(hook: Hook) -> None:
-        async def hooked(self: SqlAlchemyTableGroup, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-            await hook(table.name.name)
-            await copy(self, table, copy_format, data)
-
-        monkeypatch.setattr(SqlAlchemyTableGroup, "copy", hooked)
-
-    return use
+def before_copy(monkeypatch: pytest.MonkeyPatch) -> BeforeCopy:
+    return hook_before_copy(monkeypatch, SqlAlchemyTableGroup)
 
 
 def make(publisher: Database, target: OtherTarget, first: int, last: int, rows: int = 0) -> list[str]:
@@ -89,21 +65,23 @@ def same_rows(publisher: Database, target: OtherTarget, tables: list[str]) -> No
         assert [tuple(row) for row in target.fetch(query)] == publisher.fetch(query), table
 
 
-async def test_no_more_is_asked_for_many_tables(publisher18_db: Database, other_target: OtherTarget, asked: list[str]) -> None:
+async def test_no_more_is_asked_for_many_tables(publisher18_db: Database, other_target: OtherTarget, statements: list[str]) -> None:
     """Fifteen queries a table took 78 s for 3,000 tables; a first run's states were read once for each table."""
     counts = []
     for first, last in ((0, FEW), (FEW, MANY)):
         make(publisher18_db, other_target, first, last)
-        asked.clear()
+        statements.clear()
         assert await check("many", connection=publisher18_db.dsn, publications=["pub"], target=other_target.url) == []
-        counts.append(len(asked))
+        counts.append(len(statements))
     assert counts[0] == counts[1]
     subscription = subscription_to(publisher18_db, other_target)
-    asked.clear()
+    statements.clear()
     await subscription.run(Until())
     assert {entry.state for entry in subscription.status.tables.values()} <= {TableState.SYNCDONE, TableState.READY}
-    assert len([statement for statement in asked if "next_oid" in statement]) < 10
-    assert len([statement for statement in asked if "pg_subscription_rel.srsubid" in statement and statement.startswith("SELECT")]) < 30
+    assert len([statement for statement in statements if "next_oid" in statement]) < 10
+    assert (
+        len([statement for statement in statements if "pg_subscription_rel.srsubid" in statement and statement.startswith("SELECT")]) < 30
+    )
 
 
 async def test_two_snapshots_for_all_tables(publisher18_db: Database, other_target: OtherTarget, snapshots: list[bool]) -> None:
@@ -119,7 +97,7 @@ async def test_two_snapshots_for_all_tables(publisher18_db: Database, other_targ
 
 
 async def test_tables_that_leave_their_group(
-    publisher18_db: Database, other_target: OtherTarget, snapshots: list[bool], before_copy: Callable[[Hook], None]
+    publisher18_db: Database, other_target: OtherTarget, snapshots: list[bool], before_copy: BeforeCopy
 ) -> None:
     """One has rows already, one changes while it is copied, and one is larger than it seemed."""
     tables = make(publisher18_db, other_target, 0, 5, rows=2)
