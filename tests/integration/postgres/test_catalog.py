@@ -234,10 +234,10 @@ async def test_successor_of_a_killed_process_waits_for_its_backend(target_db: Da
     script.write_text(f"""
 import asyncio
 from tests.support.sink_postgres import Feed, Remote
-class Place:
+class Target:
     dsn = {target_db.dsn!r}
 async def main():
-    feed = Feed(Place())
+    feed = Feed(Target())
     await feed.open()
     remote = Remote("t", "*id")
     await feed.apply(remote.relation, remote.insert(1))

@@ -30,7 +30,7 @@ BPCHAR = 1042
 
 
 @pytest.fixture
-def lite(tmp_path: Path) -> SqliteTarget:
+def sqlite_target(tmp_path: Path) -> SqliteTarget:
     return SqliteTarget(tmp_path / "replica.db")
 
 
@@ -95,10 +95,10 @@ async def test_blanks_that_mariadb_would_cut_off(mariadb_db: MariaDatabase) -> N
         ("k text NOT NULL PRIMARY KEY, v text", False),
     ],
 )
-async def test_null_in_a_primary_key_of_sqlite(lite: SqliteTarget, definition: str, nulls: bool) -> None:
-    lite._execute(f"CREATE TABLE n ({definition})")
+async def test_null_in_a_primary_key_of_sqlite(sqlite_target: SqliteTarget, definition: str, nulls: bool) -> None:
+    sqlite_target._execute(f"CREATE TABLE n ({definition})")
     table = Table("n", "k int4" if "k int" in definition.lower() else "k", "v", full=True)
-    feed = await fed(lite, table)
+    feed = await fed(sqlite_target, table)
     null = None if nulls else 3
     await feed.apply(table.relation, table.insert(1, "a"), table.insert(2, "a"), table.insert(null, "a"))
     await feed.apply(table.update(1, "b", old=(1, "a")), table.update(null, "b", old=(null, "a")))
@@ -110,9 +110,9 @@ async def test_null_in_a_primary_key_of_sqlite(lite: SqliteTarget, definition: s
 
 
 @pytest.mark.parametrize("suffix", ["STRICT", "WITHOUT ROWID"])
-async def test_a_primary_key_that_is_never_null(lite: SqliteTarget, suffix: str) -> None:
-    lite._execute(f"CREATE TABLE n (k text PRIMARY KEY, v text) {suffix}")
-    database = Database(f"sqlite:///{lite._path}")
+async def test_a_primary_key_that_is_never_null(sqlite_target: SqliteTarget, suffix: str) -> None:
+    sqlite_target._execute(f"CREATE TABLE n (k text PRIMARY KEY, v text) {suffix}")
+    database = Database(f"sqlite:///{sqlite_target._path}")
     async with database.reading() as connection:
         found = await reflect(connection, Table("n", "k", "v").name)
     await database.close()
@@ -122,12 +122,12 @@ async def test_a_primary_key_that_is_never_null(lite: SqliteTarget, suffix: str)
 
 @pytest.mark.parametrize("kind", ["text", ""])
 @pytest.mark.parametrize("full", [False, True])
-async def test_a_column_of_sqlite_under_which_keys_are_equal(lite: SqliteTarget, full: bool, kind: str) -> None:
+async def test_a_column_of_sqlite_under_which_keys_are_equal(sqlite_target: SqliteTarget, full: bool, kind: str) -> None:
     """The key is exact, the column is not."""
-    lite._execute(f"CREATE TABLE u (a {kind} COLLATE NOCASE NOT NULL, v text)")
-    lite._execute("CREATE UNIQUE INDEX i ON u (a COLLATE BINARY)")
+    sqlite_target._execute(f"CREATE TABLE u (a {kind} COLLATE NOCASE NOT NULL, v text)")
+    sqlite_target._execute("CREATE UNIQUE INDEX i ON u (a COLLATE BINARY)")
     table = Table("u", "*a", "v", full=full)
-    feed = await fed(lite, table)
+    feed = await fed(sqlite_target, table)
     await feed.apply(table.relation, *(table.insert(key, "old") for key in ("a", "A", "b", "B")))
     await feed.apply(table.update("A", "new", old=("A", "old") if full else None))
     await feed.expect(table, ("a", "old"), ("A", "new"), ("b", "old"), ("B", "old"))
@@ -136,10 +136,10 @@ async def test_a_column_of_sqlite_under_which_keys_are_equal(lite: SqliteTarget,
     await feed.close()
 
 
-async def test_check_warns_of_collations_of_sqlite(lite: SqliteTarget) -> None:
+async def test_check_warns_of_collations_of_sqlite(sqlite_target: SqliteTarget) -> None:
     for name, collation in (("n", "NOCASE"), ("r", "rtrim"), ("b", "binary")):
-        lite._execute(f"CREATE TABLE {name} (a text NOT NULL COLLATE {collation} PRIMARY KEY, v text COLLATE NOCASE)")
-    database = Database(f"sqlite:///{lite._path}")
+        sqlite_target._execute(f"CREATE TABLE {name} (a text NOT NULL COLLATE {collation} PRIMARY KEY, v text COLLATE NOCASE)")
+    database = Database(f"sqlite:///{sqlite_target._path}")
     async with database.reading() as connection:
         findings = await check(connection, [Table(name, "*a", "v").published for name in "nrb"])
     await database.close()
@@ -147,18 +147,18 @@ async def test_check_warns_of_collations_of_sqlite(lite: SqliteTarget) -> None:
     assert [(finding.severity, finding.message) for finding in findings] == [("warning", warned.format(name)) for name in "nr"]
 
 
-async def test_keys_of_sqlite_are_looked_up_in_their_index(lite: SqliteTarget) -> None:
-    database = Database(f"sqlite:///{lite._path}")
+async def test_keys_of_sqlite_are_looked_up_in_their_index(sqlite_target: SqliteTarget) -> None:
+    database = Database(f"sqlite:///{sqlite_target._path}")
     table = Table("k", "*a", "v")
     plans = []
     for collation, index in (("BINARY", "BINARY"), ("NOCASE", "BINARY"), ("NOCASE", "NOCASE")):
-        lite._execute("DROP TABLE IF EXISTS k")
-        lite._execute(f"CREATE TABLE k (a text NOT NULL COLLATE {collation}, v text)")
-        lite._execute(f"CREATE UNIQUE INDEX i ON k (a COLLATE {index})")
+        sqlite_target._execute("DROP TABLE IF EXISTS k")
+        sqlite_target._execute(f"CREATE TABLE k (a text NOT NULL COLLATE {collation}, v text)")
+        sqlite_target._execute(f"CREATE UNIQUE INDEX i ON k (a COLLATE {index})")
         async with database.reading() as connection:
             target = await load_target_table(connection, table.relation)
             statement = delete_row(target, connection.dialect, frozenset())
-        ((*_, plan),) = lite._execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.pick([None, None, "x", None]))
+        ((*_, plan),) = sqlite_target._execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.pick([None, None, "x", None]))
         plans.append(plan)
     await database.close()
     assert plans == ["SEARCH k USING INDEX i (a=?)"] * 3
@@ -172,8 +172,8 @@ async def test_upserts_of_keys_that_are_equal_in_the_target(kind: str, request: 
     target: ComplianceTarget
     match kind:
         case "sqlite":
-            target = request.getfixturevalue("lite")
-            request.getfixturevalue("lite")._execute("CREATE TABLE u (a text COLLATE NOCASE NOT NULL PRIMARY KEY, v text)")
+            target = request.getfixturevalue("sqlite_target")
+            request.getfixturevalue("sqlite_target")._execute("CREATE TABLE u (a text COLLATE NOCASE NOT NULL PRIMARY KEY, v text)")
         case "mariadb":
             database = request.getfixturevalue("mariadb_db")
             target = MariaDBTarget(database)
@@ -190,8 +190,8 @@ async def test_upserts_of_keys_that_are_equal_in_the_target(kind: str, request: 
     await feed.close()
 
 
-async def test_upserts_of_exact_keys_are_gathered(lite: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    lite._execute("CREATE TABLE u (a text NOT NULL, b int NOT NULL, v text, PRIMARY KEY (a, b))")
+async def test_upserts_of_exact_keys_are_gathered(sqlite_target: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite_target._execute("CREATE TABLE u (a text NOT NULL, b int NOT NULL, v text, PRIMARY KEY (a, b))")
     table = Table("u", "*a", "*b int4", "v")
     groups: list[int] = []
     take = Batching.take
@@ -202,7 +202,7 @@ async def test_upserts_of_exact_keys_are_gathered(lite: SqliteTarget, monkeypatc
         return found
 
     monkeypatch.setattr(Batching, "take", noted)
-    feed = await fed(lite, table, settings=Settings(insert_conflict="upsert"))
+    feed = await fed(sqlite_target, table, settings=Settings(insert_conflict="upsert"))
     changes = [change for key in range(9) for change in (table.insert("a", key, "old"), table.update("a", key, "new"))]
     await feed.apply(table.relation, *changes)
     assert groups == [2]
@@ -224,7 +224,7 @@ async def test_upserts_into_a_table_of_two_unique_keys(mariadb_db: MariaDatabase
     await feed.close()
 
 
-async def test_statements_are_not_kept_without_bound(lite: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statements_are_not_kept_without_bound(sqlite_target: SqliteTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key there is one for each set of columns that are NULL."""
     plans: list[RelationPlan] = []
     init = RelationPlan.__init__
@@ -235,10 +235,10 @@ async def test_statements_are_not_kept_without_bound(lite: SqliteTarget, monkeyp
 
     monkeypatch.setattr(RelationPlan, "__init__", noted)
     names = [f"c{number}" for number in range(10)]
-    lite._execute(f"CREATE TABLE w ({', '.join(f'{name} text' for name in names)})")
+    sqlite_target._execute(f"CREATE TABLE w ({', '.join(f'{name} text' for name in names)})")
     table = Table("w", *names, full=True)
     rows = [[None if pattern >> number & 1 else "x" for number in range(10)] for pattern in range(600)]
-    feed = await fed(lite, table)
+    feed = await fed(sqlite_target, table)
     await feed.apply(table.relation, *(table.insert(*row) for row in rows))
     await feed.apply(*(table.update(*row[:9], "new", old=row) for row in rows))
     await feed.expect(table, *((*row[:9], "new") for row in rows))

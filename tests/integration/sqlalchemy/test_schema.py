@@ -45,11 +45,11 @@ def described(*columns: tuple[str, int], name: str = "public.t", key: tuple[str,
     )
 
 
-Connected = Callable[[], contextlib.AbstractAsyncContextManager[AsyncConnection]]
+OpenTransaction = Callable[[], contextlib.AbstractAsyncContextManager[AsyncConnection]]
 
 
 @pytest.fixture
-async def place(other_target: OtherTarget) -> AsyncIterator[Connected]:
+async def transaction(other_target: OtherTarget) -> AsyncIterator[OpenTransaction]:
     """Transactions in a target of each kind."""
     target = Target(other_target.url, "test", replicates=True)
     yield target.writing
@@ -57,14 +57,14 @@ async def place(other_target: OtherTarget) -> AsyncIterator[Connected]:
 
 
 @pytest.fixture
-async def maria(mariadb_db: MariaDatabase) -> AsyncIterator[Connected]:
+async def mariadb_transaction(mariadb_db: MariaDatabase) -> AsyncIterator[OpenTransaction]:
     target = Target(mariadb_db.url, "test", replicates=True)
     yield target.writing
     await target.close()
 
 
 @pytest.fixture
-async def lite(sqlite_file: OtherTarget) -> AsyncIterator[Connected]:
+async def sqlite_transaction(sqlite_file: OtherTarget) -> AsyncIterator[OpenTransaction]:
     target = Target(sqlite_file.url, "test", replicates=True)
     yield target.writing
     await target.close()
@@ -90,7 +90,7 @@ def messages(findings: list[Finding], severity: str = "error") -> list[str]:
     return [finding.message for finding in findings if finding.severity == severity]
 
 
-async def test_names_of_all_kinds(place: Connected, other_target: OtherTarget) -> None:
+async def test_names_of_all_kinds(transaction: OpenTransaction, other_target: OtherTarget) -> None:
     names = [
         "a b",
         "Ünïcode",
@@ -109,10 +109,10 @@ async def test_names_of_all_kinds(place: Connected, other_target: OtherTarget) -
         names += ["back`tick", "new\nline", "blank behind ", "🐘"]
     columns = [("Id", INT4), *((name, TEXT) for name in names)]
     table = described(*columns, name='S x.Tä"bl:e %s', key=("Id",))
-    async with place() as connection:
+    async with transaction() as connection:
         assert await schema.check(connection, [table], creating=True) == []
         await schema.create_table(connection, table)
-    async with place() as connection:
+    async with transaction() as connection:
         assert await schema.check(connection, [table]) == []
         target = await load_target_table(connection, table)
         assert [plan.name for plan in target.columns] == list(table.columns)
@@ -127,14 +127,14 @@ async def test_names_of_all_kinds(place: Connected, other_target: OtherTarget) -
         assert await count(connection, target) == 1
 
 
-async def test_keys_of_created_tables(place: Connected) -> None:
+async def test_keys_of_created_tables(transaction: OpenTransaction) -> None:
     columns = (("a", INT4), ("b", TEXT), ("c", TEXT))
     other_identity = replace(described(*columns, name="public.other", key=("a",), identity="i"), key_columns=("b", "c"))
     only_identity = replace(described(*columns, name="public.only", identity="i"), key_columns=("b",))
     full = described(*columns, name="public.whole", identity="f")
     full_with_key = replace(described(*columns, name="public.keyed", identity="f"), primary_key=("c", "a"), not_null=frozenset({"a", "c"}))
     nothing = described(*columns, name="public.nothing", identity="n")
-    async with place() as connection:
+    async with transaction() as connection:
         for table in (other_identity, only_identity, full, full_with_key, nothing):
             await schema.create_table(connection, table)
         plans = {
@@ -153,17 +153,17 @@ async def test_keys_of_created_tables(place: Connected) -> None:
         await store(connection, plans["other"], ("1", "x", "y"), ("2", "x", "z"))
         await store(connection, plans["whole"], ("1", None, None), ("1", None, None))
     with pytest.raises(ChangeRefused):
-        async with place() as connection:
+        async with transaction() as connection:
             await store(connection, plans["other"], ("3", "x", "y"))
     with pytest.raises(ChangeRefused):
-        async with place() as connection:
+        async with transaction() as connection:
             await store(connection, plans["other"], ("3", None, "y"))
 
 
-async def test_text_keys_are_told_apart_as_postgresql_does(place: Connected) -> None:
+async def test_text_keys_are_told_apart_as_postgresql_does(transaction: OpenTransaction) -> None:
     keys = ["a", "A", "a ", "ä", "á", "ａ", "", " ", "ss", "ß", "\t", "🐘", "🐍"]
     table = described(("k", TEXT), ("b", BYTEA), key=("k", "b"))
-    async with place() as connection:
+    async with transaction() as connection:
         await schema.create_table(connection, table)
         target = await load_target_table(connection, table)
         await store(connection, target, *((key, blob) for key in keys for blob in ("\\x", "\\x00", "\\x0000")))
@@ -176,13 +176,13 @@ async def test_text_keys_are_told_apart_as_postgresql_does(place: Connected) -> 
             assert (await connection.execute(query, bound(target, (key, "\\x00")))).scalar() == 1
 
 
-async def test_columns_are_added(place: Connected) -> None:
+async def test_columns_are_added(transaction: OpenTransaction) -> None:
     before = described(("id", INT4), key=("id",))
     after = replace(described(("f", FLOAT8), ("id", INT4), ("m%", MOOD.oid), ("d", DATE), key=("id",)), types=(MOOD,))
-    async with place() as connection:
+    async with transaction() as connection:
         await schema.create_table(connection, before)
         await store(connection, await load_target_table(connection, before), ("1",))
-    async with place() as connection:
+    async with transaction() as connection:
         assert messages(await schema.check(connection, [after])) == [
             'logical replication target relation "public.t" is missing replicated columns: "f", "m%", "d"'
         ]
@@ -195,43 +195,43 @@ async def test_columns_are_added(place: Connected) -> None:
             incomplete.require_complete()
         assert await schema.add_columns(connection, after) == ("f", "m%", "d")
         assert await schema.add_columns(connection, after) == ()
-    async with place() as connection:
+    async with transaction() as connection:
         assert await schema.check(connection, [after]) == []
         target = await load_target_table(connection, after)
         await store(connection, target, ("1.5", "2", "sad", "2024-01-01"))
         assert await count(connection, target) == 2
 
 
-async def test_what_a_target_lacks(place: Connected, other_target: OtherTarget) -> None:
+async def test_what_a_target_lacks(transaction: OpenTransaction, other_target: OtherTarget) -> None:
     table = described(("id", INT4), ("g", INT4), ("v", TEXT), key=("id",))
-    async with place() as connection:
+    async with transaction() as connection:
         (missing,) = await schema.check(connection, [table])
         assert missing.message == 'logical replication target relation "public.t" does not exist'
         assert "--create-tables" in missing.hint
         assert await schema.check(connection, [table], creating=True) == []
     generated = "int GENERATED ALWAYS AS (id + 1) STORED"
     other_target.execute(f"CREATE TABLE t (id int PRIMARY KEY, g {generated}, v text)")
-    async with place() as connection:
+    async with transaction() as connection:
         assert messages(await schema.check(connection, [table])) == [
             'logical replication target relation "public.t" has incompatible generated column: "g"'
         ]
     other_target.execute("DROP TABLE t")
     other_target.execute("CREATE TABLE t (id int PRIMARY KEY, g int, v text, mine int NOT NULL, filled int NOT NULL DEFAULT 1)")
-    async with place() as connection:
+    async with transaction() as connection:
         assert messages(await schema.check(connection, [table])) == [
             'column "mine" of table "public.t" is NOT NULL in the target, has no default and is not published'
         ]
     other_target.execute("DROP TABLE t")
     other_target.execute("CREATE TABLE t (id int NOT NULL, g int, v text)")
-    async with place() as connection:
+    async with transaction() as connection:
         (doubled,) = messages(await schema.check(connection, [table]), "warning")
         assert doubled.startswith('table "public.t" of the target has no unique key within its replica identity (id)')
 
 
-async def test_columns_that_do_not_fit(lite: Connected, sqlite_file: OtherTarget) -> None:
+async def test_columns_that_do_not_fit(sqlite_transaction: OpenTransaction, sqlite_file: OtherTarget) -> None:
     sqlite_file.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER, j JSON)")
     table = described(("id", INT4), ("v", TEXT), key=("id",))
-    async with lite() as connection:
+    async with sqlite_transaction() as connection:
         (found,) = await schema.check(connection, [table])
         assert found.message == 'column "v" of table "public.t": type text cannot be kept without loss in a column of type INTEGER'
         assert found.hint == "make it a text column in the target"
@@ -241,24 +241,24 @@ async def test_columns_that_do_not_fit(lite: Connected, sqlite_file: OtherTarget
         ]
 
 
-async def test_tables_of_mariadb(maria: Connected, mariadb_db: MariaDatabase) -> None:
+async def test_tables_of_mariadb(mariadb_transaction: OpenTransaction, mariadb_db: MariaDatabase) -> None:
     table = described(("k", TEXT), ("v", INT4), key=("k",))
     mariadb_db.execute("CREATE TABLE t (k varchar(20) COLLATE utf8mb4_general_ci PRIMARY KEY, v int) ENGINE = MyISAM")
-    async with maria() as connection:
+    async with mariadb_transaction() as connection:
         findings = await schema.check(connection, [table])
         assert messages(findings) == ['table "public.t" of the target has storage engine myisam, which has no transactions']
         (collated,) = messages(findings, "warning")
         assert collated.startswith('key column "k" of table "public.t" has a collation in the target under which different keys are equal')
     mariadb_db.execute("ALTER TABLE t ENGINE = InnoDB")
     mariadb_db.execute("INSERT INTO t VALUES ('a', 1)")
-    async with maria() as connection:
+    async with mariadb_transaction() as connection:
         target = await load_target_table(connection, table)
         gone = delete(target.table).where(target.columns[0].matches("p0"))
         # another key than the target's, though its collation thinks otherwise
         assert (await connection.execute(gone, {"p0": "A"})).rowcount == 0
         assert (await connection.execute(gone, {"p0": "a"})).rowcount == 1
     long = described(("k" * 65, TEXT), ("v ", INT4), ("🐘", INT4), ("a\nb", INT4), name="public.u")
-    async with maria() as connection:
+    async with mariadb_transaction() as connection:
         assert messages(await schema.check(connection, [long], creating=True)) == [
             f'column "{"k" * 65}" of table "public.u": names have at most 64 characters in the target',
             'column "v " of table "public.u": no name ends with a blank in the target',
@@ -267,20 +267,20 @@ async def test_tables_of_mariadb(maria: Connected, mariadb_db: MariaDatabase) ->
         ]
 
 
-async def test_a_key_that_is_too_long_for_mariadb(maria: Connected) -> None:
+async def test_a_key_that_is_too_long_for_mariadb(mariadb_transaction: OpenTransaction) -> None:
     table = described(("k", TEXT), key=("k",))
-    async with maria() as connection:
+    async with mariadb_transaction() as connection:
         await schema.create_table(connection, table)
         target = await load_target_table(connection, table)
         await store(connection, target, ("🐘" * 750,))
     with pytest.raises(ChangeRefused):
-        async with maria() as connection:
+        async with mariadb_transaction() as connection:
             await store(connection, target, ("k" * 751,))
 
 
-async def test_the_binary_format_is_refused_where_it_says_too_little(lite: Connected) -> None:
+async def test_the_binary_format_is_refused_where_it_says_too_little(sqlite_transaction: OpenTransaction) -> None:
     table = described(("id", INT4), ("price", 790), ("class", 2205), key=("id",))
-    async with lite() as connection:
+    async with sqlite_transaction() as connection:
         assert await schema.check(connection, [table], creating=True) == []
         findings = await schema.check(connection, [table], creating=True, binary=True)
     assert [finding.message.split(":")[0] for finding in findings] == [
@@ -309,12 +309,12 @@ async def test_a_server_with_another_sql_mode(mariadb_db: MariaDatabase) -> None
     assert mariadb_db.fetch("SELECT * FROM t") == [(1, "x")]
 
 
-async def test_a_staging_table_has_no_columns_that_are_computed(place: Connected, other_target: OtherTarget) -> None:
+async def test_a_staging_table_has_no_columns_that_are_computed(transaction: OpenTransaction, other_target: OtherTarget) -> None:
     other_target.execute("CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, v varchar(9))")
     other_target.execute("INSERT INTO t (id, v) VALUES (1, 'there')")
     table = described(("id", INT4), ("v", TEXT), key=("id",))
     staging = Staging(catalog_tables(other_target.kind), 7)
-    async with place() as connection:
+    async with transaction() as connection:
         if other_target.kind == "postgresql":
             await connection.exec_driver_sql("CREATE SCHEMA subscriber_sqlalchemy")
         found = await reflect(connection, table.name)
@@ -329,12 +329,12 @@ async def test_a_staging_table_has_no_columns_that_are_computed(place: Connected
     assert other_target.fetch("SELECT id, g, v FROM t ORDER BY id") == [(1, 2, "there"), (2, 3, "copied")]
 
 
-async def test_a_timestamp_that_null_becomes_the_current_time_in(maria: Connected) -> None:
+async def test_a_timestamp_that_null_becomes_the_current_time_in(mariadb_transaction: OpenTransaction) -> None:
     """Older servers do so, whatever sql_mode says: a NULL of the publisher would be lost silently."""
     table = described(("id", INT4), ("at", TIMESTAMP), ("other", TIMESTAMP), ("never", TIMESTAMP), key=("id",))
     table = replace(table, not_null=frozenset({"id", "never"}))
     said = 'column "at" of table "public.t" is TIMESTAMP NOT NULL in the target, where NULL becomes the current time'
-    async with maria() as connection:
+    async with mariadb_transaction() as connection:
         await connection.exec_driver_sql("SET SESSION explicit_defaults_for_timestamp = 0")
         await connection.exec_driver_sql(
             "CREATE TABLE t (id int PRIMARY KEY, at timestamp(6) NOT NULL DEFAULT '2000-01-01', other timestamp(6) NULL, "

@@ -126,9 +126,9 @@ class Bound:
 
 async def store(target: OtherTarget, table: PublishedTable, rows: Sequence[tuple[bytes | None, ...]], *, binary: bool) -> Bound:
     """Make the table, put the rows into it, and find each of them by all of its values."""
-    place = Target(target.url, "test", replicates=True)
+    opened = Target(target.url, "test", replicates=True)
     try:
-        async with place.writing() as connection:
+        async with opened.writing() as connection:
             assert await schema.check(connection, [table], creating=True, binary=binary) == []
             await schema.create_table(connection, table)
             await schema.create_table(connection, table)
@@ -137,7 +137,7 @@ async def store(target: OtherTarget, table: PublishedTable, rows: Sequence[tuple
             plan.require_complete()
         bound = Bound(plan, rows, binary=binary)
         statement = insert(plan.table).values({column.name: column.parameter(f"p{index}") for index, column in enumerate(plan.columns)})
-        async with place.writing() as connection:
+        async with opened.writing() as connection:
             for row in bound.rows:
                 await connection.execute(statement, row)
         relation = Relation(
@@ -150,7 +150,7 @@ async def store(target: OtherTarget, table: PublishedTable, rows: Sequence[tuple
                 for name, oid, modifier in zip(table.columns, table.column_types, table.column_modifiers, strict=True)
             ),
         )
-        async with place.writing() as connection:
+        async with opened.writing() as connection:
             whole = await load_target_table(connection, relation, table)
             for row in bound.rows:
                 # as an UPDATE or DELETE finds it, with REPLICA IDENTITY FULL and no key
@@ -163,7 +163,7 @@ async def store(target: OtherTarget, table: PublishedTable, rows: Sequence[tuple
                     each = {name: (await connection.execute(query.where(found), row)).scalar() for name, found in predicates.items()}
                     pytest.fail(f"row {row['p0']} is not found by {[name for name, count in each.items() if count == 0]}")
     finally:
-        await place.close()
+        await opened.close()
     return bound
 
 

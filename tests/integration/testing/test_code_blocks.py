@@ -42,8 +42,8 @@ FOLLOWED = "SELECT count(*) FROM pg_stat_replication WHERE application_name = '{
 
 
 @dataclass
-class Place:
-    """Where blocks run.
+class PageSetup:
+    """The databases and files that the pages name, in the places that they have in this test.
 
     Attributes:
         publisher: ``app`` on ``db1``.
@@ -82,31 +82,31 @@ class Place:
 
 
 @pytest.fixture
-def place(publisher18_db: Database, target_db: Database, tmp_path: Path) -> Place:
-    made = Place(publisher18_db, target_db, tmp_path)
-    made.fill()
-    return made
+def page_setup(publisher18_db: Database, target_db: Database, tmp_path: Path) -> PageSetup:
+    setup = PageSetup(publisher18_db, target_db, tmp_path)
+    setup.fill()
+    return setup
 
 
 # --- programs of shell blocks
 
 
-def run_subscriber(words: list[str], place: Place) -> None:
-    words = [place.filled(word) for word in words[1:]]
+def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
+    words = [page_setup.filled(word) for word in words[1:]]
     if words == ["--help"]:
         return
     parsed = _parser().parse_args(words)
     verb = words[0]
     if verb == "spark-apply":
         # Spark is half a gigabyte: the same lake without it
-        if not (place.directory / "lake").exists():
+        if not (page_setup.directory / "lake").exists():
             assert (
                 main(
                     [
                         "run",
-                        f"--connection={place.publisher.dsn}",
+                        f"--connection={page_setup.publisher.dsn}",
                         "--publication=app",
-                        f"--target=spark://{place.directory}/lake",
+                        f"--target=spark://{page_setup.directory}/lake",
                         "--until-caught-up",
                     ]
                 )
@@ -115,19 +115,19 @@ def run_subscriber(words: list[str], place: Place) -> None:
         assert main(["spark-apply", parsed.lake, "--engine=local", "--once"]) == 0
     elif "mariadb://" in parsed.target:
         return  # tests/integration/sqlalchemy/test_run.py starts a MariaDB
-    elif verb in {"alter", "drop", "status"} and not place.defined:
+    elif verb in {"alter", "drop", "status"} and not page_setup.defined:
         run_subscriber(
             [
                 "subscriber",
                 "create",
                 "copy",
-                f"--connection={place.publisher.dsn}",
+                f"--connection={page_setup.publisher.dsn}",
                 "--publication=app",
                 f"--target={parsed.target}",
             ],
-            place,
+            page_setup,
         )
-        run_subscriber(["subscriber", *words], place)
+        run_subscriber(["subscriber", *words], page_setup)
     elif verb == "run" and parsed.connection is None:
         with running("-v", *words) as launcher:
             launcher.says("starting subscription")
@@ -137,35 +137,35 @@ def run_subscriber(words: list[str], place: Place) -> None:
         more = ["--until-caught-up"] if verb == "run" and "--until-caught-up" not in words else []
         # a monitoring plugin: CRITICAL, because no process runs the subscription here
         assert main(["--quiet", *words, *more]) == (2 if "--check" in words else 0)
-        place.defined |= verb in {"create", "run"}
+        page_setup.defined |= verb in {"create", "run"}
 
 
-def run_psql(words: list[str], place: Place) -> None:
-    command = " ".join(word if word == "|" else shlex.quote(place.filled(word)) for word in words)
+def run_psql(words: list[str], page_setup: PageSetup) -> None:
+    command = " ".join(word if word == "|" else shlex.quote(page_setup.filled(word)) for word in words)
     env = {**environment(), "PATH": f"{find_binaries(18)}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def run_pg_dump(words: list[str], place: Place) -> None:
-    place.target.execute("DROP TABLE IF EXISTS accounts")
-    run_psql(words, place)
-    assert place.target.value("SELECT count(*) FROM accounts") == 0
-    assert place.target.fetch("SELECT pubname FROM pg_publication") == []
+def run_pg_dump(words: list[str], page_setup: PageSetup) -> None:
+    page_setup.target.execute("DROP TABLE IF EXISTS accounts")
+    run_psql(words, page_setup)
+    assert page_setup.target.value("SELECT count(*) FROM accounts") == 0
+    assert page_setup.target.fetch("SELECT pubname FROM pg_publication") == []
 
 
-def run_make(words: list[str], place: Place) -> None:
+def run_make(words: list[str], page_setup: PageSetup) -> None:
     # what it would do: the tests are running
     subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, timeout=WAIT_SECONDS, check=True)
 
 
-def run_pip(words: list[str], place: Place) -> None:
+def run_pip(words: list[str], page_setup: PageSetup) -> None:
     # nothing is installed here: the extras exist
     for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)):
         assert set(extras.split(",")) <= set(metadata("pg-subscriber").get_all("Provides-Extra") or [])
 
 
-def run_docker(words: list[str], place: Place) -> None:
+def run_docker(words: list[str], page_setup: PageSetup) -> None:
     # there is no Docker engine: the services and profiles exist, and our own arguments are right
     compose = (ROOT / "docker" / "compose.yaml").read_text()
     for name in re.findall(r"\b(?:publisher\d+|target|pg\d+)\b", " ".join(words)):
@@ -174,27 +174,27 @@ def run_docker(words: list[str], place: Place) -> None:
         _parser().parse_args(words[words.index("pg-subscriber") + 1 :])
 
 
-def run_python(words: list[str], place: Place) -> None:
+def run_python(words: list[str], page_setup: PageSetup) -> None:
     # files are there; tests/integration/testing/test_docker.py runs the health check
     for word in words:
         if word.endswith(".py"):
             assert (ROOT / word).exists() or (ROOT / "docker" / Path(word).name).exists(), word
 
 
-def run_spark_submit(words: list[str], place: Place) -> None:
+def run_spark_submit(words: list[str], page_setup: PageSetup) -> None:
     # tests/spark/test_cluster.py runs it
     _parser().parse_args(words[words.index("apply.py") + 1 :])
 
 
-def run_directory(words: list[str], place: Place) -> None:
+def run_directory(words: list[str], page_setup: PageSetup) -> None:
     assert (ROOT / words[1]).is_dir() or words[1].startswith("/tmp/")
 
 
-def not_run(words: list[str], place: Place) -> None:
+def not_run(words: list[str], page_setup: PageSetup) -> None:
     """Of the user, or a download."""
 
 
-PROGRAMS: dict[str, Callable[[list[str], Place], None]] = {
+PROGRAMS: dict[str, Callable[[list[str], PageSetup], None]] = {
     "subscriber": run_subscriber,
     "pg_dump": run_pg_dump,
     "psql": run_psql,
@@ -216,9 +216,9 @@ PROGRAMS: dict[str, Callable[[list[str], Place], None]] = {
 
 
 @contextmanager
-def as_module(block: Block, place: Place, more: str = "") -> Iterator[IO[str]]:
+def as_module(block: Block, page_setup: PageSetup, more: str = "") -> Iterator[IO[str]]:
     """Run it in a process, until the caller is done with its output."""
-    code = place.filled(block.text) + more
+    code = page_setup.filled(block.text) + more
     with subprocess.Popen([sys.executable, "-u", "-c", code], env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -233,17 +233,17 @@ def in_process(block: Block, **names: Any) -> dict[str, Any]:
     return names
 
 
-def keep_a_replica(block: Block, place: Place) -> None:
-    with as_module(block, place):
-        place.target.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
-        place.target.wait("SELECT count(*) FROM accounts", 1)
+def keep_a_replica(block: Block, page_setup: PageSetup) -> None:
+    with as_module(block, page_setup):
+        page_setup.target.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True)
+        page_setup.target.wait("SELECT count(*) FROM accounts", 1)
 
 
-def audit(block: Block, place: Place) -> None:
-    with as_module(block, place, "\nimport asyncio\nasyncio.run(audit())\n") as output:
-        place.publisher.wait(ACTIVE, 1)
-        place.publisher.execute("INSERT INTO accounts VALUES (2, 7)")
-        place.publisher.execute("UPDATE accounts SET balance = 8 WHERE id = 2; DELETE FROM accounts WHERE id = 2")
+def audit(block: Block, page_setup: PageSetup) -> None:
+    with as_module(block, page_setup, "\nimport asyncio\nasyncio.run(audit())\n") as output:
+        page_setup.publisher.wait(ACTIVE, 1)
+        page_setup.publisher.execute("INSERT INTO accounts VALUES (2, 7)")
+        page_setup.publisher.execute("UPDATE accounts SET balance = 8 WHERE id = 2; DELETE FROM accounts WHERE id = 2")
         assert [output.readline() for _ in range(3)] == [
             "insert into accounts {'id': '2', 'balance': '7'}\n",
             "update accounts {'id': '2', 'balance': '8'}\n",
@@ -251,26 +251,31 @@ def audit(block: Block, place: Place) -> None:
         ]
 
 
-def manage(block: Block, place: Place) -> None:
+def manage(block: Block, page_setup: PageSetup) -> None:
     names: dict[str, Any] = {}
-    exec(place.filled(block.text), names)
+    exec(page_setup.filled(block.text), names)
     asyncio.run(names["manage"]())
-    assert place.publisher.value(ACTIVE) == 0
+    assert page_setup.publisher.value(ACTIVE) == 0
 
 
-def decide_columns(block: Block, place: Place) -> None:
+def decide_columns(block: Block, page_setup: PageSetup) -> None:
     names = in_process(block)
     assert names["settings"].schema_change is names["added"]
 
 
-def define(block: Block, place: Place) -> None:
+def define(block: Block, page_setup: PageSetup) -> None:
     # tests/unit/test_documentation.py runs it over captured streams
     in_process(block)
 
 
-async def waits_for_an_lsn(block: Block, place: Place) -> None:
-    with place.publisher.connect() as publisher, place.target.connect() as target:
-        names = {"publisher": publisher, "target": target, "publisher_dsn": place.publisher.dsn, "target_dsn": place.target.dsn}
+async def waits_for_an_lsn(block: Block, page_setup: PageSetup) -> None:
+    with page_setup.publisher.connect() as publisher, page_setup.target.connect() as target:
+        names = {
+            "publisher": publisher,
+            "target": target,
+            "publisher_dsn": page_setup.publisher.dsn,
+            "target_dsn": page_setup.target.dsn,
+        }
         await top_level(block, names)
 
 
@@ -280,8 +285,8 @@ async def top_level(block: Block, names: dict[str, Any]) -> None:
     await eval(code, names)
 
 
-def run_pytest(text: str, place: Place) -> None:
-    file = place.directory / "test_example.py"
+def run_pytest(text: str, page_setup: PageSetup) -> None:
+    file = page_setup.directory / "test_example.py"
     file.write_text(text)
     command = [
         sys.executable,
@@ -293,20 +298,20 @@ def run_pytest(text: str, place: Place) -> None:
         "-p",
         "no:cacheprovider",
         "--rootdir",
-        str(place.directory),
+        str(page_setup.directory),
         str(file),
     ]
-    done = subprocess.run(command, cwd=place.directory, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=page_setup.directory, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def comply(block: Block, place: Place) -> None:
+def comply(block: Block, page_setup: PageSetup) -> None:
     # one scenario: tests/sinks runs all of them
     names = in_process(block, MyTarget=MemoryAdapter)
     asyncio.run(names["test_compliance"](SCENARIOS[0]))
 
 
-def read_a_lake(block: Block, place: Place) -> None:
+def read_a_lake(block: Block, page_setup: PageSetup) -> None:
     # a session of Spark: tests/spark; what it imports is there
     imports = [
         node for node in ast.parse(block.text).body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("subscriber")
@@ -315,7 +320,7 @@ def read_a_lake(block: Block, place: Place) -> None:
     exec(compile(ast.Module([*imports], []), str(block), "exec"), {})
 
 
-PYTHON: dict[tuple[str, str], Callable[[Block, Place], Awaitable[None] | None]] = {
+PYTHON: dict[tuple[str, str], Callable[[Block, PageSetup], Awaitable[None] | None]] = {
     ("README.md", "wait_for(lsn"): waits_for_an_lsn,
     ("docs/howto/library.md", "asyncio.run(main())"): keep_a_replica,
     ("docs/howto/library.md", "def added("): decide_columns,
@@ -335,40 +340,40 @@ def single_blocks(language: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("block", single_blocks("python"), ids=str)
-async def test_python(block: Block, place: Place) -> None:
+async def test_python(block: Block, page_setup: PageSetup) -> None:
     runners = [run for (page, part), run in PYTHON.items() if page == block.page and part in block.text]
     assert len(runners) == 1, f"{block} has no function in PYTHON: write one"
     if asyncio.iscoroutinefunction(runners[0]):
-        await runners[0](block, place)
+        await runners[0](block, page_setup)
     else:
         # some of them run an event loop of their own
-        await asyncio.to_thread(runners[0], block, place)
+        await asyncio.to_thread(runners[0], block, page_setup)
 
 
 @pytest.mark.parametrize("block", single_blocks("sh"), ids=str)
-def test_shell(block: Block, place: Place) -> None:
-    run_shell(block, place)
+def test_shell(block: Block, page_setup: PageSetup) -> None:
+    run_shell(block, page_setup)
 
 
-def run_shell(block: Block, place: Place) -> None:
+def run_shell(block: Block, page_setup: PageSetup) -> None:
     for words in block.commands():
         while re.fullmatch(r"[A-Z_]+=.*", words[0], re.DOTALL):
             words.pop(0)
         program = Path(words[0]).name
         assert program in PROGRAMS, f"{block}: `{program}` has no function in PROGRAMS: write one"
-        PROGRAMS[program](words, place)
+        PROGRAMS[program](words, page_setup)
 
 
 @pytest.mark.parametrize("block", single_blocks("sql"), ids=str)
-def test_sql(block: Block, place: Place) -> None:
+def test_sql(block: Block, page_setup: PageSetup) -> None:
     if "CREATE PUBLICATION app" in block.text:
-        place.publisher.execute("DROP PUBLICATION app")
-    place.publisher.execute(block.text)
+        page_setup.publisher.execute("DROP PUBLICATION app")
+    page_setup.publisher.execute(block.text)
 
 
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(publisher18_db, target_db, tmp_path)
+    page_setup = PageSetup(publisher18_db, target_db, tmp_path)
     monkeypatch.chdir(tmp_path)
     steps = [block for block in blocks() if block.page == page]
     code = [block for block in steps if block.language == "python"]
@@ -376,19 +381,19 @@ def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_
     for block, following in zip(steps, [*steps[1:], None], strict=True):
         match block.language:
             case "sql":
-                place.publisher.execute(block.text)
+                page_setup.publisher.execute(block.text)
             case "sh":
-                run_shell(block, place)
+                run_shell(block, page_setup)
             case "python" if "SparkSession" in block.text:
-                read_a_lake(block, place)
+                read_a_lake(block, page_setup)
             case "python" if not tests:
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed):
-                    exec(place.filled(block.text), {})
+                    exec(page_setup.filled(block.text), {})
                 if following is not None and following.language == "text":
                     assert printed.getvalue() == following.text, str(following)
     if tests:
-        run_pytest("\n\n".join(block.text for block in tests), place)
+        run_pytest("\n\n".join(block.text for block in tests), page_setup)
 
 
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "text"], ids=str)
