@@ -79,7 +79,7 @@ _TPCB: Final = f"""
 
 STREAMS: Final = {
     "inserts": Stream("inserts, one transaction", 1_000_000, NARROW, f"INSERT INTO t SELECT {_VALUES} FROM generate_series(1, {{n}}) AS g"),
-    "single": Stream("transactions of one row", 300_000, NARROW, _each("INSERT INTO t VALUES (i, i % 1000, i / 7, md5(i::text))")),
+    "single": Stream("transactions of one row", 400_000, NARROW, _each("INSERT INTO t VALUES (i, i % 1000, i / 7, md5(i::text))")),
     "tens": Stream(
         "transactions of ten rows",
         100_000,
@@ -89,7 +89,7 @@ STREAMS: Final = {
     ),
     "bulk": Stream(
         "bulk updates and deletes",
-        500_000,
+        800_000,
         NARROW + _FILL,
         "BEGIN; UPDATE t SET a = a + 1, c = md5(c) WHERE id % 5 > 0; COMMIT; DELETE FROM t WHERE id % 5 = 0",
     ),
@@ -103,10 +103,10 @@ STREAMS: Final = {
         _each(_MIXED),
         changes=9,
     ),
-    "tpcb": Stream("pgbench TPC-B", 60_000, _TPCB, None, changes=4),
+    "tpcb": Stream("pgbench TPC-B", 80_000, _TPCB, None, changes=4),
     "streamed": Stream(
         "streamed, savepoint rolled back",
-        500_000,
+        1_000_000,
         NARROW,
         f"BEGIN; INSERT INTO t SELECT {_VALUES} FROM generate_series(1, {{n}} / 2) AS g; SAVEPOINT s;"
         f" INSERT INTO t SELECT {_VALUES} FROM generate_series({{n}} / 2 + 1, {{n}} * 3 / 4) AS g; ROLLBACK TO s;"
@@ -115,14 +115,14 @@ STREAMS: Final = {
     ),
     "wide": Stream(
         "rows of 50 columns",
-        1_000,
+        3_000,
         f"CREATE TABLE t (id bigint PRIMARY KEY, {_WIDE});",
         _each(f"INSERT INTO t SELECT g, {_WIDE_VALUES} FROM generate_series(i * 100, i * 100 + 99) AS g"),
         changes=100,
     ),
     "toast": Stream(
         "100 kB TOASTed rows, rarely changed",
-        200_000,
+        250_000,
         "CREATE TABLE t (id int PRIMARY KEY, a int, large text); ALTER TABLE t ALTER large SET STORAGE EXTERNAL;"
         f"INSERT INTO t SELECT g, 0, {_LARGE.replace('{seed}', 'g')} FROM generate_series(1, 500) AS g;",
         _each(
@@ -133,7 +133,7 @@ STREAMS: Final = {
     ),
     "full": Stream(
         "REPLICA IDENTITY FULL",
-        20_000,
+        30_000,
         NARROW + "ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t SELECT g, g % 1000, NULLIF(g % 3, 0), md5(g::text)"
         " FROM generate_series(1, {n} * 10) AS g;",
         _each(
@@ -144,7 +144,7 @@ STREAMS: Final = {
     ),
     "interleaved": Stream(
         "ten interleaved tables",
-        40_000,
+        80_000,
         "".join(f"CREATE TABLE t{number} (id int PRIMARY KEY, a int, c text);" for number in range(10)),
         _each("; ".join(f"INSERT INTO t{number} VALUES (i, {number}, md5(i::text))" for number in range(10))),
         changes=10,
