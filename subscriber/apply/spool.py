@@ -109,7 +109,6 @@ class SpoolDirectory:
 
     @property
     def directory(self) -> Path:
-        """The directory of the files."""
         return self._directory
 
     def is_left(self) -> bool:
@@ -177,11 +176,6 @@ class SpoolDirectory:
             raise spool_failure("remove spool directory", self._directory, error) from error
 
     async def append(self, spool_id: int, records: Sequence[bytes]) -> None:
-        """Append records to a transaction's file. The first call creates it.
-
-        Raises:
-            SpoolError: disk full, no permission.
-        """
         file = self._files.get(spool_id)
         if file is None:
             file = self._files[spool_id] = SpoolFile(self._directory / f"{next(self._numbers)}.spool")
@@ -189,38 +183,18 @@ class SpoolDirectory:
             await _in_thread(partial(file.append, block))
 
     async def truncate(self, spool_id: int, count: int) -> None:
-        """Keep only the first ``count`` records of a transaction.
-
-        Raises:
-            SpoolError: nothing was spilled under this id, or its file is damaged.
-        """
         file = self._part(spool_id)
         await _in_thread(partial(file.truncate, count))
 
     async def discard(self, spool_id: int) -> None:
-        """Delete a transaction's file. Unknown ids are allowed.
-
-        Raises:
-            SpoolError: no permission.
-        """
         file = self._files.pop(spool_id, None)
         if file is not None:
             await _in_thread(file.unlink)
 
     async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
-        """Read some records of a transaction from number ``start``. Empty after the last one.
-
-        Raises:
-            SpoolError: nothing was spilled under this id, or its file cannot be read or is damaged.
-        """
         return await _in_thread(partial(self._part(spool_id).read_from, start))
 
     def reader(self, spool_id: int) -> SpooledPart:
-        """Return the records for reading. From now on the reader owns them, and discards them.
-
-        Raises:
-            SpoolError: nothing was spilled under this id.
-        """
         file = self._part(spool_id)
         del self._files[spool_id]
         return SpooledPart(file)

@@ -56,7 +56,6 @@ def _damaged(path: Path, what: str) -> SpoolError:
 
 
 def blocks(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Divide records into blocks of about BLOCK_SIZE bytes."""
     start = size = 0
     for index, record in enumerate(records):
         size += len(record)
@@ -119,7 +118,6 @@ class SpoolFile:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return len(self._index)
 
     @contextlib.contextmanager

@@ -170,7 +170,6 @@ class TableStates:
 
     @property
     def any_synchronized(self) -> bool:
-        """Whether any table is synchronized."""
         return len(self._own) < len(self._entries)
 
     @property

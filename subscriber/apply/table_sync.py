@@ -111,9 +111,7 @@ class CopySource(Protocol):
         """Stream from the position's slot, without two-phase."""
         ...
 
-    async def drop_slot(self, slot_name: str) -> None:
-        """Drop the slot, if it exists."""
-        ...
+    async def drop_slot(self, slot_name: str) -> None: ...
 
 
 class TableSynchronization:

@@ -107,13 +107,11 @@ class Reporter:
 
 
 def worker_row(oid: int, relid: int, worker: WorkerActivity) -> Row:
-    """Build a row of ``worker``."""
     kind = _SYNCHRONIZATION if relid else _APPLY
     return {"subid": oid, "relid": relid, "worker_type": kind} | {column: getattr(worker, name) for column, name in _COLUMNS.items()}
 
 
 def activity_of(row: Row, table: TableName | None) -> WorkerActivity:
-    """Return the activity in a row of ``worker``."""
     # a row that note_error wrote has only details
     return WorkerActivity(table=table, **{name: row[column] for column, name in _COLUMNS.items() if row[column] is not None})
 

@@ -121,7 +121,6 @@ class SubscriptionRows:
         await self.rows.insert(POSITION, [{**self._key(relid), **values}])
 
     async def forget_position(self, relid: int) -> None:
-        """Delete a position."""
         await self.rows.delete(POSITION, self._key(relid))
 
     # --- tables
@@ -199,7 +198,6 @@ class SubscriptionRows:
         return await self.rows.update(PG_SUBSCRIPTION_REL, {**self._key(relid), "srsubstate": only_from.value}, values) == 1
 
     async def remove_table(self, relid: int) -> None:
-        """Remove a table and its position."""
         await self.forget_position(relid)
         await self.rows.delete(PG_SUBSCRIPTION_REL, self._key(relid))
 
@@ -225,7 +223,6 @@ class StateStore(ABC):
             return await rows.slot_names()
 
     async def set_publications(self, publications: Sequence[str]) -> None:
-        """Store the publications of the subscription."""
         await self._change(subpublications=tuple(publications))
 
     async def refreshed(self) -> None:
@@ -233,7 +230,6 @@ class StateStore(ABC):
         await self._change(subrefresh=None)
 
     async def set_two_phase(self, state: TwoPhaseState) -> None:
-        """Store ``subtwophasestate``."""
         await self._change(subtwophasestate=state.value)
 
     async def clear_skip(self) -> None:

@@ -38,11 +38,6 @@ class StoredCatalog(Generic[_Store]):
         self.store = store
 
     async def subscriptions(self) -> Sequence[Definition]:
-        """Return all subscriptions, sorted by name.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         async with self.store.reading() as rows:
             found = await rows.select(PG_SUBSCRIPTION, {})
             positions = await read_positions(rows)
@@ -79,12 +74,6 @@ class StoredCatalog(Generic[_Store]):
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
-        """Claim an existing subscription.
-
-        Raises:
-            TargetError: it does not exist.
-            SubscriptionInUse: another verb has claimed it, or the process that runs it does not stop.
-        """
         oid = (await self._find(name)).oid
         what = f'subscription "{name}"'
         await self.store.take_lock(verb_key(oid), what)
@@ -146,49 +135,23 @@ class StoredCatalog(Generic[_Store]):
         await self.store.notify()
 
     async def remove(self, oid: int) -> Sequence[str]:
-        """Remove a subscription with all its rows.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         async with self.store.transaction() as rows:
             await remove_rows(rows, self.store.tables, oid)
         return await self.store.prepared_transactions(oid)
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
-        """Store an error. ``status`` shows it.
-
-        Raises:
-            TargetUnavailable
-        """
         async with self.store.transaction() as rows:
             await note_error(rows, oid, text, details, self.store.now())
 
     async def reset_statistics(self, name: str) -> None:
-        """Set the counters to zero.
-
-        Raises:
-            TargetError: it does not exist.
-            TargetUnavailable
-        """
         oid = (await self._find(name)).oid
         async with self.store.transaction() as rows:
             await reset_statistics(rows, oid, self.store.now())
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """Return the names of the prepared transactions that a subscription has in the target.
-
-        Raises:
-            TargetUnavailable
-        """
         return await self.store.prepared_transactions(oid)
 
     async def become_launcher(self, lost: int | None = None) -> int | None:
-        """Take the launcher's lock. See :meth:`subscriber.catalog.Catalog.become_launcher`.
-
-        Raises:
-            SubscriptionInUse: another session has the lock.
-        """
         try:
             await self.store.take_lock(LAUNCHER_KEY, "the launcher of this target", _LAUNCHER_SECONDS, lost=lost)
         except SubscriptionInUse as error:
@@ -197,20 +160,13 @@ class StoredCatalog(Generic[_Store]):
         return self.store.session_number
 
     async def wait(self, timeout: float) -> None:
-        """Return when the catalog may have changed, after ``timeout`` seconds at the latest.
-
-        Raises:
-            TargetUnavailable: the session is lost.
-        """
         await self.store.wait(timeout)
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self.store.close()
 
 
 async def find_subscription(rows: Rows, name: str) -> Row | None:
-    """Return the row of a subscription, or None."""
     return next(iter(await rows.select(PG_SUBSCRIPTION, {"subname": name})), None)
 
 
@@ -292,7 +248,6 @@ async def _insert_by_command_line(store: Store, name: str, options: Subscription
 
 
 async def remove_rows(rows: Rows, tables: Sequence[Table], oid: int) -> None:
-    """Delete all rows of a subscription."""
     for table in tables:
         assert table.subscription is not None
         await rows.delete(table, {table.subscription: oid})

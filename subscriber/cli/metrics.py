@@ -72,7 +72,6 @@ class _Collector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Return all families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
         def gauge(name: str, text: str, *labels: str) -> Any:

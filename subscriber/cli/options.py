@@ -31,7 +31,6 @@ def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool =
 
 
 def add_parameters_argument(parser: argparse.ArgumentParser, parameters: Mapping[str, Option], help: str) -> None:
-    """Add ``-o``."""
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="parameter=value", help=help)
     _add_list(parser, "parameters (-o)", parameters)
 
@@ -60,7 +59,6 @@ def _add_list(parser: argparse.ArgumentParser, title: str, options: Mapping[str,
 
 
 def add_target_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--target``."""
     parser.add_argument(
         "--target",
         required=True,
@@ -75,7 +73,6 @@ def add_name_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_name_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--name``."""
     parser.add_argument("--name", default="subscriber", metavar="N", help="of the subscription, and of its slot; default: %(default)s")
 
 

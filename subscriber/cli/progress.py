@@ -41,12 +41,10 @@ class Bars:
             self._bars[table] = self._make(desc=printable(str(table)), total=estimated_rows, unit=" rows", unit_scale=True, file=sys.stderr)
 
     def advanced(self, table: TableName, rows: int) -> None:
-        """Advance the bar."""
         if table in self._bars:
             self._bars[table].update(rows)
 
     def finished(self, table: TableName) -> None:
-        """Complete the bar, even if the estimate was wrong. Its line remains."""
         bar = self._bars.pop(table, None)
         if bar is not None:
             bar.total = bar.n
@@ -70,9 +68,7 @@ class Lines:
         self._rows[table] = 0
 
     def advanced(self, table: TableName, rows: int) -> None:
-        """Add to the count."""
         self._rows[table] = self._rows.get(table, 0) + rows
 
     def finished(self, table: TableName) -> None:
-        """Print the line."""
         say(f"   {printable(str(table)):<40} {self._rows.pop(table, 0):>10,} rows")

@@ -44,9 +44,7 @@ class ChangeFormat(Protocol):
         """The line before a transaction's changes; None for COMMIT PREPARED and ROLLBACK PREPARED, which have no changes."""
         ...
 
-    def change(self, header: TransactionHeader, change: Change) -> str:
-        """The line of one change."""
-        ...
+    def change(self, header: TransactionHeader, change: Change) -> str: ...
 
     def closing(self, header: TransactionHeader) -> str:
         """The line at the end of the transaction."""
@@ -111,7 +109,6 @@ def change_line(change: Change, xid: int | None = None) -> Line:
 
 
 def message_line(lsn: Lsn, prefix: str, content: bytes, *, transactional: bool) -> Line:
-    """The line of a logical message."""
     return {"kind": "message", "transactional": transactional, "lsn": lsn, "prefix": prefix, "content": readable(content)}
 
 

@@ -152,12 +152,10 @@ class _CutReader:
         self._rows = rows
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
-        """Whether the cut has the table, with these columns."""
         found = await asyncio.to_thread(self._rows.columns, table)
         return bool(found) and set(columns) <= set(found)
 
     async def rows(self, table: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
-        """Every row."""
         batches = self._rows.batches(table, columns)
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             for row in batch:

@@ -47,7 +47,6 @@ class SqlAlchemyTarget:
         self._had_catalog = False
 
     async def inspect(self) -> DatabaseFacts:
-        """Connect and read the version."""
         description = await self._target.describe()
         self._had_catalog = await self._target.has_catalog()
         return DatabaseFacts(description, two_phase=True, had_catalog=self._had_catalog)
@@ -89,7 +88,6 @@ class SqlAlchemyTarget:
         await self._target.forget(name, had_catalog=self._had_catalog)
 
     async def remove_tables(self, schema: str) -> None:
-        """Drop the tables."""
         await self._target.drop_tables(table_names(schema))
 
     async def close(self) -> None:

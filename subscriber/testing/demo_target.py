@@ -130,12 +130,10 @@ class PostgresTarget:
         self._facts: DatabaseFacts | None = None
 
     async def inspect(self) -> DatabaseFacts:
-        """See :class:`DemoTarget`."""
         self._facts = await inspect_database(self.url)
         return self._facts
 
     async def make_tables(self, schema: str) -> None:
-        """See :class:`DemoTarget`."""
         with translated():
             await create_tables(self.url, schema=schema)
 
@@ -147,24 +145,20 @@ class PostgresTarget:
         return flushed
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
-        """See :class:`DemoTarget`."""
         with translated():
             return await compare(publisher_dsn, self.url, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:
-        """See :class:`DemoTarget`. None with max_prepared_transactions = 0."""
         assert self._facts is not None
         with translated():
             return await compare_prepared(publisher_dsn, self.url) if self._facts.two_phase else None
 
     async def forget(self, name: str) -> None:
-        """See :class:`DemoTarget`."""
         assert self._facts is not None
         if not self._temporary:
             await forget_subscription(self.url, name, had_catalog=self._facts.had_catalog)
 
     async def remove_tables(self, schema: str) -> None:
-        """See :class:`DemoTarget`."""
         if not self._temporary:
             with translated():
                 await drop_tables(self.url, schema=schema)

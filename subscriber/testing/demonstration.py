@@ -214,7 +214,6 @@ class Demonstration:
         return self._target.proof
 
     async def compare(self) -> list[TableComparison]:
-        """Compare all tables."""
         return await self._target.compare(self._publisher_dsn, table_names(SCHEMA))
 
     # --- start and remove

@@ -115,7 +115,6 @@ async def connect(settings: LoadSettings) -> Connection:
 
 
 async def end_prepared(connection: Connection, gid: str, *, commit: bool) -> None:
-    """COMMIT PREPARED or ROLLBACK PREPARED."""
     verb = sql.SQL("COMMIT PREPARED {}" if commit else "ROLLBACK PREPARED {}")
     await connection.execute(verb.format(gid))
 

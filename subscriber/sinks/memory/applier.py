@@ -175,5 +175,4 @@ def read_value(reading: Codec, column: str, data: bytes, *, binary: bool) -> Val
 
 
 def missing_columns(table: MemoryTable, names: Sequence[str]) -> list[str]:
-    """The given columns that the table does not have."""
     return [name for name in names if name not in table.columns]

@@ -61,7 +61,6 @@ class MemoryTable:
         return [dict(row) for row in self._rows.values()]
 
     def numbers(self) -> list[int]:
-        """The numbers of all rows."""
         return list(self._rows)
 
     def row(self, number: int) -> Values:

@@ -46,7 +46,6 @@ class MemoryTableSink:
 
     @property
     def relation_id(self) -> int:
-        """The table's oid."""
         return self._target.table(self._name).oid
 
     @property
@@ -56,12 +55,6 @@ class MemoryTableSink:
         return self._record
 
     async def begin(self) -> TableEntry:
-        """See :meth:`subscriber.abc.TableSink.begin`.
-
-        Raises:
-            RelationError: the table was dropped, or does not belong to the subscription.
-            SubscriptionInUse: another synchronization of the table is open.
-        """
         record = self._subscription.tables.get(self._name)
         table = self._target.table(self._name)
         if record is None:
@@ -83,26 +76,14 @@ class MemoryTableSink:
         return record.entry
 
     async def start_copy(self) -> None:
-        """Store DATASYNC.
-
-        Raises:
-            TargetError: the table is copied already.
-        """
         if self._state.entry.state not in {TableState.INIT, TableState.DATASYNC}:
             raise TargetError(f'table "{self._name}" is copied already', hint="begin its synchronization again")
         self._state.entry = TableEntry(TableState.DATASYNC)
 
     async def describe(self, table: PublishedTable) -> None:
-        """Store the publisher's description of the table."""
         self._published = table
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Store the rows of one COPY stream. See :meth:`subscriber.abc.TableSink.copy`.
-
-        Raises:
-            ApplyError: an invalid value, or a row whose key exists.
-            RelationError: the table does not have a column.
-        """
         table = self._target.table(self._name)
         self._target.follow(table, columns)
         published = self._published
@@ -145,11 +126,6 @@ class MemoryTableSink:
                     undo()
 
     async def finish_copy(self, position: Position) -> None:
-        """Store FINISHEDCOPY, which makes the copied rows final.
-
-        Raises:
-            TargetError: no copy was started.
-        """
         self._require(TableState.DATASYNC)
         self._state.copied.clear()
         self._state.overwritten.clear()
@@ -157,22 +133,12 @@ class MemoryTableSink:
         self._state.entry = TableEntry(TableState.FINISHEDCOPY)
 
     async def position(self) -> Position:
-        """The table's own position.
-
-        Raises:
-            TargetError: the table has none.
-        """
         found = self._state.position
         if found is None:
             raise TargetError(f'table "{self._name}" has no position of its own', hint="begin its synchronization again")
         return found
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the table's share of a batch. See :meth:`subscriber.abc.TableSink.apply`.
-
-        Raises:
-            ApplyError, RelationError
-        """
         statistics = self._statistics
         for transaction in batch.transactions:
             changes, described = await self._relations.read(transaction, batch.gate, ApplyStatistics())
@@ -189,11 +155,6 @@ class MemoryTableSink:
         self._state.position = Position(position.slot_name, position.system_identifier, position.timeline, transaction.end_lsn)
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and delete the table's own position.
-
-        Raises:
-            TargetError: the table is not in FINISHEDCOPY.
-        """
         self._require(TableState.FINISHEDCOPY)
         self._state.position = None
         self._state.entry = TableEntry(TableState.SYNCDONE, lsn)

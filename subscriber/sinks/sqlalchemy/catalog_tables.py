@@ -168,27 +168,22 @@ class CatalogTables:
 
     @property
     def fence(self) -> Table:
-        """See the module."""
         return self.by_name["fence"]
 
     @property
     def pg_subscription_rel(self) -> Table:
-        """See the module."""
         return self.by_name["pg_subscription_rel"]
 
     @property
     def position(self) -> Table:
-        """See the module."""
         return self.by_name["position"]
 
     @property
     def prepared_transaction(self) -> Table:
-        """See the module."""
         return self.by_name["prepared_transaction"]
 
     @property
     def worker(self) -> Table:
-        """See the module."""
         return self.by_name["worker"]
 
 

@@ -86,7 +86,6 @@ class Feed:
         await self.open()
 
     async def reopen_with(self, settings: Settings) -> None:
-        """Reopen with other settings."""
         assert isinstance(self.target, SettableTarget), "the target of such a sink must have new_sink_with()"
         await self.close()
         self.sink = self.target.new_sink_with(settings)
@@ -201,7 +200,6 @@ class Feed:
         self.given = max(self.given, transactions[-1].end_lsn)
 
     async def apply(self, *messages: Message) -> Transaction:
-        """Apply one transaction as a batch."""
         made = self.transaction(*messages)
         await self.give(made)
         return made
@@ -209,18 +207,15 @@ class Feed:
     # --- two-phase
 
     async def prepare(self, *messages: Message) -> Transaction:
-        """Make and prepare a transaction."""
         made = self.transaction(*messages)
         await self.give_prepared(made)
         return made
 
     async def give_prepared(self, transaction: Transaction) -> None:
-        """Prepare the transaction."""
         await self.sink.prepare(PreparedTransaction(transaction, _gid(transaction)), self.gate)
         self.given = max(self.given, transaction.end_lsn)
 
     async def commit_prepared(self, transaction: Transaction) -> CommitPrepared:
-        """Run COMMIT PREPARED for it."""
         lsn = self.next_lsn()
         message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, transaction.xid, _gid(transaction))
         await self.sink.commit_prepared(message)
@@ -228,7 +223,6 @@ class Feed:
         return message
 
     async def rollback_prepared(self, transaction: Transaction) -> RollbackPrepared:
-        """Run ROLLBACK PREPARED for it."""
         lsn = self.next_lsn()
         message = RollbackPrepared(0, transaction.end_lsn, Lsn(lsn + 0x30), 0, 0, transaction.xid, _gid(transaction))
         await self.sink.rollback_prepared(message)

@@ -114,18 +114,12 @@ class PostgresRows:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Columns that the session's role may not read."""
         return self._hidden
 
     def _parameters(self) -> _Parameters:
         return _Parameters(self._placeholder, self._storable)
 
     async def select(self, table: Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
-        """Read rows.
-
-        Raises:
-            TargetError: a row has a value that this program does not know.
-        """
         parameters = self._parameters()
         joined = f" {_JOINED}" if table is PG_SUBSCRIPTION_REL else ""
         query = (
@@ -159,7 +153,6 @@ class PostgresRows:
             )
 
     async def update(self, table: Table, where: Row, values: Row) -> int:
-        """Change rows."""
         parameters = self._parameters()
         assignments = []
         for name, value in values.items():
@@ -172,7 +165,6 @@ class PostgresRows:
         return len(await self.execute(query, *parameters.values))
 
     async def delete(self, table: Table, where: Row) -> None:
-        """Remove rows."""
         parameters = self._parameters()
         await self.execute(f"DELETE FROM {_name(table)} AS t{_where(table, where, parameters)}", *parameters.values)
 
@@ -184,7 +176,6 @@ class PostgresRows:
         return int(oid)
 
     async def relids(self, tables: Sequence[TableName]) -> Mapping[TableName, int | RelationError]:
-        """The oid of each table, or the error why it cannot be a target."""
         query = _FIND.format(self._placeholder(1), self._placeholder(2))
         rows = await self.execute(query, [table.namespace for table in tables], [table.name for table in tables])
         known = {TableName(namespace, name): (relid, kind) for namespace, name, relid, kind in rows}

@@ -91,16 +91,10 @@ class PostgresStore:
 
     @property
     def tables(self) -> Sequence[Table]:
-        """All catalog tables that have rows of subscriptions."""
         return _TABLES
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresRows]:
-        """Read and write.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         async with self.reader.transaction() as execute:
             yield PostgresRows(execute, "${}".format, self.reader.storable, self._hidden)
 
@@ -113,11 +107,6 @@ class PostgresStore:
         return [tuple(row.values()) for row in await self.reader.fetch(query, *parameters)]
 
     async def take_lock(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
-        """Take a lock. See :func:`subscriber.sinks.postgres.session.locks.take`.
-
-        Raises:
-            SubscriptionInUse, TargetUnavailable
-        """
         await take(self._fetch, lock_number(key), what, wait=wait, lost=() if lost is None else (lost,))
 
     @property
@@ -126,19 +115,9 @@ class PostgresStore:
         return self.reader.connection.get_server_pid()
 
     async def release_lock(self, key: str) -> None:
-        """Release a lock.
-
-        Raises:
-            TargetUnavailable: the session was lost, and the lock with it.
-        """
         await self.reader.fetch("SELECT pg_catalog.pg_advisory_unlock($1)", lock_number(key))
 
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
-        """The given locks that a session holds or waits for.
-
-        Raises:
-            TargetUnavailable
-        """
         held = {row["key"] for row in await self.reader.fetch(_LOCKS)} if keys else set()
         return {key for key in keys if lock_number(key) in held}
 
@@ -152,19 +131,9 @@ class PostgresStore:
         """Nothing to do: the session that writes holds the writer's lock, and releases it at its end."""
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """The gids of the subscription's prepared transactions.
-
-        Raises:
-            TargetUnavailable
-        """
         return [row["gid"] for row in await self.reader.fetch(_PREPARED, f"pg\\_gid\\_{oid}\\_%")]
 
     async def notify(self) -> None:
-        """Wake the launcher.
-
-        Raises:
-            TargetUnavailable
-        """
         await self.reader.fetch("SELECT pg_catalog.pg_notify($1, '')", _CHANNEL)
 
     async def wait(self, timeout: float) -> None:
@@ -181,11 +150,9 @@ class PostgresStore:
             raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
 
     def now(self) -> float:
-        """Seconds since 1970."""
         return time.time()
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         self.reader.connection.remove_termination_listener(self._notified)
         await self.reader.close()
 

@@ -97,7 +97,6 @@ class PostgresTableGroup:
 
     @property
     def usable(self) -> bool:
-        """See :attr:`subscriber.abc.TableGroup.usable`."""
         return self._reader is not None and not self._reader.connection.is_closed() and self._is_current()
 
     @property
@@ -107,11 +106,6 @@ class PostgresTableGroup:
         return self._reader.connection
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
-        """Connect, and read the tables. See :meth:`subscriber.abc.TableGroup.begin`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         self._reader = reader = await self._connect()
         await reader.read_owner(self._oid)
         waiting = {row["relid"] for row in await reader.fetch(_IN_INIT, self._oid)}
@@ -137,11 +131,6 @@ class PostgresTableGroup:
         return CatalogReader(connection)
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Begin the table's transaction and store its rows. See :meth:`subscriber.abc.TableGroup.copy`.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
         target, connection = self._tables[table.name], self._connection
         target.require_usable()
         begin = _BEGIN.format(
@@ -157,11 +146,6 @@ class PostgresTableGroup:
         self._copied = target
 
     async def finish(self, lsn: Lsn) -> None:
-        """Store SYNCDONE and commit. See :meth:`subscriber.abc.TableGroup.finish`.
-
-        Raises:
-            TargetError: or a subclass.
-        """
         copied, connection = self._copied, self._connection
         if copied is None:
             raise TargetError("no table was copied that could be finished")

@@ -107,7 +107,6 @@ class PostgresTableSink:
 
     @property
     def relation_id(self) -> int:
-        """The target table's oid. Known after :meth:`begin`."""
         if self._relation_id is None:
             raise TargetError(f'the synchronization of table "{self._table}" has not begun')
         return self._relation_id
@@ -216,11 +215,6 @@ class PostgresTableSink:
         await self._rows.rows.delete(COPY_PART, {"srsubid": self._oid, "srrelid": self.relation_id})
 
     async def start_copy(self) -> None:
-        """Store DATASYNC.
-
-        Raises:
-            TargetError: the table is copied already.
-        """
         async with self._control.transaction():
             rows = await self._control.fetch(_START, self._oid, self.relation_id)
         if not rows:
@@ -265,11 +259,6 @@ class PostgresTableSink:
             self._busy_parts.discard(number)
 
     async def finish_copy(self, position: Position) -> None:
-        """Store FINISHEDCOPY, which makes the copied rows final. See :meth:`subscriber.abc.TableSink.finish_copy`.
-
-        Raises:
-            TargetError: no copy was started.
-        """
         async with self._control.transaction():
             await self._forget_parts()
             await self._rows.save_position(self.relation_id, position)
@@ -277,22 +266,12 @@ class PostgresTableSink:
         await self._drop_origins(parts_only=True)
 
     async def position(self) -> Position:
-        """The table's own position.
-
-        Raises:
-            TargetError: the table has none, because it is not in FINISHEDCOPY.
-        """
         found = await self._rows.position(self.relation_id)
         if found is None:
             raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
         return found
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the table's share of a batch. See :meth:`subscriber.abc.TableSink.apply`.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
         if self._applier is None:
             position = (await self.position()).lsn
             if self._reader is None:
@@ -303,11 +282,6 @@ class PostgresTableSink:
         await self._applier.apply(batch)
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and delete the table's own position.
-
-        Raises:
-            TargetError: the table is not in FINISHEDCOPY.
-        """
         async with self._control.transaction():
             await self._rows.forget_position(self.relation_id)
             await self._change_state(TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)

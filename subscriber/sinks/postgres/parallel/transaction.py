@@ -105,11 +105,6 @@ class PostgresParallelTransaction:
         return self._session.pid
 
     async def apply(self, records: Sequence[bytes]) -> None:
-        """Apply the next records. See :meth:`subscriber.abc.ParallelTransaction.apply`.
-
-        Raises:
-            TargetError, ProtocolError: or a subclass.
-        """
         try:
             async with self._session.pipeline(self._completed, stays_open=True) as pipeline:
                 if not self._begun:
@@ -172,11 +167,6 @@ class PostgresParallelTransaction:
             self._wal = Lsn.parse((result.get_value(0, 0) or b"").decode())
 
     async def cut(self, count: int) -> None:
-        """Roll back to the savepoint before record number ``count``. See :meth:`subscriber.abc.ParallelTransaction.cut`.
-
-        Raises:
-            TargetError: or a subclass.
-        """
         savepoint: _Savepoint | None = None
         while self._savepoints and self._savepoints[-1].index >= count:
             savepoint = self._savepoints.pop()

@@ -34,11 +34,6 @@ class Watcher:
         self._reader: CatalogReader | None = None
 
     async def activity(self) -> TargetActivity:
-        """See :meth:`subscriber.abc.WatchedSink.activity`.
-
-        Raises:
-            TargetError: the session cannot be opened, or was lost.
-        """
         sessions = self._target.sessions() or self._tables.sessions()
         if not sessions:
             return TargetActivity(math.inf)

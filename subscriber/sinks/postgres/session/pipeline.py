@@ -79,7 +79,6 @@ class PreparedStatements:
         return name, evicted
 
     def clear(self) -> None:
-        """Remove all statements."""
         self._names.clear()
 
 

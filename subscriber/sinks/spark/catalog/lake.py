@@ -189,7 +189,6 @@ class Lake:
         return Lsn(max([*ends, int(self.position.lsn)]))
 
     def set_position(self, position: Position) -> None:
-        """Store the position."""
         write_document(self.storage, POSITION, _position_json(position))
         self.position = position
 

@@ -180,12 +180,6 @@ class LakeCatalog:
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
-        """Claim the subscription.
-
-        Raises:
-            TargetError: the subscription does not exist.
-            SubscriptionInUse: another verb has claimed it, or the process that runs it does not stop.
-        """
         await self._found(name)
         await _taken(self._verb, _VERB_SECONDS)
         try:
@@ -291,29 +285,14 @@ class LakeCatalog:
         storage.sync([""])
 
     async def note_error(self, oid: int, text: str, details: str | None = None) -> None:
-        """Store an error for ``subscriber status``.
-
-        Raises:
-            TargetUnavailable, TargetError: it cannot be written.
-        """
         if await self._find() is not None:
             await run_in_thread(lambda: write_error(self._storage, text, details))
 
     async def reset_statistics(self, name: str) -> None:
-        """Set the counters to zero.
-
-        Raises:
-            TargetError: the subscription does not exist.
-        """
         await self._found(name)
         await run_in_thread(lambda: write_reset(self._storage, read_counters(self._storage)))
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """The publisher's identifiers of the prepared transactions.
-
-        Raises:
-            TargetUnavailable, TargetError: the lake cannot be read.
-        """
         return await run_in_thread(lambda: PreparedTransactions(self._storage).gids())
 
     async def become_launcher(self, lost: int | None = None) -> None:

@@ -72,7 +72,6 @@ class LocalCopyRunner:
         self._sessions = Sessions()
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
-        """See the protocol."""
         parts = {number: Future[CopyFailure | None]() for number in numbers}
         left = iter(parts.items())
 
@@ -247,7 +246,6 @@ class SparkCopyRunner:
         self.jobs = f"subscriber copy {uuid.uuid4()}"
 
     def run(self, order: CopyOrder, numbers: Sequence[int], target_rows: int, stop: threading.Event) -> CopyFailure | None:
-        """See the protocol."""
         location = self._location
         packed = base64.b64encode(pickle.dumps(order)).decode()
 

@@ -103,7 +103,6 @@ class SparkTableSink:
 
     @property
     def relation_id(self) -> int:
-        """The lake's number of the table."""
         return self._lake().table(self._table).id
 
     async def begin(self) -> TableEntry:
@@ -186,7 +185,6 @@ class SparkTableSink:
         self._files.append(LandedFile(table_id=self.relation_id, path=name, rows=file.rows, size=size, schema=schema))
 
     async def finish_copy(self, position: Position) -> None:
-        """Store FINISHEDCOPY and the position. All rows have been copied."""
         storage, directory = self._lake().storage, self._directory
         assert self._schema is not None
         document = {
@@ -204,7 +202,6 @@ class SparkTableSink:
         await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position)
 
     async def position(self) -> Position:
-        """The position: of the snapshot, or of the last batch after the copy."""
         lake = self._lake()
         position = lake.table(self._table).position
         if position is None or read_document(lake.storage, f"{self._directory}/{COPY_DOCUMENT}") is None:
@@ -235,11 +232,9 @@ class SparkTableSink:
             await run_in_thread(lambda: write_document(storage, name, {"lsn": str(lander.position)}))
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE, and remove the position."""
         await self._change(entry=TableEntry(TableState.SYNCDONE, lsn), position=None)
 
     async def close(self) -> None:
-        """Release the lock. Idempotent."""
         if self._locked:
             self._locked = False
             self._lock.give_back()

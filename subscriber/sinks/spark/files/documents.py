@@ -27,7 +27,6 @@ def write_document(storage: Storage, name: str, document: Mapping[str, Any], *, 
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """Encode a document for storage."""
     body = json.dumps(document, ensure_ascii=True, sort_keys=True)
     return json.dumps({"format": _FORMAT, "crc": zlib.crc32(body.encode()), "document": document}, sort_keys=True).encode()
 

@@ -68,7 +68,6 @@ class PendingFile:
         return size
 
     def discard(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self.stream.close()
         with contextlib.suppress(OSError):

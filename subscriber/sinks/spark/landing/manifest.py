@@ -53,7 +53,6 @@ class LandedFile:
     schema: TableSchema
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON for a manifest."""
         return {"id": self.table_id, "path": self.path, "rows": self.rows, "size": self.size, "schema": self.schema.to_json()}
 
     @classmethod
@@ -78,7 +77,6 @@ class Manifest:
     files: tuple[LandedFile, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         return {
             "previous": str(self.previous),
             "begin": str(self.begin),

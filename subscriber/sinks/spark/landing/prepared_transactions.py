@@ -48,7 +48,6 @@ class PreparedTransactions:
         self._storage = storage
 
     def directory(self, xid: int, gid: str) -> str:
-        """The directory of a prepared transaction."""
         return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:

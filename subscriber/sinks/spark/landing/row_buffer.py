@@ -37,7 +37,6 @@ class RowBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the rows."""
         self.size = 0
         self._rows: list[Sequence[bytes | None]] = []
         self._ops: list[str] = []
@@ -143,7 +142,6 @@ def _is_text(value: bytes | None) -> bool:
 
 
 def special_column(specials: Mapping[int, Mapping[str, str]], count: int) -> pa.Array:
-    """Make the column ``_special`` for ``count`` rows."""
     if not specials:
         return pa.nulls(count, pa.string())
     texts: list[str | None] = [None] * count

@@ -75,7 +75,6 @@ class ParquetFile:
             return self.pending.commit(name)
 
     def discard(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()  # otherwise the garbage collector would make it write into a closed file
         self.pending.discard()
@@ -200,7 +199,6 @@ class OpenBatch:
         return found
 
     def discard(self) -> None:
-        """Remove all files of the batch."""
         for parts in self._parts.values():
             for part in parts:
                 if part.file is not None:
@@ -252,7 +250,6 @@ class LandingZone:
         storage.delete(left)
 
     def begin(self) -> OpenBatch:
-        """Begin a batch."""
         return OpenBatch(self._storage, self.directory)
 
     def land(self, batch: OpenBatch, begin: Lsn, end: Lsn, *, transactions: int = 0, commit_time: int | None = None) -> Manifest | None:

@@ -31,7 +31,6 @@ class MissingRows:
     deletes: int = 0
 
     def add(self, other: MissingRows) -> None:
-        """Add other counts."""
         self.updates += other.updates
         self.deletes += other.deletes
 

@@ -136,7 +136,6 @@ class LocalEngine(UnitEngine):
         self._threads = threads
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        """See :meth:`UnitEngine.run`."""
         if len(units) == 1:
             return [merge_unit(self._storage, units[0])]
         with ThreadPoolExecutor(self._threads) as pool:
@@ -158,7 +157,6 @@ class RewriteEngine(UnitEngine):
         self._location = location
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        """See :meth:`UnitEngine.run`."""
         if not units:
             return []
         location = self._location

@@ -42,7 +42,6 @@ class PendingChanges:
     described: list[TableSchema] = field(default_factory=list)
 
     def add(self, files: Sequence[LandedFile]) -> None:
-        """Append files."""
         for file in files:
             self.files.append(file.path)
             self.size += file.size

@@ -42,7 +42,6 @@ class PostgresChanges(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
         return "postgres_changes"
 
     def schema(self) -> StructType:
@@ -50,7 +49,6 @@ class PostgresChanges(DataSource):
         return from_arrow_schema(self._changes().schema(), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch."""
         changes = self._changes()
         start = self._start()
         latest = changes.latest()
@@ -58,7 +56,6 @@ class PostgresChanges(DataSource):
         return _BatchReader(changes, _arrow(schema), start, min(end, latest))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a stream."""
         if self.options.get("endingLsn") is not None:
             raise ConfigurationError("endingLsn is an option of batches, and this is a stream", hint="leave it out, or use spark.read")
         changes = self._changes()

@@ -88,7 +88,6 @@ class TableSchema:
 
     @classmethod
     def of_relation(cls, relation: Relation) -> TableSchema:
-        """The schema from a Relation message."""
         fields = lake_names(column.name for column in relation.columns)
         columns = tuple(
             LakeColumn(

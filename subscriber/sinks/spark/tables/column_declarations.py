@@ -38,7 +38,6 @@ class DeclaredColumns:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DeclaredColumns:
-        """Read it from JSON."""
         return cls(Lsn.parse(data["lsn"]), TableSchema.from_json(data["schema"]), frozenset(data["doubtful"]))
 
 

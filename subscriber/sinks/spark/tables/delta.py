@@ -74,7 +74,6 @@ class LakeDelta:
 
     @property
     def uri(self) -> str:
-        """The URI for readers."""
         if self._storage.root is not None:
             return str(self._storage.root / self.directory)
         return f"{self._storage.place.rstrip('/')}/{self.directory}"

@@ -58,7 +58,6 @@ class Group:
     _known: int = 0
 
     def add(self, operation: Operation) -> None:
-        """Add a change."""
         self.vectors.append(operation.vector)
         if operation.keys:
             self._keys.update(operation.keys)
@@ -67,7 +66,6 @@ class Group:
         self.bulky = self.bulky and len(operation.keys) == 1
 
     def extend(self, run: Run) -> None:
-        """Add a run."""
         self.vectors += run.vectors
         if run.key is None:
             self.movable = self.bulky = False
@@ -96,13 +94,11 @@ class Batching:
         self.count = 0
 
     def add(self, operation: Operation) -> None:
-        """Add a change, after all changes that it must not overtake."""
         group = self._last(operation.statement) or self._joined(operation.statement, operation.keys)
         group.add(operation)
         self.count += 1
 
     def extend(self, run: Run) -> None:
-        """Add a run, after all changes that a change of the run must not overtake."""
         group = self._last(run.statement)
         if group is None:
             group = self._joined(run.statement, () if run.key is None else set(map(run.key, run.vectors)))

@@ -42,7 +42,6 @@ class TargetInspection:
 
     @property
     def database(self) -> Database:
-        """The target."""
         return self._database
 
     @property

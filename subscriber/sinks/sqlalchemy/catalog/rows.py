@@ -43,11 +43,6 @@ class SqlAlchemyRows:
         return frozenset()
 
     async def select(self, table: model.Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
-        """Read rows.
-
-        Raises:
-            TargetError: one of them has a value that this program does not know.
-        """
         made = self._tables.by_name[table.name]
         query = select(made).where(*_conditions(made, where))
         found = await self._connection.execute(query.with_for_update() if lock else query)
@@ -66,13 +61,11 @@ class SqlAlchemyRows:
             await self.insert(FENCE, [{"srsubid": row["oid"], "token": 0} for row in rows])
 
     async def update(self, table: model.Table, where: Row, values: Row) -> int:
-        """Update rows; return their number."""
         made = self._tables.by_name[table.name]
         new = {name: made.c[name] + value.number if isinstance(value, Plus) else value for name, value in values.items()}
         return (await self._connection.execute(update(made).where(*_conditions(made, where)).values(new))).rowcount
 
     async def delete(self, table: model.Table, where: Row) -> None:
-        """Delete rows."""
         made = self._tables.by_name[table.name]
         await self._connection.execute(delete(made).where(*_conditions(made, where)))
 

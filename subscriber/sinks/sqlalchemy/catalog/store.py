@@ -39,57 +39,30 @@ class SqlAlchemyStore:
 
     @property
     def tables(self) -> Sequence[Table]:
-        """See :data:`subscriber.sinks.sqlalchemy.catalog_tables.OF_SUBSCRIPTION`."""
         return OF_SUBSCRIPTION
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqlAlchemyRows]:
-        """Open a transaction that reads and writes.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         async with self.database.writing() as connection:
             yield SqlAlchemyRows(connection, self.database.tables)
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[SqlAlchemyRows]:
-        """Open a transaction that only reads.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         async with self.database.reading() as connection:
             yield SqlAlchemyRows(connection, self.database.tables)
 
     async def take_lock(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
-        """Take a lock. See :meth:`subscriber.sinks.sqlalchemy.session.locks.Locks.take`.
-
-        Raises:
-            SubscriptionInUse, TargetUnavailable, TargetError
-        """
         await self._locks.take(key, what, wait, lost=lost)
         self._launches = self._launches or key == LAUNCHER_KEY
 
     @property
     def session_number(self) -> int | None:
-        """The number of the session that takes locks."""
         return self._locks.number
 
     async def release_lock(self, key: str) -> None:
-        """Release a lock.
-
-        Raises:
-            TargetUnavailable: the session was lost, and the lock with it.
-        """
         await self._locks.release(key)
 
     async def held_locks(self, keys: Collection[str]) -> Collection[str]:
-        """Return those of ``keys`` that any process holds; none if the database has no locks.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         return {key for key in keys if await self._locks.held(key)}
 
     async def live_workers(self, workers: Sequence[Row]) -> Mapping[tuple[int, int], int | None]:
@@ -103,7 +76,6 @@ class SqlAlchemyStore:
             await rows.update(FENCE, {"srsubid": oid}, {"token": Plus(1)})
 
     async def prepared_transactions(self, oid: int) -> Sequence[str]:
-        """Return the publisher's names of the prepared transactions that the target stores."""
         async with self.reading() as rows:
             found = await rows.select(PREPARED_TRANSACTION, {"srsubid": oid, "complete": True})
         return [row["gid"] for row in sorted(found, key=lambda row: int(row["prepare_time"]))]
@@ -122,10 +94,8 @@ class SqlAlchemyStore:
             raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
 
     def now(self) -> float:
-        """The time, in seconds since 1970."""
         return time.time()
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         await self._locks.close()
         await self.database.close()

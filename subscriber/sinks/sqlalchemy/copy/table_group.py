@@ -66,7 +66,6 @@ class SqlAlchemyTableGroup:
 
     @property
     def usable(self) -> bool:
-        """See :attr:`subscriber.abc.TableGroup.usable`."""
         return self._session is not None and self._session.usable and self._is_current()
 
     @property
@@ -79,11 +78,6 @@ class SqlAlchemyTableGroup:
         return subscription_rows(connection, self._database.tables, self._fence.oid)
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
-        """Connect, and look at the tables. See :meth:`subscriber.abc.TableGroup.begin`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
         self._session = await self._database.connect()
         async with self._session.snapshot() as connection:
             for statement in short_waits(connection.dialect.name):
@@ -95,11 +89,6 @@ class SqlAlchemyTableGroup:
         return self._relids
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
-        """Take the rows of a table. See :meth:`subscriber.abc.TableGroup.copy`.
-
-        Raises:
-            ApplyError, RelationError, ProtocolError, TargetError, TargetUnavailable
-        """
         dialect = self._usable_session.connection.dialect.name
         target = plan_target_table(self._tables[table.name], table, table, dialect)
         # columns are added, or left out, by the table's own synchronization
@@ -118,11 +107,6 @@ class SqlAlchemyTableGroup:
         self._copied = copied
 
     async def finish(self, lsn: Lsn) -> None:
-        """Store the rows and SYNCDONE, and commit. See :meth:`subscriber.abc.TableGroup.finish`.
-
-        Raises:
-            TargetError: or a subclass.
-        """
         copied, self._copied = self._copied, None
         if copied is None:
             raise TargetError("no table was copied that could be finished")
@@ -157,7 +141,6 @@ class SqlAlchemyTableGroup:
         self._copied = None
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
         self._copied = None
         session, self._session = self._session, None
         if session is not None:

@@ -104,7 +104,6 @@ class SqlAlchemyTableSink:
 
     @property
     def relation_id(self) -> int:
-        """The number of the table in the target's catalog."""
         if self._relid is None:
             raise TargetError(f'the synchronization of table "{self._table}" was not begun', hint="begin it first")
         return self._relid
@@ -198,7 +197,6 @@ class SqlAlchemyTableSink:
                 await add_columns(connection, known, known)
 
     async def describe(self, table: PublishedTable) -> None:
-        """See :meth:`subscriber.abc.TableSink.describe`."""
         self._described = table
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
@@ -295,11 +293,6 @@ class SqlAlchemyTableSink:
                     await self._staging.drop(connection)
 
     async def position(self) -> Position:
-        """Return the table's own position.
-
-        Raises:
-            TargetError: it has none, because the table is not in FINISHEDCOPY.
-        """
         async with self._locked() as (_, rows, row):
             found = await rows.position(row.relid)
         if found is None:
@@ -307,11 +300,6 @@ class SqlAlchemyTableSink:
         return found
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the changes of this table in a batch. See :meth:`subscriber.abc.TableSink.apply`.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
         if self._applier is None:
             position = (await self.position()).lsn
             if self._session is None:
@@ -329,11 +317,6 @@ class SqlAlchemyTableSink:
         await self._applier.apply(batch)
 
     async def finish_sync(self, lsn: Lsn) -> None:
-        """Store SYNCDONE at ``lsn`` and delete the table's own position.
-
-        Raises:
-            TargetError: the table is not in FINISHEDCOPY.
-        """
         async with self._locked(TableState.FINISHEDCOPY) as (_, rows, row):
             await rows.forget_position(row.relid)
             await self._change(rows, TableEntry(TableState.SYNCDONE, lsn), TableState.FINISHEDCOPY)

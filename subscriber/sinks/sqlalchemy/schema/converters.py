@@ -87,7 +87,6 @@ _BOOLEANS: Final = Converter(
 
 
 def family_of(column_type: sql.TypeEngine[Any], dialect_name: str) -> Family:
-    """The family of a reflected column."""
     found = _family(column_type)
     if dialect_name != "sqlite":
         return found

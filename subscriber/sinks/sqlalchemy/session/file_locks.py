@@ -54,7 +54,6 @@ class FileLocks:
         return True
 
     async def release(self, key: str) -> None:
-        """Release a lock, if this owner has it."""
         descriptor = self._mine.pop(key, None)
         if descriptor is not None:
             os.close(descriptor)
@@ -87,6 +86,5 @@ class FileLocks:
         """Do nothing: a file's lock ends with its process."""
 
     async def close(self) -> None:
-        """Release all locks."""
         for key in tuple(self._mine):
             await self.release(key)

@@ -59,7 +59,6 @@ class RollingBack(sqlite3.Connection):
     """
 
     def close(self) -> None:
-        """Roll back and disconnect."""
         # the connection may be closed already
         with contextlib.suppress(sqlite3.Error):
             self.rollback()
@@ -67,7 +66,6 @@ class RollingBack(sqlite3.Connection):
 
 
 def connect_arguments(kind: str, driver: str) -> Mapping[str, Any]:
-    """Return the arguments of the driver's ``connect``."""
     match kind:
         case "sqlite":
             # the driver itself must not begin transactions

@@ -140,6 +140,5 @@ async def learn_limit(connection: AsyncConnection) -> None:
 
 
 def limit_of(connection: AsyncConnection) -> StatementLimit:
-    """The limit of a session."""
     found = connection.info.get(_INFO)
     return found if isinstance(found, StatementLimit) else StatementLimit()
