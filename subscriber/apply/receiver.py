@@ -85,6 +85,8 @@ class Receiver:
     """Reads one replication stream. Each connection has its own instance.
 
     Attributes:
+        tracker: the positions of the stream.
+        settings: of the process.
         popped: number of events taken.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that message arrived.
@@ -94,9 +96,9 @@ class Receiver:
 
     def __init__(self, stream: ReplicationStream, tracker: FlushTracker, spool: Spool, settings: Settings) -> None:
         self._stream = stream
-        self._tracker = tracker
+        self.tracker = tracker
         self._spool = spool
-        self._settings = settings
+        self.settings = settings
         self._plausible_end = INVALID_LSN
         self._budget = max(settings.logical_decoding_work_mem // 2, 1)
         self._reassembly = Reassembly()
@@ -318,18 +320,18 @@ class Receiver:
     async def _heard(self, lsn: Lsn) -> None:
         if lsn > self._plausible_end:
             await self._check_wal_end(lsn)
-        self._tracker.receive(lsn)
+        self.tracker.receive(lsn)
 
     async def _pend(self, end_lsn: Lsn, *, in_order: bool) -> None:
         if end_lsn > self._plausible_end:
             await self._check_wal_end(end_lsn)
-        self._tracker.pend(end_lsn, in_order=in_order)
+        self.tracker.pend(end_lsn, in_order=in_order)
 
     async def _check_wal_end(self, lsn: Lsn) -> None:
         try:
             wal_end = await self._stream.wal_end(Lsn(max(lsn - _WAL_END_SLACK, 0)))
         except PublisherError as refusal:
-            if lsn > self._tracker.received + _UNASKED_SLACK:
+            if lsn > self.tracker.received + _UNASKED_SLACK:
                 raise
             # not far beyond: a working stream must not end because the publisher rejects new sessions
             _log.info("the publisher cannot be asked for the end of its WAL: %s", refusal)
@@ -370,8 +372,8 @@ class Receiver:
 
     async def _feedback(self) -> None:
         loop = asyncio.get_running_loop()
-        interval = self._settings.wal_receiver_status_interval
-        timeout = self._settings.wal_receiver_timeout
+        interval = self.settings.wal_receiver_status_interval
+        timeout = self.settings.wal_receiver_timeout
         sent: tuple[Lsn, Lsn, Lsn] | None = None
         sent_at = loop.time()
         asked = False
@@ -387,7 +389,7 @@ class Receiver:
             request = bool(timeout) and silence >= timeout / 2 and not asked
             if silence < timeout / 2:
                 asked = False
-            status = self._tracker.status()
+            status = self.tracker.status()
             due = interval if reading else min(interval or _UNREAD_STATUS_INTERVAL, _UNREAD_STATUS_INTERVAL)
             if self._forced or request or (interval and status != sent) or (due and now - sent_at >= due):
                 self._forced = False
@@ -405,7 +407,7 @@ class Receiver:
             self._feedback_wanted.clear()
 
     async def _send_status(self, *, reply_requested: bool) -> None:
-        write, flush, apply = self._tracker.status()
+        write, flush, apply = self.tracker.status()
         moment = int((time.time() - _EPOCH_SECONDS) * 1_000_000)
         await self._stream.send(
             encode_frame(StandbyStatusUpdate(write=write, flush=flush, apply=apply, send_time=moment, reply_requested=reply_requested))

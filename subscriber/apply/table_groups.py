@@ -20,11 +20,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
-from subscriber.abc import CopyFormat, PublishedTable, TableGroup, TableName
-from subscriber.apply.progress import CopyProgress
-from subscriber.apply.table_state import TableStates
-from subscriber.apply.table_sync import sync_slot_name
-from subscriber.config import Settings
+from subscriber.abc import CopyFormat, GroupingSink, PublishedTable, TableGroup, TableName
+from subscriber.apply.table_sync import SyncRun
 from subscriber.errors import CopyOutdated, PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.protocol.lsn import Lsn
 
@@ -76,32 +73,16 @@ class GroupSynchronization:
     """Takes the tables of a group from INIT to SYNCDONE.
 
     Args:
-        oid, target_identifier: of the subscription, for the slot's name.
-        open_group: of the sink.
+        run: what all synchronizations share.
+        sink: the target.
         source: the publisher.
-        states: shared with the apply worker.
     """
 
-    def __init__(
-        self,
-        *,
-        oid: int,
-        target_identifier: str,
-        open_group: Callable[[], TableGroup],
-        source: GroupSource,
-        states: TableStates,
-        settings: Settings,
-        copy_format: CopyFormat,
-        progress: CopyProgress,
-    ) -> None:
-        self._oid = oid
-        self._target_identifier = target_identifier
-        self._open_group = open_group
+    def __init__(self, run: SyncRun, sink: GroupingSink, source: GroupSource) -> None:
+        self._run = run
+        self._sink = sink
         self._source = source
-        self._states = states
-        self._table_bytes = min(_TABLE_BYTES, settings.copy_range_size)
-        self._copy_format = copy_format
-        self._progress = progress
+        self._table_bytes = min(_TABLE_BYTES, run.settings.copy_range_size)
 
     async def run(self, tables: Sequence[TableName], leave: Callable[[TableName], None]) -> None:
         """Synchronize the tables. Tables that neither left nor are SYNCDONE afterwards wait for another group.
@@ -113,7 +94,7 @@ class GroupSynchronization:
         Raises:
             SubscriberError: an error that concerns no single table: a session was lost, or the slot could not be created.
         """
-        group = self._open_group()
+        group = self._sink.open_group()
         try:
             relation_ids = await group.begin(tables)
             for table in tables:
@@ -121,7 +102,7 @@ class GroupSynchronization:
                     leave(table)
             members = [table for table in tables if table in relation_ids]
             if members:
-                slot = sync_slot_name(self._oid, relation_ids[members[0]], self._target_identifier)
+                slot = self._run.slot_name(relation_ids[members[0]])
                 async with self._source.group(slot) as snapshot:
                     await self._copy(members, group, snapshot, leave)
         finally:
@@ -151,23 +132,23 @@ class GroupSynchronization:
     async def _copy_table(
         self, table: PublishedTable, group: TableGroup, snapshot: GroupSnapshot, leave: Callable[[TableName], None]
     ) -> None:
-        name, states = table.name, self._states
-        self._progress.started(name, table.estimated_rows)
+        name, states = table.name, self._run.states
+        self._run.progress.started(name, table.estimated_rows)
 
         def advanced(rows: int) -> None:
-            self._progress.advanced(name, rows)
+            self._run.progress.advanced(name, rows)
 
         try:
-            async with contextlib.aclosing(snapshot.rows(table, self._copy_format, advanced)) as rows:
+            async with contextlib.aclosing(snapshot.rows(table, self._run.copy_format, advanced)) as rows:
                 # the publisher rejects most tables before the first row: then the target's session is not used
                 first = await anext(rows, b"")
-                await group.copy(table, self._copy_format, _chained(first, rows))
+                await group.copy(table, self._run.copy_format, _chained(first, rows))
             lsn = states.covered(table.relation_id, snapshot.consistent_point)
             if states.try_handover(name, lsn):
                 states.storing(name)
                 await group.finish(lsn)
                 states.complete_handover(name)
-                self._progress.finished(name)
+                self._run.progress.finished(name)
                 _log.info('table "%s" is copied as of %s and synchronized up to %s', name, snapshot.consistent_point, lsn)
                 return
             await group.roll_back()

@@ -22,6 +22,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from subscriber.abc import (
@@ -50,7 +51,7 @@ from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
 from subscriber.waits import moved
 
-__all__ = ["CopySource", "SnapshotSource", "TableSynchronization", "sync_slot_name", "sync_slot_prefix"]
+__all__ = ["CopySource", "SnapshotSource", "SyncRun", "TableSynchronization", "sync_slot_prefix"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,11 +61,6 @@ _TICK = 0.5
 def sync_slot_prefix(oid: int) -> str:
     """The prefix of the names of a subscription's synchronization slots."""
     return f"pg_{oid}_sync_"
-
-
-def sync_slot_name(oid: int, relation_id: int, target_identifier: str) -> str:
-    """PostgreSQL's name for a table's own slot: pg_%u_sync_%u_%llu."""
-    return f"{sync_slot_prefix(oid)}{relation_id}_{target_identifier}"
 
 
 CopyPart = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
@@ -114,44 +110,51 @@ class CopySource(Protocol):
     async def drop_slot(self, slot_name: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRun:
+    """What the table synchronizations of one run share.
+
+    Attributes:
+        oid, target_identifier: of the subscription, for the names of slots.
+        position: of the subscription, for its system identifier and timeline.
+        source: the publisher.
+        states: shared with the apply worker.
+        settings: of the process.
+        copy_format: the format of initial copies.
+        progress: is told about copies.
+    """
+
+    oid: int
+    target_identifier: str
+    position: Position
+    source: CopySource
+    states: TableStates
+    settings: Settings
+    copy_format: CopyFormat
+    progress: CopyProgress
+
+    def slot_name(self, relation_id: int) -> str:
+        """PostgreSQL's name for a table's own slot: pg_%u_sync_%u_%llu."""
+        return f"{sync_slot_prefix(self.oid)}{relation_id}_{self.target_identifier}"
+
+
 class TableSynchronization:
     """Takes one table to SYNCDONE.
 
     Args:
-        oid, target_identifier: of the subscription, for the slot's name.
+        run: what all synchronizations share.
         table: its name.
         sink: the table's sink, not begun.
-        source: the publisher.
-        states: shared with the apply worker.
         spool: of this table's stream; opened when it is needed.
     """
 
-    def __init__(
-        self,
-        *,
-        oid: int,
-        target_identifier: str,
-        position: Position,
-        table: TableName,
-        sink: TableSink,
-        source: CopySource,
-        states: TableStates,
-        spool: SpoolDirectory,
-        settings: Settings,
-        copy_format: CopyFormat,
-        progress: CopyProgress,
-    ) -> None:
-        self._oid = oid
-        self._target_identifier = target_identifier
-        self._main_position = position
+    def __init__(self, run: SyncRun, table: TableName, sink: TableSink, spool: SpoolDirectory) -> None:
+        self._run = run
         self._table = table
         self._sink = sink
-        self._source = source
-        self._states = states
         self._spool = spool
-        self._settings = settings
-        self._copy_format = copy_format
-        self._progress = progress
+        self._source = run.source
+        self._states = run.states
 
     async def run(self) -> None:
         """Do the remaining steps of the table. Raises on the first error; call it again then.
@@ -161,7 +164,7 @@ class TableSynchronization:
         """
         try:
             entry = await self._begin()
-            slot = sync_slot_name(self._oid, self._sink.relation_id, self._target_identifier)
+            slot = self._run.slot_name(self._sink.relation_id)
             # if an earlier attempt could not find out whether SYNCDONE was stored, this is known now
             self._states.known(self._table)
             if entry.state is TableState.SYNCDONE:
@@ -212,43 +215,43 @@ class TableSynchronization:
                     f'table "{self._table}" was just removed from the publications', hint="the publications are checked again"
                 )
             await self._sink.describe(table)
-            self._progress.started(self._table, table.estimated_rows)
+            self._run.progress.started(self._table, table.estimated_rows)
             await self._copy_rows(snapshot, table)
             await snapshot.verify(table)
             position = Position(
                 slot_name=slot,
-                system_identifier=self._main_position.system_identifier,
-                timeline=self._main_position.timeline,
+                system_identifier=self._run.position.system_identifier,
+                timeline=self._run.position.timeline,
                 lsn=snapshot.consistent_point,
             )
             await self._sink.finish_copy(position)
         self._states.set(self._table, TableEntry(TableState.FINISHEDCOPY))
-        self._progress.finished(self._table)
+        self._run.progress.finished(self._table)
         _log.info('table "%s" is copied as of %s', self._table, position.lsn)
         return True
 
     async def _copy_rows(self, snapshot: SnapshotSource, table: PublishedTable) -> None:
         def advanced(rows: int) -> None:
-            self._progress.advanced(self._table, rows)
+            self._run.progress.advanced(self._table, rows)
 
         if table.columns and isinstance(self._sink, SnapshotTableSink):
             await self._sink.copy_snapshot(await snapshot.order(table), advanced)
             return
-        parts = await snapshot.parts(table, self._copy_format, advanced)
-        limit = asyncio.Semaphore(self._settings.max_copy_workers_per_table)
+        parts = await snapshot.parts(table, self._run.copy_format, advanced)
+        limit = asyncio.Semaphore(self._run.settings.max_copy_workers_per_table)
         async with task_group() as group:
             for part in parts:
                 group.create_task(self._copy_part(part, table, limit))
 
     async def _copy_part(self, part: CopyPart, table: PublishedTable, limit: asyncio.Semaphore) -> None:
         async with limit, part() as rows:
-            await self._sink.copy(table.columns, self._copy_format, rows)
+            await self._sink.copy(table.columns, self._run.copy_format, rows)
 
     async def _catch_up(self) -> None:
         position = await self._sink.position()
         tracker = FlushTracker(position.lsn)
         async with self._source.stream(position) as stream, self._spool:
-            receiver = Receiver(stream, tracker, self._spool, self._settings)
+            receiver = Receiver(stream, tracker, self._spool, self._run.settings)
             await receiver.start()
             try:
                 await self._follow(receiver, tracker)
@@ -277,7 +280,7 @@ class TableSynchronization:
                 return
 
     async def _apply_batch(self, receiver: Receiver, tracker: FlushTracker) -> None:
-        batch, held = await collect(receiver, self._settings, self._gate)
+        batch, held = await collect(receiver, self._run.settings, self._gate)
         try:
             await self._sink.apply(batch)
         finally:

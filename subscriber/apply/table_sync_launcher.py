@@ -8,12 +8,11 @@ more tables wait for their first copy than there are workers, a worker takes man
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Final
+from typing import Final, Protocol
 
 from subscriber.abc import Retry, TableName, TableState
 from subscriber.apply.retry import Backoff, Policy, disables, policy
@@ -23,7 +22,7 @@ from subscriber.apply.table_sync import TableSynchronization
 from subscriber.config import Settings
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 
-__all__ = ["SyncLauncher"]
+__all__ = ["SyncLauncher", "SyncOwner"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,37 +36,49 @@ A failing apply worker closes the sink each time. Groups need an open sink; sing
 """
 
 
+class SyncOwner(Protocol):
+    """The run that the synchronizations belong to."""
+
+    def make(self, table: TableName) -> TableSynchronization:
+        """Make a table's synchronization. Called once per table; the object is run again after a failure."""
+        ...
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        """Wraps each synchronization."""
+        ...
+
+    def ended(self, table: TableName, error: SubscriberError | None) -> None:
+        """Called after every attempt with its error, or None when the table is synchronized; for a group, with one of its tables."""
+        ...
+
+    def is_patient(self, failed: Collection[TableName]) -> bool:
+        """Whether to retry after an error that waiting cannot fix. ``failed``: the tables whose last attempt failed."""
+        ...
+
+
 class SyncLauncher:
     """Runs until cancelled.
 
     Args:
-        make: creates a table's synchronization. It is called once per table; the object is run again after a failure.
-        patient: called when an attempt failed, with the tables whose last attempt failed. If it returns False, an error that waiting
-            cannot fix ends the launcher.
+        states: of the subscription's tables.
+        settings: of the process.
+        owner: the run.
         disable_on_error: end at the first error to which this option applies.
-        ended: called after every attempt with its error, or None when the table is synchronized; for a group, with one of its tables.
         groups: synchronizes many tables at once; None: the target cannot.
-        watched: context manager around each synchronization.
     """
 
     def __init__(
         self,
         states: TableStates,
         settings: Settings,
-        make: Callable[[TableName], TableSynchronization],
-        ended: Callable[[TableName, SubscriberError | None], None],
+        owner: SyncOwner,
         *,
-        patient: Callable[[Collection[TableName]], bool],
         disable_on_error: bool = False,
         groups: GroupSynchronization | None = None,
-        watched: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self._watched = watched
         self._states = states
         self._settings = settings
-        self._make = make
-        self._tell = ended
-        self._patient = patient
+        self._owner = owner
         self._disable_on_error = disable_on_error
         self._groups = groups
         self._work: dict[TableName, TableSynchronization] = {}
@@ -152,7 +163,7 @@ class SyncLauncher:
             self._busy.update(tables)
 
     async def _run_watched(self, work: Coroutine[None, None, None]) -> None:
-        async with self._watched():
+        async with self._owner.watched():
             await work
 
     def _next_group(self, due: list[TableName]) -> tuple[TableName, ...]:
@@ -175,7 +186,7 @@ class SyncLauncher:
     def _synchronization(self, table: TableName) -> TableSynchronization:
         work = self._work.get(table)
         if work is None:
-            work = self._work[table] = self._make(table)
+            work = self._work[table] = self._owner.make(table)
         return work
 
     def _pause(self) -> float | None:
@@ -200,16 +211,16 @@ class SyncLauncher:
             self._group_backoff.reset()
             if len(tables) > 1:
                 self._failed_groups = 0
-            self._tell(tables[0], None)
+            self._owner.ended(tables[0], None)
 
     def _failed(self, tables: tuple[TableName, ...], error: SubscriberError) -> None:
-        self._tell(tables[0], error)
+        self._owner.ended(tables[0], error)
         answer = policy(error)
         grouped = len(tables) > 1
         backoff = self._group_backoff if grouped else self._backoff.setdefault(tables[0], Backoff(self._settings))
         failed = {*self._states.retries, *tables}
         pause = backoff.pause(answer)
-        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient(failed)):
+        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._owner.is_patient(failed)):
             raise error
         if self._disable_on_error and disables(error):
             raise error

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from subscriber.abc import Batch, ManyTablesSink, Sink, TableEntry, TableState, TwoPhaseState, WatchedSink
 from subscriber.apply.batch import collect
@@ -31,19 +31,42 @@ from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.skip import Skipping
 from subscriber.apply.table_state import TableStates
-from subscriber.config import Settings
 from subscriber.errors import ApplyError, NeverPrepared, RelationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
-from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 
-__all__ = ["ApplyWorker"]
+__all__ = ["ApplyOwner", "ApplyWorker"]
 
 _log = logging.getLogger(__name__)
 
 _TICK = 1.0
 """Seconds between checks of table states and of the idle position when nothing happens."""
+
+
+class ApplyOwner(Protocol):
+    """The run that a stream belongs to."""
+
+    @property
+    def empty_prepares(self) -> bool:
+        """Whether the publisher sends the PREPARE of every transaction. Then a COMMIT PREPARED without it is an error."""
+        ...
+
+    def finished(self) -> bool:
+        """Called after every step; True ends the worker."""
+        ...
+
+    def progressed(self) -> None:
+        """Called after every step."""
+        ...
+
+    def is_awaited(self, lsn: Lsn) -> bool:
+        """Whether another task waits for this LSN. Then the idle position is stored at once, not once a second."""
+        ...
+
+    async def was_rolled_back(self, xid: int) -> bool:
+        """Whether the publisher rolled a transaction back; False if this is not known."""
+        ...
 
 
 class ApplyWorker:
@@ -52,60 +75,44 @@ class ApplyWorker:
     Args:
         receiver: of the stream; started.
         sink: opened.
-        tracker: of the stream, shared with the receiver and with the sink's ``on_durable``.
         tables: states of the subscription's tables.
-        settings: for batches.
+        owner: the run that the stream belongs to.
         two_phase: the state the stream was started with. With PENDING the worker ends once all tables are ready.
         skipping: the transaction to skip, if any.
-        rolled_back: returns whether the publisher rolled a transaction back, by its xid; False if this is not known.
-        empty_prepares: whether the publisher sends the PREPARE of every transaction. Then a COMMIT PREPARED without it is an error.
-        finished: called after every step; True ends the worker.
-        awaited: returns whether another session waits for this LSN. Then the idle position is stored at once, not once a second.
-        progressed: called after every step.
         parallel: applies streamed transactions before their end; entered.
     """
 
     def __init__(
         self,
-        *,
         receiver: Receiver,
         sink: Sink,
-        tracker: FlushTracker,
         tables: TableStates,
-        settings: Settings,
+        owner: ApplyOwner,
+        *,
         two_phase: TwoPhaseState,
         skipping: Skipping,
-        rolled_back: Callable[[int], Awaitable[bool]],
-        empty_prepares: bool,
-        finished: Callable[[], bool],
-        awaited: Callable[[Lsn], bool],
-        progressed: Callable[[], None],
         parallel: ParallelApply | None = None,
     ) -> None:
         self._receiver = receiver
         self._sink = sink
-        self._tracker = tracker
+        self._tracker = receiver.tracker
         self._tables = tables
-        self._settings = settings
+        self._settings = receiver.settings
+        self._owner = owner
         self._two_phase = two_phase
         self._skipping = skipping
-        self._rolled_back = rolled_back
-        self._empty_prepares = empty_prepares
-        self._finished = finished
-        self._awaited = awaited
-        self._progressed = progressed
         self._parallel = parallel or ParallelApply(receiver, sink, tables, 0)
         self._advanced_at = 0.0
         self._pinged_at = asyncio.get_running_loop().time()
         self._unsettled: tuple[Lsn, float] | None = None
 
     async def run(self) -> None:
-        """Apply until ``finished()``, or until the stream must be restarted to enable two_phase.
+        """Apply until the owner is finished, or until the stream must be restarted to enable two_phase.
 
         Raises:
             SubscriberError: of the stream or the sink. Earlier transactions stay applied, up to the stored position.
         """
-        while not self._finished() and not self._enable_two_phase():
+        while not self._owner.finished() and not self._enable_two_phase():
             event = self._receiver.peek()
             if event is None:
                 await self._idle()
@@ -119,7 +126,7 @@ class ApplyWorker:
             self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
             self._tables.tell_unknown(self._sink.statistics.skipped_tables)
-            self._progressed()
+            self._owner.progressed()
         await self._receiver.report_now()
 
     def _enable_two_phase(self) -> bool:
@@ -128,7 +135,7 @@ class ApplyWorker:
     async def _commit_parallel(self, event: Transaction | PreparedTransaction) -> bool:
         """Commit the next event if it was applied while it was streamed. False: it is still the next one, and was rolled back."""
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
-        if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._finished, [transaction]):
+        if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._owner.finished, [transaction]):
             return False
         if not await self._parallel.commit(event):
             return False
@@ -140,7 +147,7 @@ class ApplyWorker:
     async def _apply_batch(self) -> None:
         batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._parallel.serves)
         try:
-            if not await self._tables.hand(batch.end_lsn, self._finished, batch.transactions):
+            if not await self._tables.hand(batch.end_lsn, self._owner.finished, batch.transactions):
                 return
             await self._parallel.guard(lambda: self._sink.apply(batch))
         finally:
@@ -155,14 +162,14 @@ class ApplyWorker:
             match event:
                 case Transaction():
                     end_lsn = event.end_lsn
-                    if not await self._tables.hand(end_lsn, self._finished, [event]):
+                    if not await self._tables.hand(end_lsn, self._owner.finished, [event]):
                         return
                     if not await self._skipping.skips(event, self._sink):
                         await self._sink.apply(Batch((event,), self._tables.gate))
                         await self._skipping.passed(event, self._sink)
                 case PreparedTransaction():
                     end_lsn = event.transaction.end_lsn
-                    if not await self._tables.hand(end_lsn, self._finished, [event.transaction]):
+                    if not await self._tables.hand(end_lsn, self._owner.finished, [event.transaction]):
                         return
                     if not await self._skipping.skips(event, self._sink):
                         await self._prepare(event)
@@ -188,7 +195,7 @@ class ApplyWorker:
             await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
         except (ApplyError, RelationError) as error:
             xid = prepared.transaction.xid
-            if not self._sink.capabilities.prepares_in_target or not await self._rolled_back(xid):
+            if not self._sink.capabilities.prepares_in_target or not await self._owner.was_rolled_back(xid):
                 raise
             _log.warning("prepared transaction %d is skipped: the publisher has rolled it back, and the target rejects it: %s", xid, error)
             # not as a prepared one: then its COMMIT PREPARED, which must not come, would not raise an error
@@ -198,7 +205,7 @@ class ApplyWorker:
         try:
             await self._sink.commit_prepared(message)
         except NeverPrepared:
-            if self._empty_prepares:
+            if self._owner.empty_prepares:
                 raise
             _log.warning(
                 "COMMIT PREPARED of transaction %d is skipped: its PREPARE never came, because before 18 a publisher sends none of a"
@@ -215,7 +222,7 @@ class ApplyWorker:
         if lsn is None:
             return
         now = asyncio.get_running_loop().time()
-        if self._receiver.reply_requested or now - self._advanced_at >= _TICK or self._awaited(lsn):
+        if self._receiver.reply_requested or now - self._advanced_at >= _TICK or self._owner.is_awaited(lsn):
             self._advanced_at = now
             await self._sink.advance(lsn)
             self._tracker.flush(lsn)

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from subscriber.abc import Retry, TableName, WorkerDetails, WorkerState
@@ -23,7 +22,7 @@ from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Backoff, Policy, is_coming_up, policy
 from subscriber.apply.tasks import task_group
 from subscriber.catalog import Catalog, Definition
-from subscriber.config import NO_SLOT, Settings
+from subscriber.config import Settings
 from subscriber.errors import (
     ConfigurationError,
     SubscriberError,
@@ -236,7 +235,8 @@ class Launcher:
         if self._refused.get(definition.oid) == definition:
             return
         try:
-            subscription = self._make(definition)
+            progress = self._progress and _Named(self._progress, definition.name)
+            subscription = Subscription.of_definition(definition, self._target, self._settings, progress)
         except ConfigurationError as error:
             # the catalog was edited by hand: that must not end the other subscriptions
             self._refused[definition.oid] = definition
@@ -255,18 +255,6 @@ class Launcher:
             details = WorkerDetails(state=WorkerState.RETRYING, retry=worker.retry, left_out=left_out).to_json()
         self._errors[definition.oid] = error.one_line(), details
         self._noted.set()
-
-    def _make(self, definition: Definition) -> Subscription:
-        return Subscription(
-            definition.name,
-            connection=definition.conninfo or "",
-            publications=definition.publications,
-            target=self._target,
-            options=replace(definition.options, slot_name=definition.slot_name or NO_SLOT, create_slot=False),
-            settings=self._settings,
-            progress=self._progress and _Named(self._progress, definition.name),
-            generation=definition.generation,
-        )
 
     async def _keep(self, worker: _Worker) -> None:
         """Run one subscription until it is stopped."""

@@ -11,10 +11,12 @@ from typing import cast
 import pytest
 
 from subscriber.abc import Sink, TableName, TargetActivity
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.stream_session import StreamSession
-from subscriber.subscription.run.run_state import Running
+from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.spec import RunSpec
 from subscriber.waits import awaiting, moved, unwatched
 from tests.unit.apply.virtual_time import run
 
@@ -53,10 +55,20 @@ class WatchedRun:
     """A run that streams, and its watchdog."""
 
     def __init__(self, activity: TargetActivity | None = None) -> None:
-        self.running = Running()
+        self.running = RunState()
         self.running.prepared = True
         self.running.session = cast("StreamSession", SimpleNamespace())
-        self.watchdog = Watchdog("s", self.running, cast("Sink", _Sink(activity)), TIMEOUT)
+        self.watchdog = Watchdog(
+            RunSpec(
+                name="s",
+                conninfo="",
+                publications=("p",),
+                options=SubscriptionOptions(),
+                settings=Settings(watchdog_timeout=TIMEOUT),
+                sink=cast("Sink", _Sink(activity)),
+            ),
+            self.running,
+        )
 
     async def lasts(self, *, tables: bool = False, asked: _Asked | None = None, end: float = 0.0) -> float:
         """For how long work that does nothing goes on, which waits for this session; its end takes so long."""

@@ -22,7 +22,8 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
 from subscriber.subscription.setup.setup import Setup
-from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import check_conninfo
 
@@ -220,24 +221,17 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _refresh(self, named: Sequence[str], *, copy_data: bool) -> None:
         found = self.definition
         self._refreshing = False
+        self._require_connection()
         options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
-        sink = open_target(self._target, options, self._settings, defined=True)
+        spec = RunSpec.of_definition(found, self._target, options, self._settings)
         try:
-            setup = Setup(
-                found.name,
-                conninfo=self._require_connection(),
-                publications=found.publications,
-                options=options,
-                settings=self._settings,
-                sink=sink,
-                generation=found.generation,
-            )
+            setup = Setup(spec)
             try:
                 await setup.refresh(named)
             finally:
                 self._refreshing = setup.refreshing
         finally:
-            await sink.close()
+            await spec.sink.close()
 
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""

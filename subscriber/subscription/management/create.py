@@ -12,7 +12,8 @@ from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.setup.setup import Setup
-from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.subscription.spec import RunSpec
+from subscriber.subscription.targets import open_catalog
 from subscriber.walreceiver.session import check_conninfo
 
 __all__ = ["check_publication_list", "create_subscription"]
@@ -88,20 +89,11 @@ async def create_subscription(
 
 
 async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> Collection[TableName]:
-    sink = open_target(target, options, settings, defined=True)
+    spec = RunSpec.of_definition(definition, target, replace(options, enabled=True), settings)
     try:
-        setup = Setup(
-            definition.name,
-            conninfo=definition.conninfo or "",
-            publications=definition.publications,
-            options=replace(options, enabled=True),
-            settings=settings,
-            sink=sink,
-            generation=definition.generation,
-        )
-        return await setup.create()
+        return await Setup(spec).create()
     finally:
-        await sink.close()
+        await spec.sink.close()
 
 
 async def _take_back(catalog: Catalog, name: str, target: str, settings: Settings) -> None:

@@ -9,11 +9,12 @@ from functools import partial
 
 from subscriber.abc import CopyFormat, Position, PublishedTable, SnapshotOrder, TableName
 from subscriber.apply.table_sync import CopyPart
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.config import SubscriptionOptions
 from subscriber.errors import CopyOutdated, PublisherError, SubscriberError
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
+from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver import table_copy
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
@@ -125,25 +126,17 @@ class PublisherSource:
     """The publisher of a subscription. Every call uses its own connections, and checks that they lead to the same publisher.
 
     Args:
-        conninfo: connection string of the publisher.
-        publications: the subscribed publications.
-        options: of the subscription.
-        settings: give the range size of copies.
+        spec: the subscription.
         main: the subscription's position, which has the system identifier to check.
     """
 
-    def __init__(
-        self, conninfo: str, publications: Sequence[str], options: SubscriptionOptions, settings: Settings, main: Position
-    ) -> None:
-        self._conninfo = conninfo
-        self._publications = tuple(publications)
-        self._options = options
-        self._settings = settings
+    def __init__(self, spec: RunSpec, main: Position) -> None:
+        self._spec = spec
         self._main = main
 
     @contextlib.asynccontextmanager
     async def _connect(self, application_name: str) -> AsyncIterator[WalReceiverConnection]:
-        connection = await WalReceiverConnection.connect(self._conninfo, application_name=application_name)
+        connection = await WalReceiverConnection.connect(self._spec.conninfo, application_name=application_name)
         try:
             await connection.require_system(self._main.system_identifier)
             yield connection
@@ -157,23 +150,23 @@ class PublisherSource:
     async def describe_all(self, tables: Sequence[TableName]) -> Mapping[TableName, PublishedTable]:
         """The tables as they are published now, without those that are no longer published."""
         async with self._connect(session_name(self._main.slot_name, "sync")) as connection:
-            return {table.name: table for table in await published_tables(connection, self._publications, *tables)}
+            return {table.name: table for table in await published_tables(connection, self._spec.publications, *tables)}
 
     @contextlib.asynccontextmanager
     async def snapshot(self, slot_name: str) -> AsyncIterator[PublishedSnapshot]:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=False) as snapshot:
-            yield PublishedSnapshot(snapshot, self._settings.copy_range_size)
+            yield PublishedSnapshot(snapshot, self._spec.settings.copy_range_size)
 
     @contextlib.asynccontextmanager
     async def exported(self, slot_name: str, *, temporary: bool) -> AsyncIterator[ExportedSnapshot]:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         await self.drop_slot(slot_name)
         async with ExportedSnapshot.create(
-            self._conninfo,
+            self._spec.conninfo,
             slot_name,
             application_name=slot_name,
-            failover=self._options.failover and not temporary,
+            failover=self._spec.options.failover and not temporary,
             temporary=temporary,
             system_identifier=self._main.system_identifier,
         ) as snapshot:
@@ -185,8 +178,8 @@ class PublisherSource:
         async with self._connect(position.slot_name) as connection:
             await check_position(connection, position)
             # without streaming: this stream is short, and a transaction that is streamed and rolled back cannot always be decoded
-            options = replace(self._options, streaming="off")
-            stream_options = negotiate(connection.capabilities, options, publications=self._publications, two_phase=False)
+            options = replace(self._spec.options, streaming="off")
+            stream_options = negotiate(connection.capabilities, options, publications=self._spec.publications, two_phase=False)
             stream = await connection.start_replication(position.slot_name, position.lsn, stream_options)
             try:
                 yield stream

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from subscriber.abc import TableName
 from subscriber.apply.table_state import NOT_IN_SUBSCRIPTION, TableStates
 from subscriber.errors import PublisherError, RelationError
-from subscriber.protocol.session_name import session_name
-from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.publication import published_names
 
 __all__ = ["LeftOutTables"]
@@ -31,16 +30,12 @@ class LeftOutTables:
     """Keeps :attr:`TableStates.left_out` up to date.
 
     Args:
-        name: name of the subscription.
-        conninfo: connection string of the publisher.
-        publications: the subscribed publications.
+        spec: the subscription.
         states: states of the subscription's tables.
     """
 
-    def __init__(self, name: str, conninfo: str, publications: Sequence[str], states: TableStates) -> None:
-        self._name = name
-        self._conninfo = conninfo
-        self._publications = publications
+    def __init__(self, spec: RunSpec, states: TableStates) -> None:
+        self._spec = spec
         self._states = states
         self._replicated: set[int] = set()
 
@@ -59,7 +54,7 @@ class LeftOutTables:
         self._states.left_out = {name: known.get(name, NOT_IN_SUBSCRIPTION) for name in sorted(found)}
         new = {name: reason for name, reason in self._states.left_out.items() if name not in before and name not in (reasons or {})}
         if new:
-            _log.warning('subscription "%s": published tables are not replicated: %s', self._name, _listed(new))
+            _log.warning('subscription "%s": published tables are not replicated: %s', self._spec.name, _listed(new))
 
     async def run(self) -> None:
         """Compare once a minute, until cancelled."""
@@ -75,9 +70,9 @@ class LeftOutTables:
         Raises:
             PublisherError: the publisher cannot be queried.
         """
-        session = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._name, "tables"))
+        session = await self._spec.connect("tables")
         try:
-            self.compare(await published_names(session, self._publications))
+            self.compare(await published_names(session, self._spec.publications))
         finally:
             await session.close()
 

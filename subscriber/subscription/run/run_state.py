@@ -1,4 +1,4 @@
-"""State that the parts of one run share: positions, the LSNs that callers wait for, and whether the run is to stop."""
+"""State that the workers of one run share: positions, the LSNs that callers wait for, and whether the run is to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.stream_session import StreamSession
 from subscriber.transaction.feedback import FlushTracker
 
-__all__ = ["Running", "Stopped"]
+__all__ = ["RunState", "Stopped"]
 
 T = TypeVar("T")
 
@@ -23,16 +23,19 @@ class Stopped(Exception):
     """The run was asked to stop."""
 
 
-class Running:
-    """The shared state of one run.
+class RunState:
+    """The state that the workers of a run share, and that its caller sees. It is reset when the next run begins.
 
     Attributes:
+        active: whether a run is in progress.
+        ended: whether a run has ended, and no other one has begun.
         states: of the tables.
         tracker: of the current stream, or of the last one.
         session: the current stream, or None.
         stop: set to end the run.
         prepared: whether the setup is done, so that ``states`` and ``tracker`` are valid.
         until: the LSN at which the run ends.
+        patient: whether an error that the user must fix is retried.
         awaited: LSNs that callers wait for.
         last_error: the latest error.
         failed: the failed attempt to follow the stream, until the next attempt makes progress.
@@ -41,12 +44,14 @@ class Running:
     """
 
     def __init__(self) -> None:
+        self.active = self.ended = False
         self.states = TableStates()
         self.tracker = FlushTracker(INVALID_LSN)
         self.session: StreamSession | None = None
         self.stop = asyncio.Event()
         self.prepared = False
         self.until: Lsn | None = None
+        self.patient = True
         self.awaited: list[Lsn] = []
         self.last_error: SubscriberError | None = None
         self.failed: Retry | None = None
@@ -55,13 +60,21 @@ class Running:
         self._caught_up: StreamSession | None = None
 
     def begin(self) -> None:
-        """Reset the state of the previous run."""
+        """Reset the state of the previous run.
+
+        Raises:
+            RuntimeError: there is a run already.
+        """
+        if self.active:
+            raise RuntimeError("the subscription is running already")
+        self.active, self.ended = True, False
         self.states = TableStates()
         self.prepared = False
         self.last_error = self.failed = self.disabled_by = None
 
     def end(self) -> None:
         """Mark the run as ended."""
+        self.active, self.ended = False, True
         self.until = None
         self.stop.clear()
         self.watchers.notify()

@@ -14,25 +14,25 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import Retry, Sink, TwoPhaseState
+from subscriber.abc import Retry, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
 from subscriber.apply.worker import ApplyWorker
-from subscriber.config import Settings
 from subscriber.errors import DataLossError, SlotInUse, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.stream_session import FollowedSlot, StreamSession, undecodable
-from subscriber.subscription.run.run_state import Running
-from subscriber.subscription.run.status_reports import Reporting
+from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.run.status_reports import StatusReports
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
+from subscriber.subscription.spec import RunSpec
 from subscriber.waits import LastingWait, moved
 from subscriber.walreceiver.errors import is_undecodable
 from subscriber.walreceiver.transaction_outcome import was_rolled_back
 
-__all__ = ["Following"]
+__all__ = ["SlotFollower"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,45 +45,29 @@ _OUTCOME_SECONDS: Final = 5.0
 """Time limit for asking the publisher about the outcome of a transaction that the target refuses."""
 
 
-class Following:
-    """The attempts of one run.
+class SlotFollower:
+    """The attempts of one run. It is the :class:`subscriber.apply.worker.ApplyOwner` of each stream.
 
     Args:
-        slot: the slot to follow. This class decides about its ``options.two_phase``.
+        spec: the subscription. This class decides about ``two_phase``.
         prepared: where the run starts. The sink is open.
-        sink: the target.
-        settings: batches and pauses.
-        running: shared with the rest of the run.
-        reporting: reports an error to the target while the sink is open.
+        state: shared with the rest of the run.
+        reports: reports an error to the target while the sink is open.
         watchdog: ends an attempt that makes no progress.
-        patient: if False, the first error that is not transient ends the run.
     """
 
-    def __init__(
-        self,
-        slot: FollowedSlot,
-        prepared: Prepared,
-        sink: Sink,
-        settings: Settings,
-        running: Running,
-        *,
-        patient: bool,
-        reporting: Reporting,
-        watchdog: Watchdog,
-    ) -> None:
-        self._slot = slot
-        self._name = prepared.state.name
-        self._generation = prepared.state.generation
+    def __init__(self, spec: RunSpec, prepared: Prepared, state: RunState, reports: StatusReports, watchdog: Watchdog) -> None:
+        self._spec = spec
+        self._name = spec.name
+        self._sink = spec.sink
+        self._prepared = prepared
+        self._state = state
+        self._reports = reports
+        self._watchdog = watchdog
         self._two_phase = prepared.state.two_phase
         self._skipping = Skipping(prepared.state.skip_lsn, self._name)
         self._position = prepared.position
-        self._sink = sink
-        self._settings = settings
-        self._running = running
-        self._patient = patient
-        self._reporting = reporting
-        self._watchdog = watchdog
-        self._backoff = Backoff(settings)
+        self._backoff = Backoff(spec.settings)
         self._sink_is_open = self._is_settled = True
         self._began = asyncio.get_running_loop().time()
         self._first = LastingWait(_log, f'subscription "{self._name}"', self._began)
@@ -92,6 +76,8 @@ class Following:
         self._cautiously = False
         self._attempt_began = self._began
         self._failures, self._failed_at = 0, INVALID_LSN
+        self._cautious_until = self._began
+        self.empty_prepares = True
 
     async def run(self) -> None:
         """Follow until the run is finished.
@@ -100,28 +86,28 @@ class Following:
             SubscriberError: an error that must not be retried.
             Stopped: the run is to stop, and no attempt was in progress.
         """
-        while not self._running.finished():
+        while not self._state.finished():
             self._is_streaming = False
             self._attempt_began = asyncio.get_running_loop().time()
             try:
                 async with self._watchdog.watched():
                     if not self._sink_is_open:
-                        await self._running.unless_stopped(self._open_sink())
+                        await self._state.unless_stopped(self._open_sink())
                     await self._attempt()
             except SubscriberError as met:
                 error = self._undecodable(met) if is_undecodable(met) else met
-                self._running.last_error = error
+                self._state.last_error = error
                 pause = self._judge(error)
-                self._running.failed = self._failed(error, pause)
+                self._state.failed = self._failed(error, pause)
                 # after an error of the target, or without a settled position, the position is logged when the sink is opened again
                 start = "" if isinstance(error, TargetError) or not self._is_settled else f", from {self._position.lsn}"
                 _log.log(self._level(error), 'subscription "%s": %s; next attempt in %.1f s%s', self._name, error.one_line(), pause, start)
                 self._tell_of_wait(error)
-                await self._reporting.report()
+                await self._reports.report()
                 # an attempt that the watchdog ended did not settle: only the target knows its position
                 if isinstance(error, TargetError) or not self._is_settled:
                     await self._close_sink()
-                await self._running.unless_stopped(asyncio.sleep(pause))
+                await self._state.unless_stopped(asyncio.sleep(pause))
 
     def _undecodable(self, error: SubscriberError) -> SubscriberError:
         """Let the next attempt ask cautiously. If the failed attempt was already cautious, return the final error."""
@@ -131,10 +117,10 @@ class Following:
     def _judge(self, error: SubscriberError) -> float:
         """Return the seconds until the next attempt. Raise the error if there is no next attempt."""
         answer = policy(error)
-        if self._slot.options.disable_on_error and self._is_streaming and disables(error) and not is_undecodable(error):
-            self._running.disabled_by = error
+        if self._spec.options.disable_on_error and self._is_streaming and disables(error) and not is_undecodable(error):
+            self._state.disabled_by = error
             raise error
-        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._patient):
+        if answer.policy is Policy.NEVER or (answer.policy is Policy.INTERVAL and not self._state.patient):
             raise error
         if not self._was_streaming:
             waited = asyncio.get_running_loop().time() - self._began
@@ -144,9 +130,9 @@ class Following:
 
     def _failed(self, error: SubscriberError, pause: float) -> Retry:
         """Describe the failed attempt. The count restarts at 1 if the attempt lasted for a while or moved the position."""
-        flushed = self._running.tracker.flushed
+        flushed = self._state.tracker.flushed
         lasted = asyncio.get_running_loop().time() - self._attempt_began
-        if flushed > self._failed_at or lasted > self._settings.wal_retrieve_retry_interval:
+        if flushed > self._failed_at or lasted > self._spec.settings.wal_retrieve_retry_interval:
             self._failures = 0
         self._failures += 1
         self._failed_at = flushed
@@ -164,14 +150,14 @@ class Following:
             self._first.tell(error.one_line(), now)
 
     async def _open_sink(self) -> None:
-        state = await self._sink.open(self._name, self._running.durable)
+        state = await self._sink.open(self._name, self._state.durable)
         self._sink_is_open = True
         if state.position is None:
             raise DataLossError(
                 f'the target has no position of subscription "{self._name}"',
                 hint="if the subscription was dropped, start over with another name",
             )
-        if state.generation != self._generation:
+        if state.generation != self._prepared.state.generation:
             raise SubscriptionChanged(f'subscription "{self._name}" was altered while it was not connected', hint="start it again")
         self._position = state.position
         _log.info('subscription "%s": the target has everything up to %s', self._name, state.position.lsn)
@@ -180,22 +166,31 @@ class Following:
 
     async def _close_sink(self) -> None:
         self._sink_is_open, self._is_settled = False, True
-        async with self._reporting.silence():
+        async with self._reports.silence():
             await self._sink.close()
 
     async def _attempt(self) -> None:
-        states = self._running.states
+        states = self._state.states
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization cannot handle prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and states.all_ready and bool(states.entries())
-        options = replace(self._slot.options, two_phase=enabled or enabling)
         self._cautiously = self._position.lsn == self._undecodable_at
         if self._cautiously:
             _log.warning(
                 "asking the publisher to send only complete transactions, and to decode with more memory, until it has passed this place"
             )
-        slot = replace(self._slot, options=options, cautiously=self._cautiously)
-        session = await self._running.unless_stopped(StreamSession.open(slot, self._position))
+        slot = FollowedSlot(
+            conninfo=self._spec.conninfo,
+            name=self._prepared.position.slot_name,
+            temporary=False,
+            publications=self._spec.publications,
+            options=replace(self._spec.options, two_phase=enabled or enabling),
+            settings=self._spec.settings,
+            application_name=self._name,
+            spool_key=self._prepared.spool_key,
+            cautiously=self._cautiously,
+        )
+        session = await self._state.unless_stopped(StreamSession.open(slot, self._position))
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(session.close)
             if session.position != self._position:
@@ -208,36 +203,22 @@ class Following:
             await self._apply(session)
 
     async def _apply(self, session: StreamSession) -> None:
-        running = self._running
-        running.tracker, running.session = session.tracker, session
+        state = self._state
+        state.tracker, state.session = session.tracker, session
         self._was_streaming = self._is_streaming = True
         self._is_settled = False
-        skipping, clock = self._skipping, asyncio.get_running_loop().time
-        began, cautious_until = session.position.lsn, clock() + _CAUTIOUS_SECONDS
-
-        def is_behind() -> bool:
-            # whether the stream has passed the transaction that the publisher could not decode; once true, it stays true
-            flushed = session.tracker.flushed
-            return flushed > began and flushed >= session.publisher_lsn and clock() >= cautious_until
-
-        def finished() -> bool:
-            return running.finished() or (self._cautiously and is_behind())
-
-        parallel = ParallelApply(session.receiver, self._sink, running.states, self._parallel_limit, paused=lambda: skipping.waits)
+        self._cautious_until = asyncio.get_running_loop().time() + _CAUTIOUS_SECONDS
+        # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
+        self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
+        skipping = self._skipping
+        parallel = ParallelApply(session.receiver, self._sink, state.states, self._parallel_limit, paused=lambda: skipping.waits)
         worker = ApplyWorker(
-            receiver=session.receiver,
-            sink=self._sink,
-            tracker=session.tracker,
-            tables=running.states,
-            settings=self._settings,
+            session.receiver,
+            self._sink,
+            state.states,
+            self,
             two_phase=self._two_phase if session.capabilities.two_phase else TwoPhaseState.DISABLED,
             skipping=skipping,
-            rolled_back=self._was_rolled_back,
-            # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
-            empty_prepares=session.capabilities.empty_prepares or self._slot.options.failover,
-            finished=finished,
-            awaited=running.is_awaited,
-            progressed=self._progressed,
             parallel=parallel,
         )
         try:
@@ -253,7 +234,7 @@ class Following:
         else:
             await self._settle(session)
         finally:
-            running.session = None
+            state.session = None
 
     async def _settle(self, session: StreamSession) -> None:
         """Make all applied changes durable. The next stream starts after them."""
@@ -266,13 +247,44 @@ class Following:
             session.tracker.flush(lsn)
         self._position = replace(self._position, lsn=lsn)
         self._is_settled = True
-        self._running.watchers.notify()
+        self._state.watchers.notify()
 
-    async def _was_rolled_back(self, xid: int) -> bool:
+    @property
+    def _parallel_limit(self) -> int:
+        wanted = self._spec.options.streaming == "parallel" and self._sink.capabilities.parallel_apply
+        return self._spec.settings.max_parallel_apply_workers_per_subscription if wanted else 0
+
+    # --- for the apply worker
+
+    def finished(self) -> bool:
+        """Whether the stream is to end."""
+        return self._state.finished() or (self._cautiously and self._has_passed())
+
+    def _has_passed(self) -> bool:
+        """Whether a cautious stream has passed the transaction that the publisher could not decode. Once true, it stays true."""
+        session = self._state.session
+        if session is None or asyncio.get_running_loop().time() < self._cautious_until:
+            return False
+        flushed = session.tracker.flushed
+        return flushed > session.position.lsn and flushed >= session.publisher_lsn
+
+    def progressed(self) -> None:
+        """Note that a step was done."""
+        self._backoff.reset()
+        moved()
+        self._state.failed = None
+        self._state.watchers.notify()
+
+    def is_awaited(self, lsn: Lsn) -> bool:
+        """Whether a caller waits for this LSN."""
+        return self._state.is_awaited(lsn)
+
+    async def was_rolled_back(self, xid: int) -> bool:
+        """Ask the publisher whether it has rolled back a transaction. False if it does not say."""
         try:
             async with asyncio.timeout(_OUTCOME_SECONDS):
                 return await was_rolled_back(
-                    self._slot.conninfo,
+                    self._spec.conninfo,
                     xid,
                     system_identifier=self._position.system_identifier,
                     timeline=self._position.timeline,
@@ -282,14 +294,3 @@ class Following:
             # the target's refusal stands; the publisher is asked again if the transaction fails again
             _log.info("could not find out whether the publisher has rolled back transaction %d: %s", xid, str(error) or "no answer")
             return False
-
-    @property
-    def _parallel_limit(self) -> int:
-        wanted = self._slot.options.streaming == "parallel" and self._sink.capabilities.parallel_apply
-        return self._settings.max_parallel_apply_workers_per_subscription if wanted else 0
-
-    def _progressed(self) -> None:
-        self._backoff.reset()
-        moved()
-        self._running.failed = None
-        self._running.watchers.notify()

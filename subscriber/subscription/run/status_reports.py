@@ -2,7 +2,7 @@
 
 A report has a time limit and never raises an error of the target. Each reason of a failure is logged once, and the next report has
 everything again. A report never overlaps with the end of the sink's sessions, because the sink is closed only inside
-:meth:`Reporting.silence`.
+:meth:`StatusReports.silence`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from subscriber.abc import Sink, TableName, TableState, WorkerActivity, WorkerDe
 from subscriber.apply.progress import CopyProgress
 from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.run.run_state import Running
+from subscriber.subscription.run.run_state import RunState
 
-__all__ = ["KnownProgress", "Reporting"]
+__all__ = ["KnownProgress", "StatusReports"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,18 +61,18 @@ class KnownProgress:
         self._other.finished(table)
 
 
-class Reporting:
+class StatusReports:
     """Reports while :meth:`run` runs.
 
     Args:
-        running: the run to report.
         sink: the target. The sink skips a report while it is closed.
+        state: of the run.
         progress: of the copies.
     """
 
-    def __init__(self, running: Running, sink: Sink, progress: KnownProgress) -> None:
-        self._running = running
+    def __init__(self, sink: Sink, state: RunState, progress: KnownProgress) -> None:
         self._sink = sink
+        self._state = state
         self._progress = progress
         self._turn = asyncio.Lock()
         self._told: SubscriberError | None = None
@@ -114,20 +114,20 @@ class Reporting:
             _log.log(level, "could not write the status to the target; subscriber status shows an older one: %s", reason)
 
     async def _report(self) -> None:
-        error = self._running.last_error
+        error = self._state.last_error
         news = error.one_line() if error is not None and error is not self._told else None
         await self._sink.report([self._apply(), *self._synchronizations()], news)
         self._told = error
 
     def _apply(self) -> WorkerActivity:
-        running, statistics = self._running, self._sink.statistics
-        receiver = running.session.receiver if running.session is not None else None
+        state, statistics = self._state, self._sink.statistics
+        receiver = state.session.receiver if state.session is not None else None
         changes = statistics.inserts + statistics.updates + statistics.deletes + statistics.truncates
         per_second = self._rates(statistics.transactions, changes)
         return WorkerActivity(
-            received=running.tracker.received,
-            applied=running.tracker.applied,
-            flushed=running.tracker.flushed,
+            received=state.tracker.received,
+            applied=state.tracker.applied,
+            flushed=state.tracker.flushed,
             sent_at=receiver.sent_at if receiver else None,
             received_at=receiver.received_at if receiver else None,
             latest_end=receiver.reported if receiver else None,
@@ -137,19 +137,19 @@ class Reporting:
             transactions_per_second=per_second[0],
             changes_per_second=per_second[1],
             details=WorkerDetails(
-                state=running.state,
-                retry=running.retry,
-                publisher_lsn=running.publisher_lsn,
+                state=state.state,
+                retry=state.retry,
+                publisher_lsn=state.publisher_lsn,
                 lag_seconds=self._lag(),
-                left_out=running.states.left_out,
+                left_out=state.states.left_out,
             ).to_json(),
         )
 
     def _lag(self) -> float:
         """Seconds since the publisher's WAL ended at the target's current position."""
-        now, running, ends = asyncio.get_running_loop().time(), self._running, self._ends
-        ends.append((now, running.publisher_lsn))
-        while ends and ends[0][1] <= running.tracker.flushed:
+        now, state, ends = asyncio.get_running_loop().time(), self._state, self._ends
+        ends.append((now, state.publisher_lsn))
+        while ends and ends[0][1] <= state.tracker.flushed:
             ends.popleft()
         return round(now - ends[0][0], 3) if ends else 0.0
 
@@ -165,11 +165,11 @@ class Reporting:
         return (transactions - before_transactions) / (now - since), (changes - before_changes) / (now - since)
 
     def _synchronizations(self) -> list[WorkerActivity]:
-        entries, copying = self._running.states.entries(), self._progress.copying
+        entries, copying = self._state.states.entries(), self._progress.copying
         found = []
-        for table in self._running.states.unsynchronized:
+        for table in self._state.states.unsynchronized:
             # skip tables that wait for their turn: there may be thousands
-            retry = self._running.retry_of(table)
+            retry = self._state.retry_of(table)
             if table in copying or retry is not None or entries[table].state is not TableState.INIT:
                 rows, estimated = copying.get(table, (0, None))
                 details = WorkerDetails(retry=retry).to_json()

@@ -31,9 +31,10 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from subscriber.abc import Sink, TargetActivity, WatchedSink
+from subscriber.abc import TargetActivity, WatchedSink
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
-from subscriber.subscription.run.run_state import Running
+from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.spec import RunSpec
 from subscriber.waits import FIRST_SECONDS, WaitLog, Watch
 
 __all__ = ["Watchdog"]
@@ -60,17 +61,15 @@ class Watchdog:
     """Watches one run.
 
     Args:
-        name: name of the subscription.
-        running: the run.
-        sink: the target of the run. If it is not a :class:`WatchedSink`, it is not watched.
-        timeout: ``watchdog_timeout``.
+        spec: the subscription. If its sink is not a :class:`WatchedSink`, the run is not watched.
+        state: of the run.
     """
 
-    def __init__(self, name: str, running: Running, sink: Sink, timeout: float) -> None:
-        self._running = running
-        self._sink = sink if isinstance(sink, WatchedSink) else None
-        self._timeout = timeout
-        self._waits = WaitLog(_log, f'subscription "{name}"')
+    def __init__(self, spec: RunSpec, state: RunState) -> None:
+        self._state = state
+        self._sink = spec.sink if isinstance(spec.sink, WatchedSink) else None
+        self._timeout = spec.settings.watchdog_timeout
+        self._waits = WaitLog(_log, f'subscription "{spec.name}"')
         self._work: list[_Work] = []
         self._unanswered = 0
 
@@ -132,8 +131,8 @@ class Watchdog:
         return asyncio.get_running_loop().time()
 
     def _may_wait(self) -> bool:
-        running = self._running
-        if not running.prepared or running.states.unsynchronized:
+        state = self._state
+        if not state.prepared or state.states.unsynchronized:
             return True
         return any(self._now() - work.watch.moved_at >= FIRST_SECONDS for work in self._work)
 
@@ -141,7 +140,7 @@ class Watchdog:
         """A sentence for each table that the apply worker waits for."""
         if not any(not work.tables and self._now() - work.watch.moved_at >= FIRST_SECONDS for work in self._work):
             return ()
-        return [f'the apply worker waits until table "{table}" is handed over to it' for table in self._running.states.handing_over]
+        return [f'the apply worker waits until table "{table}" is handed over to it' for table in self._state.states.handing_over]
 
     async def _look(self, sink: WatchedSink) -> TargetActivity | None:
         """Ask the target. None if it cannot be asked."""
@@ -159,7 +158,7 @@ class Watchdog:
 
     def _concerned(self, work: _Work) -> Sequence[_Work]:
         """The work, and the work that it waits for."""
-        return self._work if self._running.states.handing_over and not work.tables else [work]
+        return self._work if self._state.states.handing_over and not work.tables else [work]
 
     def _stands_still(self, work: _Work, found: TargetActivity | None) -> bool:
         concerned = self._concerned(work)

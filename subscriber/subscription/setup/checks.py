@@ -8,88 +8,57 @@ from dataclasses import replace
 
 from subscriber.abc import Finding, Sink, TableName
 from subscriber.apply.spool import SpoolDirectory
-from subscriber.config import NO_SLOT, Settings, SubscriptionOptions, check_slot_name
-from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
-from subscriber.protocol.session_name import session_name
+from subscriber.config import NO_SLOT, Settings, SubscriptionOptions
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.same_database import find_same_database
-from subscriber.subscription.targets import open_target
+from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.large_rows import find_large_rows
 from subscriber.walreceiver.publication import published_tables
 
-__all__ = ["check", "check_options", "find_problems", "tell"]
+__all__ = ["check", "find_problems", "tell"]
 
 _log = logging.getLogger(__name__)
 
 
-def check_options(publications: Sequence[str], slot_name: str, options: SubscriptionOptions, sink: Sink) -> None:
-    """Check that the arguments can be combined, without querying publisher or target.
-
-    Raises:
-        ConfigurationError: they cannot.
-    """
-    if not publications:
-        raise ConfigurationError("no publication to subscribe to", hint="give at least one publication")
-    if not options.connect or not options.enabled:
-        word = "enabled" if options.connect else "connect"
-        raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
-    check_slot_name(slot_name)
-    if options.two_phase and not sink.capabilities.two_phase:
-        raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
-
-
-async def find_problems(
-    connection: WalReceiverConnection,
-    sink: Sink,
-    *,
-    known: bool,
-    publications: Sequence[str],
-    slot_name: str,
-    options: SubscriptionOptions,
-    settings: Settings,
-    later: bool = False,
-) -> tuple[list[Finding], list[Finding]]:
-    """Check publisher and target.
+async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, known: bool) -> tuple[list[Finding], list[Finding]]:
+    """Check publisher and target. If the target's catalog defines the subscription, publications may also be created later.
 
     Args:
         connection: to the publisher.
-        sink: the target.
+        spec: the subscription.
         known: whether the target already has the subscription, so that the slot is its own.
-        publications: the publications to subscribe to.
-        slot_name: name of the slot.
-        options: of the subscription.
-        settings: give the number of tables that are synchronized at once.
-        later: publications, and a slot that the subscription does not create, may also be created later.
 
     Returns:
         The publisher's findings, and the target's. If none of the tables can be replicated, a run would do nothing, so no error counts as
-        ``alone``. With ``later`` this does not apply, because the tables may also be changed later.
+        ``alone``. In the target's catalog this does not apply, because the tables may also be changed later.
 
     Raises:
         PublisherError, TargetError: one of the two cannot be queried.
         SpoolError: there is no space for large transactions.
     """
+    options, settings, publications = spec.options, spec.settings, spec.publications
     await SpoolDirectory.probe(settings.spool_directory)
     tables = await published_tables(connection, publications)
     publisher = await check_publisher(
         connection,
         publications,
         tables,
-        None if slot_name == NO_SLOT else slot_name,
+        None if spec.slot_name == NO_SLOT else spec.slot_name,
         copy_data=options.copy_data,
         only_local=options.origin == "none",
         sync_workers=settings.max_sync_workers_per_subscription,
-        missing="warning" if later else "error",
+        missing="warning" if spec.managed else "error",
     )
-    if not known and (options.create_slot or not later):
-        publisher += await _first_slot(connection, slot_name, options)
-    publisher += await find_loops(connection, sink, publications, options)
+    if not known and (options.create_slot or not spec.managed):
+        publisher += await _first_slot(connection, spec.slot_name, options)
+    publisher += await find_loops(connection, spec)
     publisher += await find_large_rows(connection, tables, settings.logical_decoding_work_mem)
-    target = await sink.check(tables, two_phase=options.two_phase)
+    target = await spec.sink.check(tables, two_phase=options.two_phase)
     misfits = {finding.table for finding in (*publisher, *target) if finding.severity == "error"}
-    if not later and misfits >= {table.name for table in tables}:
+    if not spec.managed and misfits >= {table.name for table in tables}:
         return _together(publisher), _together(target)
     return publisher, target
 
@@ -171,21 +140,11 @@ async def check(
         PublisherError, TargetError: one of the two cannot be queried.
         SpoolError: there is no space for large transactions.
     """
-    options, settings = options or SubscriptionOptions(), settings or Settings()
-    sink = open_target(target, options, settings) if isinstance(target, str) else target
-    check_options(publications, options.slot_name or name, options, sink)
-    session = await WalReceiverConnection.connect(connection, application_name=session_name(name, "check"))
+    spec = RunSpec.of_arguments(name, connection=connection, publications=publications, target=target, options=options, settings=settings)
+    session = await spec.connect("check")
     try:
-        same = await find_same_database(session, sink)
-        publisher, found = await find_problems(
-            session,
-            sink,
-            known=await _is_known(sink, name),
-            publications=publications,
-            slot_name=options.slot_name or name,
-            options=options,
-            settings=settings,
-        )
+        same = await find_same_database(session, spec.sink)
+        publisher, found = await find_problems(session, spec, known=await _is_known(spec.sink, name))
     finally:
         await session.close()
     return [*same, *publisher, *found]

@@ -9,31 +9,28 @@ With ``origin = none`` on both sides, changes do not loop (PostgreSQL manual, CR
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from subscriber.abc import Finding, PostgresDatabase, Sink
-from subscriber.config import SubscriptionOptions
+from subscriber.abc import Finding, PostgresDatabase
 from subscriber.protocol.quoting import quote_literal
+from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 
 __all__ = ["find_loops"]
 
 
-async def find_loops(
-    connection: WalReceiverConnection, sink: Sink, publications: Sequence[str], options: SubscriptionOptions
-) -> list[Finding]:
+async def find_loops(connection: WalReceiverConnection, spec: RunSpec) -> list[Finding]:
     """Return a warning for each subscription of the publisher that leads back to the target.
 
     Raises:
         PublisherUnavailable, TargetError: one of the two cannot be queried.
     """
+    sink = spec.sink
     if not isinstance(sink, PostgresDatabase):
         return []
     back = {
         (found.slot_name, found.subscription): str(found.table)
-        for found in await subscribed_tables(connection, publications)
-        if found.slot_name is not None and (found.takes_any_origin or options.origin != "none")
+        for found in await subscribed_tables(connection, spec.publications)
+        if found.slot_name is not None and (found.takes_any_origin or spec.options.origin != "none")
     }
     if not back:
         return []

@@ -13,22 +13,22 @@ The order makes a crash at any point harmless, and a refusal changes nothing:
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from subscriber.abc import Finding, Position, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
-from subscriber.config import Settings, SubscriptionOptions
+from subscriber.abc import Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run_status import Until
-from subscriber.subscription.setup.checks import check_options, find_problems, tell
-from subscriber.subscription.setup.first_position import Beginning
+from subscriber.subscription.setup.checks import find_problems, tell
+from subscriber.subscription.setup.first_position import FirstPosition
 from subscriber.subscription.setup.same_database import refuse_same_database
 from subscriber.subscription.setup.table_refresh import TableRefresh, drop_leftover_slots
+from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_tables
@@ -62,51 +62,28 @@ class Prepared:
     published: Mapping[TableName, int] = field(default_factory=dict)
     left_out: Mapping[TableName, str] = field(default_factory=dict)
 
+    @property
+    def spool_key(self) -> str:
+        """Names the spool of the subscription's stream. The names of its tables' spools begin with it."""
+        return f"target {self.state.target_identifier} subscription {self.state.oid}"
+
 
 class Setup:
     """The setup of a run. See the module's text.
 
     Args:
-        name: name of the subscription.
-        conninfo: connection string of the publisher.
-        publications: the publications to subscribe to.
-        options: the parameters of CREATE SUBSCRIPTION.
-        settings: of the process.
-        sink: the target.
-        generation: the generation of the definition in the target's catalog that the other arguments come from. None: the arguments are
-            the definition.
+        spec: the subscription.
 
     Attributes:
         refreshing: whether :meth:`refresh` began to change the tables.
-
-    Raises:
-        ConfigurationError: the options are not valid for a run.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        conninfo: str,
-        publications: tuple[str, ...],
-        options: SubscriptionOptions,
-        settings: Settings,
-        sink: Sink,
-        generation: int | None = None,
-    ) -> None:
-        self._name = name
-        self._conninfo = conninfo
-        self._publications = publications
-        self._options = options
-        self._settings = settings
-        self._sink = sink
-        self._generation = generation
-        self._managed = generation is not None
-        self._slot_name = options.slot_name or name
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._sink = spec.sink
         self.refreshing = False
         self._misfit_level = self._left_out_level = logging.WARNING
         self._told = set[TableName]()
-        check_options(publications, self._slot_name, options, sink)
 
     async def prepare(self, on_durable: Callable[[Lsn], None], until: Until | None = None) -> Prepared:
         """Run the setup. The sink is open afterwards. It may be cancelled at any point and repeated.
@@ -121,40 +98,40 @@ class Setup:
         if until is not None:
             self._misfit_level = logging.INFO
             self._left_out_level = logging.WARNING if until.allow_missing_tables else logging.INFO
-        connection = await self._connect()
-        try:
-            await refuse_same_database(connection, self._sink)
-            known = await self._sink.exists(self._name)
-            if self._managed and not known:
+        async with self._connected() as connection:
+            known = await self._sink.exists(self._spec.name)
+            if self._spec.managed and not known:
                 raise SubscriptionChanged(
-                    f'subscription "{self._name}" was dropped or renamed just now',
+                    f'subscription "{self._spec.name}" was dropped or renamed just now',
                     hint="subscriber status lists the subscriptions that exist",
                 )
             await (
-                self._check_publications(connection, self._publications) if known else self._check_everything(connection, own_slot=False)
+                self._check_publications(connection, self._spec.publications)
+                if known
+                else self._check_everything(connection, own_slot=False)
             )
-            state = await self._sink.open(self._name, on_durable)
+            state = await self._sink.open(self._spec.name, on_durable)
             self._check_managed(state)
             first = state.position is None
             if state.position is None:
                 await self._require_nothing_begun()
-                if known and not self._managed:
+                if known and not self._spec.managed:
                     # an earlier start was interrupted before it stored a position
                     await self._check_everything(connection, own_slot=state.slot_name is not None)
-                state = await self._begin(connection, state)
+                state = await FirstPosition(self._spec, state).create(connection)
             else:
                 state = await self._resume(connection, state, state.position)
             assert state.position is not None
             refresh = self._tables
-            if self._managed and state.pending_refresh is not None:
+            if self._spec.managed and state.pending_refresh is not None:
                 # the verb that changed the publications was interrupted before the refresh
-                refresh = TableRefresh(self._publications, self._sink, copy_data=state.pending_refresh)
+                refresh = TableRefresh(self._spec.publications, self._sink, copy_data=state.pending_refresh)
                 tables = await refresh.refresh(connection, state)
                 await self._sink.refreshed()
-            elif self._managed:
+            elif self._spec.managed:
                 tables = await self._sink.tables()
                 if self._sink.capabilities.described:
-                    published = await published_tables(connection, self._publications)
+                    published = await published_tables(connection, self._spec.publications)
                     await self._sink.describe_tables([table for table in published if table.name in tables])
             else:
                 tables = await refresh.refresh(connection, state, first=first)
@@ -165,12 +142,10 @@ class Setup:
                 tables=tables,
                 publisher_lsn=await connection.current_wal_lsn(),
                 capabilities=connection.capabilities,
-                first=first and not self._managed,
-                published=refresh.published or await published_names(connection, self._publications),
+                first=first and not self._spec.managed,
+                published=refresh.published or await published_names(connection, self._spec.publications),
                 left_out=refresh.left_out,
             )
-        finally:
-            await connection.close()
 
     async def create(self) -> Collection[TableName]:
         """Run the first part only, for an entry that was just made: check everything, then create the slot, the position and the tables.
@@ -181,19 +156,19 @@ class Setup:
         Raises:
             SubscriberError: what is wrong, and what to do about it. Objects created before the error remain.
         """
-        connection = await self._connect()
-        try:
-            await refuse_same_database(connection, self._sink)
+        async with self._connected() as connection:
             await self._check_everything(connection, own_slot=False)
-            state = await self._sink.open(self._name, _nothing)
+            state = await self._sink.open(self._spec.name, _nothing)
             self._check_managed(state)
-            if self._options.create_slot:
-                state = await self._begin(connection, state)
-            elif self._options.failover and connection.capabilities.alter_slot and await connection.slot(self._slot_name) is not None:
-                await connection.execute(alter_replication_slot(connection.capabilities, self._slot_name, failover=True))
+            if self._spec.options.create_slot:
+                state = await FirstPosition(self._spec, state).create(connection)
+            elif (
+                self._spec.options.failover
+                and connection.capabilities.alter_slot
+                and await connection.slot(self._spec.slot_name) is not None
+            ):
+                await connection.execute(alter_replication_slot(connection.capabilities, self._spec.slot_name, failover=True))
             return (await self._tables.refresh(connection, state, first=True)).keys()
-        finally:
-            await connection.close()
 
     async def refresh(self, named: Sequence[str] = ()) -> None:
         """Run REFRESH PUBLICATION only. If the target refuses a table, no table is added.
@@ -204,11 +179,9 @@ class Setup:
         Raises:
             SubscriberError: what is wrong, and what to do about it. Nothing was changed unless ``refreshing`` is set.
         """
-        connection = await self._connect()
-        try:
-            await refuse_same_database(connection, self._sink)
+        async with self._connected() as connection:
             await self._check_publications(connection, named)
-            state = await self._sink.open(self._name, _nothing)
+            state = await self._sink.open(self._spec.name, _nothing)
             self._check_managed(state)
             tables = await self._tables.refresh(connection, state, demanded=True, changing=self._note_refreshing)
             await self._sink.refreshed()
@@ -217,42 +190,30 @@ class Setup:
             except PublisherError as error:
                 # the refresh itself is done
                 _log.warning("could not drop the slots of removed tables; the next start drops them: %s", error.one_line())
-        finally:
-            await connection.close()
 
     def _note_refreshing(self) -> None:
         self.refreshing = True
 
-    async def _connect(self) -> WalReceiverConnection:
-        connection = await WalReceiverConnection.connect(self._conninfo, application_name=session_name(self._name, "setup"))
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[WalReceiverConnection]:
+        connection = await self._spec.connect("setup")
         try:
             self._check_password(connection)
-        except BaseException:
+            await refuse_same_database(connection, self._sink)
+            yield connection
+        finally:
             await connection.close()
-            raise
-        return connection
 
     @property
     def _tables(self) -> TableRefresh:
         return TableRefresh(
-            self._publications, self._sink, copy_data=self._options.copy_data, log_level=self._left_out_level, told=self._told
+            self._spec.publications, self._sink, copy_data=self._spec.options.copy_data, log_level=self._left_out_level, told=self._told
         )
-
-    async def _begin(self, connection: WalReceiverConnection, state: SubscriptionState) -> SubscriptionState:
-        beginning = Beginning(
-            state,
-            conninfo=self._conninfo,
-            slot_name=self._slot_name,
-            publications=self._publications,
-            options=self._options,
-            sink=self._sink,
-        )
-        return await beginning.begin(connection)
 
     # --- checks
 
     def _check_password(self, connection: WalReceiverConnection) -> None:
-        if self._options.password_required and not connection.pgconn.used_password:
+        if self._spec.options.password_required and not connection.pgconn.used_password:
             raise PublisherError(
                 "password is required: the publisher did not ask for one",
                 hint="the publisher's pg_hba.conf must require a password (scram-sha-256), or set password_required = false",
@@ -267,57 +228,49 @@ class Setup:
         Raises:
             DataLossError: a table was replicated before.
         """
-        waiting = {TableEntry(TableState.INIT), TableEntry(TableState.READY)} if self._managed else {TableEntry(TableState.INIT)}
+        waiting = {TableEntry(TableState.INIT), TableEntry(TableState.READY)} if self._spec.managed else {TableEntry(TableState.INIT)}
         begun = sorted(name for name, entry in (await self._sink.tables()).items() if entry not in waiting)
         if begun:
             raise DataLossError(
-                f'subscription "{self._name}" has lost its position in the target, and table "{begun[0]}" was replicated before',
+                f'subscription "{self._spec.name}" has lost its position in the target, and table "{begun[0]}" was replicated before',
                 hint="restore the target's catalog from a backup, or empty the tables and start with another name",
             )
 
     def _check_managed(self, state: SubscriptionState) -> None:
-        if state.managed and not self._managed:
+        name, managed = self._spec.name, self._spec.managed
+        if state.managed and not managed:
             raise ConfigurationError(
-                f'subscription "{self._name}" is defined in the target\'s catalog (by subscriber create)',
-                hint=f'run it with "subscriber run --target URL {self._name}" and change it with "subscriber alter", or use another --name',
+                f'subscription "{name}" is defined in the target\'s catalog (by subscriber create)',
+                hint=f'run it with "subscriber run --target URL {name}" and change it with "subscriber alter", or use another --name',
             )
-        if self._managed and (not state.managed or state.generation != self._generation):
-            raise SubscriptionChanged(f'subscription "{self._name}" was altered just now', hint="start it again")
+        if managed and (not state.managed or state.generation != self._spec.generation):
+            raise SubscriptionChanged(f'subscription "{name}" was altered just now', hint="start it again")
 
     async def _check_publications(self, connection: WalReceiverConnection, publications: Sequence[str]) -> None:
         missing = await missing_publications(connection, publications)
         if not missing:
             return
-        if not self._managed:
+        if not self._spec.managed:
             raise PublisherError(publications_missing(missing), hint="CREATE PUBLICATION there, or correct the name")
         # a warning in PostgreSQL too: they may be created later
         _log.warning("%s", publications_missing(missing))
 
     async def _check_everything(self, connection: WalReceiverConnection, *, own_slot: bool) -> None:
-        publisher, target = await find_problems(
-            connection,
-            self._sink,
-            known=own_slot,
-            publications=self._publications,
-            slot_name=self._slot_name,
-            options=self._options,
-            settings=self._settings,
-            later=self._managed,
-        )
-        told = tell([*publisher, *target], copy_data=self._options.copy_data, misfits=self._misfit_level)
+        publisher, target = await find_problems(connection, self._spec, known=own_slot)
+        told = tell([*publisher, *target], copy_data=self._spec.options.copy_data, misfits=self._misfit_level)
         self._told = told if self._misfit_level == self._left_out_level else set()
         _raise_first([(PublisherError, finding) for finding in publisher] + [(TargetError, finding) for finding in target])
 
     async def _resume(self, connection: WalReceiverConnection, state: SubscriptionState, position: Position) -> SubscriptionState:
-        if self._managed and self._slot_name != position.slot_name:
+        if self._spec.managed and self._spec.slot_name != position.slot_name:
             # ALTER SUBSCRIPTION … SET (slot_name = …): the new slot must be able to send everything after the position
-            position = replace(position, slot_name=self._slot_name)
+            position = replace(position, slot_name=self._spec.slot_name)
             await check_position(connection, position)
             await self._sink.set_position(position)
             state = replace(state, position=position)
-        if self._options.slot_name is not None and self._options.slot_name != position.slot_name:
+        if self._spec.options.slot_name is not None and self._spec.options.slot_name != position.slot_name:
             raise ConfigurationError(
-                f'subscription "{self._name}" uses replication slot "{position.slot_name}", not "{self._options.slot_name}"',
+                f'subscription "{self._spec.name}" uses replication slot "{position.slot_name}", not "{self._spec.options.slot_name}"',
                 hint="omit slot_name, or give the new subscription another name",
             )
         await check_position(connection, position)
@@ -325,10 +278,10 @@ class Setup:
         if max(synchronized, default=position.lsn) > position.lsn:
             # a table is synchronized beyond the main position: after a failover, that may be after the switch of timelines
             await check_position(connection, replace(position, lsn=max(synchronized)))
-        if state.publications != self._publications:
-            await self._sink.set_publications(self._publications)
+        if state.publications != self._spec.publications:
+            await self._sink.set_publications(self._spec.publications)
         two_phase = state.two_phase
-        if two_phase is TwoPhaseState.DISABLED and self._options.two_phase:
+        if two_phase is TwoPhaseState.DISABLED and self._spec.options.two_phase:
             two_phase = TwoPhaseState.PENDING
         slot = await connection.slot(position.slot_name)
         if slot is not None and slot.two_phase and two_phase is not TwoPhaseState.ENABLED:
@@ -341,7 +294,7 @@ class Setup:
             two_phase = TwoPhaseState.ENABLED
         if two_phase is not state.two_phase:
             await self._sink.set_two_phase(two_phase)
-        return replace(state, publications=self._publications, two_phase=two_phase)
+        return replace(state, publications=self._spec.publications, two_phase=two_phase)
 
 
 def _raise_first(found: Sequence[tuple[type[SubscriberError], Finding]]) -> None:

@@ -31,7 +31,7 @@ from subscriber.transaction.feedback import FlushTracker
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.sink_postgres import START, Feed, opened
 from tests.support.stream_histories import History
-from tests.unit.apply.scripted_stream import ScriptedStream
+from tests.unit.apply.scripted_stream import EndlessRun, ScriptedStream
 
 STEPS = 250
 SETTINGS = Settings(logical_decoding_work_mem=64 * 1024, wal_receiver_timeout=0)
@@ -49,11 +49,6 @@ ALTER TABLE log ENABLE ALWAYS TRIGGER look;
 """
 
 
-async def never(_: int) -> bool:
-    """No transaction was rolled back."""
-    return False
-
-
 class ParallelWorker:
     """A worker between a scripted stream and the sink of a feed."""
 
@@ -65,18 +60,12 @@ class ParallelWorker:
         self.receiver = Receiver(self.stream, self.tracker, spool, SETTINGS)
         self.parallel = ParallelApply(self.receiver, feed.sink, states, limit)
         self.worker = ApplyWorker(
-            receiver=self.receiver,
-            sink=feed.sink,
-            tracker=self.tracker,
-            tables=states,
-            settings=SETTINGS,
-            skipping=Skipping(INVALID_LSN, "sub"),
-            rolled_back=never,
-            empty_prepares=True,
+            self.receiver,
+            feed.sink,
+            states,
+            EndlessRun(),
             two_phase=TwoPhaseState.ENABLED,
-            finished=lambda: False,
-            awaited=lambda _: False,
-            progressed=lambda: None,
+            skipping=Skipping(INVALID_LSN, "sub"),
             parallel=self.parallel,
         )
 

@@ -40,6 +40,16 @@ def tables(publisher: Database, target: Database, *names: str) -> None:
             database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
 
 
+async def defined(target: Database) -> Subscription:
+    """The only subscription of a target, as a launcher runs it."""
+    catalog = await open_catalog(target.dsn, "test")
+    try:
+        (definition,) = await catalog.subscriptions()
+    finally:
+        await catalog.close()
+    return Subscription.of_definition(definition, target.dsn, QUICK)
+
+
 async def test_life(publisher_db: Database, target_db: Database) -> None:
     tables(publisher_db, target_db, "t", "u")
     publisher_db.execute("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION more FOR TABLE u; INSERT INTO t VALUES (1, 'a')")
@@ -204,15 +214,7 @@ async def test_a_worker_that_comes_late_makes_nothing(publisher18_db: Database, 
     tables(publisher18_db, target_db, "t")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
     name = await create(publisher18_db, target_db)
-    late = Subscription(
-        name,
-        connection=publisher18_db.conninfo(),
-        publications=["pub"],
-        target=target_db.dsn,
-        options=SubscriptionOptions(create_slot=False),
-        settings=QUICK,
-        generation=0,
-    )
+    late = await defined(target_db)
     await drop_subscription(name, target=target_db.dsn, settings=QUICK)
     with pytest.raises(SubscriptionChanged):
         await late.run()
@@ -339,15 +341,7 @@ async def test_worker_between_two_connections_learns_of_a_verb(publisher18_db: D
     tables(publisher18_db, target_db, "t", "u")
     publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     name = await create(publisher18_db, target_db)
-    subscription = Subscription(
-        name,
-        connection=publisher18_db.conninfo(),
-        publications=["pub"],
-        target=target_db.dsn,
-        options=SubscriptionOptions(create_slot=False),
-        settings=QUICK,
-        generation=0,
-    )
+    subscription = await defined(target_db)
     running = asyncio.create_task(subscription.run())
     await same(publisher18_db, target_db, name, ROWS)
     await asyncio.to_thread(target_db.wait, "SELECT srsubstate::text FROM subscriber.pg_subscription_rel", "r")

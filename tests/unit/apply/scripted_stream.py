@@ -22,7 +22,25 @@ from subscriber.protocol.messages import (
 )
 from tests.unit.apply.memory_publisher import relation, xlog
 
-__all__ = ["ScriptedStream", "chunk", "stream_commit", "transaction"]
+__all__ = ["EndlessRun", "ScriptedStream", "chunk", "stream_commit", "transaction"]
+
+
+class EndlessRun:
+    """A :class:`subscriber.apply.worker.ApplyOwner` that does not end its worker."""
+
+    empty_prepares = True
+
+    def finished(self) -> bool:
+        return False
+
+    def progressed(self) -> None:
+        pass
+
+    def is_awaited(self, _: Lsn) -> bool:
+        return False
+
+    async def was_rolled_back(self, _: int) -> bool:
+        return False
 
 
 class ScriptedStream:

@@ -1,4 +1,4 @@
-"""Exactly once, under everything that can go wrong: the real workers in a simulated world.
+"""Exactly once, under everything that can go wrong: the real workers in a simulated servers.
 
 Apply worker, table synchronizations, launcher, receiver and the loop of attempts are the product's; publisher, target and clock are in
 memory. Every call to the outside may let others go on, take its time, fail before it took effect or after; the target's server may
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from subscriber.abc import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.apply.progress import Quiet
 from subscriber.apply.receiver import Receiver
-from subscriber.apply.table_sync import TableSynchronization
+from subscriber.apply.table_sync import SyncRun, TableSynchronization
 from subscriber.apply.table_sync_launcher import SyncLauncher
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings, SubscriptionOptions
@@ -30,11 +31,12 @@ from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
 from subscriber.stream_session import FollowedSlot
 from subscriber.subscription.run import slot_follower
-from subscriber.subscription.run.run_state import Running, Stopped
-from subscriber.subscription.run.slot_follower import Following
-from subscriber.subscription.run.status_reports import KnownProgress, Reporting
+from subscriber.subscription.run.run_state import RunState, Stopped
+from subscriber.subscription.run.slot_follower import SlotFollower
+from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
+from subscriber.subscription.spec import RunSpec
 from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
 from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
@@ -131,11 +133,12 @@ class Process:
 
     def __init__(self, servers: SimulatedServers) -> None:
         self.world = servers
-        self.running = Running()
+        self.running = RunState()
         self.sink = MemorySink(servers.server, step=servers.step, lazy=servers.lazy)
 
     async def run(self) -> None:
         servers, running, sink = self.world, self.running, self.sink
+        running.active = False
         running.begin()
         try:
             state = await sink.open("sub", running.durable)
@@ -157,19 +160,22 @@ class Process:
             capabilities=Session.capabilities,
             first=False,
         )
-        launcher = SyncLauncher(running.states, servers.settings, self.synchronization, self.ended, patient=lambda _: True)
-        slot = FollowedSlot(
-            conninfo="", name="main", temporary=False, publications=("pub",), options=SubscriptionOptions(), settings=servers.settings
+        launcher = SyncLauncher(running.states, servers.settings, self)
+        spec = RunSpec(
+            name="sub",
+            conninfo="",
+            publications=("pub",),
+            options=SubscriptionOptions(),
+            settings=servers.settings,
+            sink=sink,
         )
-        reporting = Reporting(running, sink, KnownProgress(Quiet()))
-        attempts = Following(
-            slot, prepared, sink, servers.settings, running, patient=True, reporting=reporting, watchdog=Watchdog("sub", running, sink, 0)
-        )
+        reporting = StatusReports(sink, running, KnownProgress(Quiet()))
+        attempts = SlotFollower(spec, prepared, running, reporting, Watchdog(spec, running))
         attempts._was_streaming = True  # what fails at first is waited for as well
         with contextlib.suppress(Stopped):
             await self.follow(launcher, attempts)
 
-    async def follow(self, launcher: SyncLauncher, attempts: Following) -> None:
+    async def follow(self, launcher: SyncLauncher, attempts: SlotFollower) -> None:
         async with task_group() as group:
             synchronizing = group.create_task(launcher.run())
             flushing = group.create_task(self.flush())
@@ -177,22 +183,26 @@ class Process:
             synchronizing.cancel()
             flushing.cancel()
 
-    def synchronization(self, found: TableName) -> TableSynchronization:
+    def make(self, table: TableName) -> TableSynchronization:
         position = self.world.server.visible.position
         assert position is not None
-        return TableSynchronization(
+        shared = SyncRun(
             oid=1,
             target_identifier="target",
             position=position,
-            table=found,
-            sink=self.sink.open_table(found),
             source=self.world.source,
             states=self.running.states,
-            spool=MemorySpool(),
             settings=self.world.settings,
             copy_format=CopyFormat.TEXT,
             progress=Quiet(),
         )
+        return TableSynchronization(shared, table, self.sink.open_table(table), MemorySpool())
+
+    def watched(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
+    def is_patient(self, _: Collection[TableName]) -> bool:
+        return True
 
     def ended(self, _: TableName, error: SubscriberError | None) -> None:
         self.running.wake()

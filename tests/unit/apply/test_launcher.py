@@ -56,9 +56,7 @@ class LauncherSetup:
         return SyncLauncher(
             self.states,
             self.settings,
-            self.make,
-            lambda *told: self.told.append(told),
-            patient=self.patience,
+            self,
             disable_on_error=self.disable_on_error,
             groups=groups,
         )
@@ -66,6 +64,15 @@ class LauncherSetup:
     def make(self, name: TableName) -> TableSynchronization:
         self.made.append(name)
         return cast("TableSynchronization", _Work(self, name))
+
+    def watched(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
+    def ended(self, name: TableName, error: SubscriberError | None) -> None:
+        self.told.append((name, error))
+
+    def is_patient(self, failed: Collection[TableName]) -> bool:
+        return self.patience(failed)
 
     def moments(self, name: TableName) -> list[float]:
         return [moment for moment, found in self.begun if found == name]

@@ -21,15 +21,10 @@ from subscriber.transaction.feedback import FlushTracker
 from tests.unit.apply.memory_publisher import relation, table, xlog
 from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
 from tests.unit.apply.memory_spool import MemorySpool
-from tests.unit.apply.scripted_stream import ScriptedStream, chunk, stream_commit, transaction
+from tests.unit.apply.scripted_stream import EndlessRun, ScriptedStream, chunk, stream_commit, transaction
 from tests.unit.apply.virtual_time import run
 
 READY = TableEntry(TableState.READY)
-
-
-async def never(_: int) -> bool:
-    """No transaction was rolled back."""
-    return False
 
 
 class WorkerSetup:
@@ -51,18 +46,12 @@ class WorkerSetup:
         self.paused = False
         self.parallel = ParallelApply(self.receiver, self.sink, self.states, limit, paused=lambda: self.paused)
         self.worker = ApplyWorker(
-            receiver=self.receiver,
-            sink=self.sink,
-            tracker=self.tracker,
-            tables=self.states,
-            settings=settings,
-            skipping=Skipping(INVALID_LSN, "sub"),
-            rolled_back=never,
-            empty_prepares=True,
+            self.receiver,
+            self.sink,
+            self.states,
+            EndlessRun(),
             two_phase=TwoPhaseState.DISABLED,
-            finished=lambda: False,
-            awaited=lambda _: False,
-            progressed=lambda: None,
+            skipping=Skipping(INVALID_LSN, "sub"),
             parallel=self.parallel,
         )
 

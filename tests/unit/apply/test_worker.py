@@ -54,32 +54,26 @@ class WorkerSetup:
         self.states.load(entries, Lsn(50))
         self.receiver = Receiver(self.stream, self.tracker, MemorySpool(), settings)
         self.stopped = False
+        self.empty_prepares = empty_prepares
         self.goal: Lsn | None = None
         self.progress = 0
         self.rolled_back: set[int] = set()
-        self.worker = ApplyWorker(
-            receiver=self.receiver,
-            sink=self.sink,
-            tracker=self.tracker,
-            tables=self.states,
-            settings=settings,
-            two_phase=two_phase,
-            skipping=Skipping(skip_lsn, "sub"),
-            rolled_back=self._was_rolled_back,
-            empty_prepares=empty_prepares,
-            finished=lambda: self.stopped,
-            awaited=lambda lsn: self.goal is not None and lsn >= self.goal,
-            progressed=self._progressed,
-        )
+        self.worker = ApplyWorker(self.receiver, self.sink, self.states, self, two_phase=two_phase, skipping=Skipping(skip_lsn, "sub"))
 
-    async def _was_rolled_back(self, xid: int) -> bool:
+    async def was_rolled_back(self, xid: int) -> bool:
         return xid in self.rolled_back
 
-    def _progressed(self) -> None:
+    def finished(self) -> bool:
+        return self.stopped
+
+    def is_awaited(self, lsn: Lsn) -> bool:
+        return self.goal is not None and lsn >= self.goal
+
+    def progressed(self) -> None:
         self.progress += 1
 
     def stop(self) -> None:
-        """As Running.wake() does it."""
+        """As RunState.wake() does it."""
         self.stopped = True
         self.receiver.wake()
         self.states.changed.notify()

@@ -15,7 +15,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Insert, RollbackPrepared
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.sink import SparkSink
-from subscriber.subscription.run.run_state import Running
+from subscriber.subscription.run.run_state import RunState
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
@@ -111,7 +111,7 @@ async def test_what_was_applied_before_it_comes_again_counts_once_it_has_come(tm
         await sink._now.land()
     await sink.close()
 
-    running = Running()
+    running = RunState()
     sink = make(tmp_path, parameters)
     state = await sink.open("replica", running.durable)
     assert state.position is not None

@@ -1,0 +1,127 @@
+"""One run of a subscription.
+
+It begins with the setup (``setup/setup.py``). Then these run side by side until the end: the table synchronizations, each on its own
+connections; the attempts to follow the slot, one after another (``slot_follower.py``); the status reports; the search for published tables
+that are left out; and the watchdog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final
+
+from subscriber.abc import Retry
+from subscriber.apply.retry import Backoff, is_coming_up, policy
+from subscriber.apply.tasks import task_group
+from subscriber.errors import SubscriberError
+from subscriber.subscription.run.left_out_tables import LeftOutTables
+from subscriber.subscription.run.run_state import RunState, Stopped
+from subscriber.subscription.run.run_status import Until
+from subscriber.subscription.run.slot_follower import SlotFollower
+from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
+from subscriber.subscription.run.table_synchronizations import TableSynchronizations
+from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.setup.setup import Prepared, Setup
+from subscriber.subscription.spec import RunSpec
+from subscriber.transaction.feedback import FlushTracker
+
+__all__ = ["Run"]
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS: Final = 5.0
+"""How long a target may take for the current batch when the run is to stop. A lock of another session could block it without limit."""
+_REPORT_SECONDS: Final = 2.0
+"""Time limit of the status report at the end of a run."""
+_LEAVE_SECONDS: Final = 3.0
+"""How long the end of a run waits for the slots of synchronized tables to be dropped."""
+
+
+class Run:
+    """Owns the workers of one run.
+
+    Args:
+        spec: the subscription.
+        state: of the run. It belongs to the caller, who watches it and may stop the run with it.
+        progress: is told about table copies.
+        until: where the run ends. None: when it is stopped.
+    """
+
+    def __init__(self, spec: RunSpec, state: RunState, progress: KnownProgress, until: Until | None) -> None:
+        self._spec = spec
+        self._state = state
+        self._progress = progress
+        self._until = until
+        self._watchdog = Watchdog(spec, state)
+        self._reports = StatusReports(spec.sink, state, progress)
+        self._left_out = LeftOutTables(spec, state.states)
+
+    async def run(self) -> None:
+        """Run to the end. If the run is to stop, the current batch becomes durable first, unless the target takes too long.
+
+        Raises:
+            SubscriberError: an error that is not retried.
+        """
+        try:
+            await self._state.unless_stopped(self._run(), grace=_STOP_SECONDS)
+        except Stopped:
+            _log.warning("the target did not finish the current changes within %.0f s: the next start receives them again", _STOP_SECONDS)
+
+    async def _run(self) -> None:
+        spec, state = self._spec, self._state
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(contextlib.suppress(Stopped))
+            stack.push_async_callback(spec.sink.close)
+            await stack.enter_async_context(self._watchdog.watching())
+            prepared = await self._prepare()
+            # with until and disable_on_error, an error that the user must fix is reported at once
+            state.patient = self._until is None and not spec.options.disable_on_error
+            if self._until is not None:
+                state.until = self._until.lsn or prepared.publisher_lsn
+            state.tracker = FlushTracker(prepared.position.lsn)
+            state.states.load(prepared.tables, max(prepared.position.lsn, prepared.state.taken))
+            self._left_out.compare(prepared.published, prepared.left_out)
+            state.prepared, state.failed = True, None
+            state.watchers.notify()
+            await self._work(prepared)
+
+    async def _prepare(self) -> Prepared:
+        """Run the setup, once both servers have started up."""
+        state, setup, backoff = self._state, Setup(self._spec), Backoff(self._spec.settings)
+        while True:
+            try:
+                return await state.unless_stopped(setup.prepare(state.durable, self._until))
+            except SubscriberError as error:
+                if not is_coming_up(error):
+                    raise
+                state.last_error = error
+                pause = backoff.pause(policy(error))
+                state.failed = Retry(error.one_line(), state.failed.attempt + 1 if state.failed else 1, time.time() + pause)
+                _log.warning('subscription "%s": %s; next attempt in %.1f s', self._spec.name, error.one_line(), pause)
+            await state.unless_stopped(asyncio.sleep(pause))
+
+    async def _work(self, prepared: Prepared) -> None:
+        state, reports, left_out = self._state, self._reports, self._left_out
+        synchronizations = TableSynchronizations(self._spec, prepared, state, self._progress, self._watchdog)
+        await synchronizations.sweep_spools()
+        launcher = synchronizations.launcher
+        follower = SlotFollower(self._spec, prepared, state, reports, self._watchdog)
+        complete = self._until is not None and not self._until.allow_missing_tables
+        async with task_group() as group:
+            beside = [group.create_task(work) for work in (launcher.run(), reports.run(), left_out.run())]
+            try:
+                await follower.run()
+                if complete:
+                    await state.unless_stopped(left_out.look())
+            finally:
+                # report the last error before the sink is closed; the time limit is for a target that does not answer
+                state.end_retries()
+                await reports.report(_REPORT_SECONDS)
+            await launcher.leave(_LEAVE_SECONDS)
+            for task in beside:
+                task.cancel()
+        if complete and not state.stop.is_set():
+            left_out.require_none()

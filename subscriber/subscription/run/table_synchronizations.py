@@ -1,0 +1,96 @@
+"""The table synchronizations of one run: what each is made of, and what an error of one means for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
+
+from subscriber.abc import GroupingSink, TableName, TableState
+from subscriber.apply.progress import CopyProgress
+from subscriber.apply.retry import disables
+from subscriber.apply.spool import SpoolDirectory
+from subscriber.apply.table_groups import GroupSynchronization
+from subscriber.apply.table_sync import SyncRun, TableSynchronization
+from subscriber.apply.table_sync_launcher import SyncLauncher
+from subscriber.errors import SubscriberError
+from subscriber.subscription.run.copy_source import PublisherSource, copy_format
+from subscriber.subscription.run.group_copy_source import PublisherGroupSource
+from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.setup.setup import Prepared
+from subscriber.subscription.spec import RunSpec
+
+__all__ = ["TableSynchronizations"]
+
+
+class TableSynchronizations:
+    """A :class:`subscriber.apply.table_sync_launcher.SyncOwner`.
+
+    Args:
+        spec: the subscription.
+        prepared: where the run starts.
+        state: shared with the rest of the run.
+        progress: is told about copies.
+        watchdog: ends a synchronization that makes no progress.
+
+    Attributes:
+        launcher: runs the synchronizations.
+    """
+
+    def __init__(self, spec: RunSpec, prepared: Prepared, state: RunState, progress: CopyProgress, watchdog: Watchdog) -> None:
+        self._spec = spec
+        self._prepared = prepared
+        self._state = state
+        self._watchdog = watchdog
+        source = PublisherSource(spec, prepared.position)
+        self._run = SyncRun(
+            oid=prepared.state.oid,
+            target_identifier=prepared.state.target_identifier,
+            position=prepared.position,
+            source=source,
+            states=state.states,
+            settings=spec.settings,
+            copy_format=copy_format(prepared.capabilities, spec.options),
+            progress=progress,
+        )
+        groups = GroupSynchronization(self._run, spec.sink, PublisherGroupSource(source)) if isinstance(spec.sink, GroupingSink) else None
+        disable = spec.options.disable_on_error
+        self.launcher = SyncLauncher(state.states, spec.settings, self, disable_on_error=disable, groups=groups)
+
+    async def sweep_spools(self) -> None:
+        """Delete spools that are not used any more: a process that was killed right after synchronizing a table left its rows there."""
+        for table, entry in self._prepared.tables.items():
+            spool = self._spool(table)
+            if entry.state in {TableState.SYNCDONE, TableState.READY} and spool.is_left():
+                await spool.sweep()
+
+    def _spool(self, table: TableName) -> SpoolDirectory:
+        return SpoolDirectory(self._spec.settings.spool_directory, f"{self._prepared.spool_key} table {table}")
+
+    # --- for the launcher
+
+    def make(self, table: TableName) -> TableSynchronization:
+        """Make a table's synchronization."""
+        return TableSynchronization(self._run, table, self._spec.sink.open_table(table), self._spool(table))
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        """Let the watchdog watch a synchronization."""
+        return self._watchdog.watched(tables=True)
+
+    def ended(self, _: TableName, error: SubscriberError | None) -> None:
+        """Note the error of an attempt."""
+        if error is not None:
+            self._state.last_error = error
+            if self._spec.options.disable_on_error and disables(error):
+                self._state.disabled_by = error
+            self._spec.sink.statistics.sync_error_count += 1
+        self._state.wake()
+
+    def is_patient(self, failed: Collection[TableName]) -> bool:
+        """Whether to retry after an error that the user must fix.
+
+        If no table can be copied at the first start of a subscription, the user must learn it at once.
+        """
+        states = self._state.states
+        first = self._prepared.first and not states.any_synchronized
+        return self._state.patient and not (first and set(states.unsynchronized).issubset(failed))

@@ -1,0 +1,118 @@
+"""What does not change while a subscription runs: its definition, the settings of the process, and the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from subscriber.abc import Sink
+from subscriber.catalog import Definition
+from subscriber.config import Settings, SubscriptionOptions, check_slot_name
+from subscriber.errors import ConfigurationError
+from subscriber.protocol.session_name import session_name
+from subscriber.subscription.targets import open_target
+from subscriber.walreceiver.connection import WalReceiverConnection
+
+__all__ = ["RunSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One subscription, ready to be set up and run.
+
+    Attributes:
+        name: name of the subscription.
+        conninfo: connection string of the publisher.
+        publications: the subscribed publications.
+        options: the parameters of CREATE SUBSCRIPTION.
+        settings: of the process.
+        sink: the target.
+        generation: the generation of the definition in the target's catalog that this comes from. None: the command line, or the arguments
+            of a call, define the subscription.
+
+    Raises:
+        ConfigurationError: these values are not valid for a run.
+    """
+
+    name: str
+    conninfo: str
+    publications: tuple[str, ...]
+    options: SubscriptionOptions
+    settings: Settings
+    sink: Sink
+    generation: int | None = None
+
+    def __post_init__(self) -> None:
+        options = self.options
+        if not self.publications:
+            raise ConfigurationError("no publication to subscribe to", hint="give at least one publication")
+        if not options.connect or not options.enabled:
+            word = "enabled" if options.connect else "connect"
+            raise ConfigurationError(f"{word} = false is not allowed for run", hint="omit the parameter")
+        check_slot_name(self.slot_name)
+        if options.two_phase and not self.sink.capabilities.two_phase:
+            raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
+
+    @classmethod
+    def of_arguments(
+        cls,
+        name: str,
+        *,
+        connection: str,
+        publications: Sequence[str],
+        target: str | Sink,
+        options: SubscriptionOptions | None,
+        settings: Settings | None,
+    ) -> Self:
+        """Take the arguments of :class:`subscriber.Subscription`.
+
+        Raises:
+            ConfigurationError: ``publications`` is a string, or no sink supports the target.
+        """
+        if isinstance(publications, str):
+            raise ConfigurationError("publications is a string", hint='give a list, as in publications=["app"]')
+        options, settings = options or SubscriptionOptions(), settings or Settings()
+        return cls(
+            name=name,
+            conninfo=connection,
+            publications=tuple(publications),
+            options=options,
+            settings=settings,
+            sink=open_target(target, options, settings) if isinstance(target, str) else target,
+        )
+
+    @classmethod
+    def of_definition(cls, definition: Definition, target: str, options: SubscriptionOptions, settings: Settings) -> Self:
+        """Take a subscription that the target's catalog defines.
+
+        Raises:
+            ConfigurationError: no sink supports the target.
+        """
+        return cls(
+            name=definition.name,
+            conninfo=definition.conninfo or "",
+            publications=definition.publications,
+            options=options,
+            settings=settings,
+            sink=open_target(target, options, settings, defined=True),
+            generation=definition.generation,
+        )
+
+    @property
+    def managed(self) -> bool:
+        """Whether the target's catalog defines the subscription."""
+        return self.generation is not None
+
+    @property
+    def slot_name(self) -> str:
+        """Name of the replication slot."""
+        return self.options.slot_name or self.name
+
+    async def connect(self, purpose: str) -> WalReceiverConnection:
+        """Connect to the publisher. ``purpose`` is part of the session's application_name.
+
+        Raises:
+            PublisherError: the publisher cannot be reached, or rejects the connection.
+        """
+        return await WalReceiverConnection.connect(self.conninfo, application_name=session_name(self.name, purpose))
