@@ -65,7 +65,7 @@ def connection_hint(text: str, otherwise: str) -> str:
         text: the system's error message.
         otherwise: the hint for all other causes.
     """
-    return "this process may not open more files: raise its limit (ulimit -n)" if _TOO_MANY_FILES in text else otherwise
+    return "this process may not open more files: increase its limit (ulimit -n)" if _TOO_MANY_FILES in text else otherwise
 
 
 class SubscriberError(Exception):

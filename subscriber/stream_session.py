@@ -156,8 +156,8 @@ def undecodable(error: SubscriberError, lsn: Lsn) -> PublisherError:
     """The error for a publisher that failed to decode the WAL after ``lsn`` even cautiously."""
     return PublisherError(
         f"the publisher cannot decode the WAL after {lsn}, not even without streaming and with 1 GB of memory: {error}",
-        hint="if more logical_decoding_work_mem on the publisher does not help, its slot cannot go on: drop the subscription, and make it"
-        " anew with a copy of the tables",
+        hint="increase logical_decoding_work_mem on the publisher; if that does not help, drop the subscription and create it again with a"
+        " copy of the tables",
         sqlstate=error.sqlstate,
     )
 
@@ -178,7 +178,7 @@ async def _first_position(connection: WalReceiverConnection, slot: FollowedSlot,
         stands_at = created.consistent_point
         _log.info('created replication slot "%s" at %s', slot.name, stands_at)
     else:
-        raise PublisherError(f'replication slot "{slot.name}" does not exist', hint="create it, or leave out create_slot=false")
+        raise PublisherError(f'replication slot "{slot.name}" does not exist', hint="create it, or omit create_slot = false")
     return Position(
         slot_name=slot.name,
         system_identifier=identity.system_identifier,

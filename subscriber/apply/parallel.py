@@ -335,5 +335,5 @@ class ParallelApply:
             found = others  # the cause is unknown: roll back all
         for attempt in attempts:
             if attempt.alive and attempt.session in found:
-                _log.info("parallel apply of transaction %d held up another one: it will be applied at its end", attempt.stream.xid)
+                _log.info("parallel apply of transaction %d blocked another transaction: it will be applied at its end", attempt.stream.xid)
                 await attempt.abandon()

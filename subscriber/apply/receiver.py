@@ -334,7 +334,7 @@ class Receiver:
             if lsn > self.tracker.received + _UNASKED_SLACK:
                 raise
             # not far beyond: a working stream must not end because the publisher rejects new sessions
-            _log.info("the publisher cannot be asked for the end of its WAL: %s", refusal)
+            _log.info("could not ask the publisher for the end of its WAL: %s", refusal)
             self._plausible_end = Lsn(lsn + _WAL_END_SLACK)
             return
         self._plausible_end = Lsn(wal_end + _WAL_END_SLACK)

@@ -47,19 +47,19 @@ class Policy(Enum):
 _TABLE: Final[tuple[tuple[type[SubscriberError], Policy, str], ...]] = (
     (CopyOutdated, Policy.SOON, "the table is copied again"),
     (PublisherUnavailable, Policy.SOON, "the connection is retried until the publisher answers"),
-    (SlotInUse, Policy.SOON, "the slot is retried until the other walsender has ended"),
+    (SlotInUse, Policy.SOON, "the connection is retried until the other WAL sender releases the slot"),
     (TargetUnavailable, Policy.SOON, "the connection is retried until the target answers"),
     (ApplyError, Policy.INTERVAL, "fix the target's rows or constraint; the transaction is retried until it can be applied"),
     (RelationError, Policy.INTERVAL, "fix the target's table; the transaction is retried until it can be applied"),
     (SpoolError, Policy.INTERVAL, "make room or correct the permissions of the spool directory"),
     (ProtocolError, Policy.NEVER, "report this with the bytes of the message"),
     (NeverPrepared, Policy.NEVER, "copy the tables again: changes of a prepared transaction are missing"),
-    (DataLossError, Policy.NEVER, "decide between a new copy and another publisher"),
+    (DataLossError, Policy.NEVER, "start over with a new copy, or connect to another publisher"),
     (SubscriptionInUse, Policy.NEVER, "stop the other process first"),
     (SubscriptionChanged, Policy.NEVER, "start it again"),
     (ConfigurationError, Policy.NEVER, "correct the options"),
-    (PublisherError, Policy.INTERVAL, "fix the publisher; retried until it accepts"),
-    (TargetError, Policy.INTERVAL, "fix the target; retried until it accepts"),
+    (PublisherError, Policy.INTERVAL, "fix the publisher; the connection is retried until it succeeds"),
+    (TargetError, Policy.INTERVAL, "fix the target; the changes are retried until it accepts them"),
     (SubscriberError, Policy.NEVER, "report this"),
 )
 

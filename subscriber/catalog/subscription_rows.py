@@ -71,7 +71,7 @@ class SubscriptionRows:
         """
         found = await self.rows.select(PG_SUBSCRIPTION, {"oid": self.oid})
         if not found:
-            raise SubscriptionChanged(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now")
+            raise SubscriptionChanged(f"subscription with oid {self.oid} does not exist in the target", hint="it has been dropped")
         row = found[0]
         with known_values(PG_SUBSCRIPTION):
             two_phase = TwoPhaseState(row["subtwophasestate"])

@@ -86,7 +86,7 @@ class StoredCatalog(Generic[_Store]):
             except SubscriptionInUse as error:
                 # nothing was changed: the process that runs the subscription may continue
                 await self._next_generation(oid, -1)
-                error.hint = "it is run by a process that does not follow the catalog (subscriber run --connection): stop that first"
+                error.hint = "stop the process that runs it with `subscriber run --connection`: such a process does not follow the catalog"
                 raise
             try:
                 await self.store.shut_out(oid)
@@ -94,7 +94,7 @@ class StoredCatalog(Generic[_Store]):
                 await self.store.release_lock(writer_key(oid))
             found = await self._find(name)
             if found.oid != oid:
-                raise TargetError(f'subscription "{name}" was dropped and created again just now', hint="try again")
+                raise TargetError(f'subscription "{name}" was dropped and created again in the meantime', hint="try again")
             yield found
         finally:
             await self._release(oid)
@@ -178,7 +178,9 @@ async def read_positions(rows: Rows) -> Mapping[int, Lsn]:
 async def _require_free(rows: Rows, name: str, *, but: int | None = None) -> None:
     found = await find_subscription(rows, name)
     if found is not None and found["oid"] != but:
-        raise TargetError(f'subscription "{name}" already exists', sqlstate="42710", hint="choose another name, or drop that one first")
+        raise TargetError(
+            f'subscription "{name}" already exists', sqlstate="42710", hint="choose another name, or drop the existing subscription first"
+        )
 
 
 async def _insert(rows: Rows, oid: int, definition: Definition) -> None:
@@ -206,7 +208,7 @@ async def ensure_subscription(store: Store, name: str, options: SubscriptionOpti
     if found is None:
         if known:
             raise SubscriptionChanged(
-                f'subscription "{name}" was dropped or renamed just now', hint="subscriber status lists the subscriptions that exist"
+                f'subscription "{name}" was dropped or renamed in the meantime', hint="`subscriber status` lists the existing subscriptions"
             )
         return await _insert_by_command_line(store, name, options)
     oid = int(found["oid"])
@@ -255,4 +257,6 @@ async def remove_rows(rows: Rows, tables: Sequence[Table], oid: int) -> None:
 
 def no_such_subscription(name: str) -> TargetError:
     """The error of a verb on a subscription that does not exist."""
-    return TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status lists those that do")
+    return TargetError(
+        f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
+    )

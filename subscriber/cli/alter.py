@@ -19,28 +19,30 @@ __all__ = ["add_arguments"]
 _Act = Callable[[SubscriptionAlteration], Awaitable[None]]
 
 _REFRESHING: Final = {"copy_data": PARAMETERS["copy_data"]}
-_PUBLISHING: Final = {**_REFRESHING, "refresh": Option(default=True, type=BOOLEAN, help="add and remove tables at once")}
+_PUBLISHING: Final = {**_REFRESHING, "refresh": Option(default=True, type=BOOLEAN, help="also add and remove tables, as --refresh does")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = "As ALTER SUBSCRIPTION. Stops the subscription's worker; the launcher starts it again afterwards."
+    parser.description = "Like ALTER SUBSCRIPTION. Stops the subscription's worker; the launcher starts it again afterwards."
     add_name_argument(parser)
     add_target_argument(parser)
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--enable", action="store_true", help="let the launcher run it")
-    forms.add_argument("--disable", action="store_true", help="stop it")
-    forms.add_argument("--connection", metavar="CONNINFO", help="another connection string for the publisher")
-    forms.add_argument("--set-publication", action="append", metavar="P", help="subscribe to these instead; give it again for more")
-    forms.add_argument("--add-publication", action="append", metavar="P", help="subscribe to these too")
-    forms.add_argument("--drop-publication", action="append", metavar="P", help="unsubscribe from these")
+    forms.add_argument("--enable", action="store_true", help="let the launcher run the subscription")
+    forms.add_argument("--disable", action="store_true", help="stop the subscription")
+    forms.add_argument("--connection", metavar="CONNINFO", help="new connection string of the publisher")
+    forms.add_argument(
+        "--set-publication", action="append", metavar="P", help="subscribe to this publication instead of the current ones; may be repeated"
+    )
+    forms.add_argument("--add-publication", action="append", metavar="P", help="add this publication; may be repeated")
+    forms.add_argument("--drop-publication", action="append", metavar="P", help="remove this publication; may be repeated")
     forms.add_argument("--refresh", action="store_true", help="add newly published tables, and remove those no longer published")
     forms.add_argument(
         "--skip-lsn", type=_lsn_or_none, metavar="LSN", help="skip the transaction that finishes at this LSN; NONE: skip nothing"
     )
-    forms.add_argument("--rename", metavar="NEW", help="another name")
-    forms.add_argument("--owner", metavar="ROLE", help="apply with this role's rights (PostgreSQL targets)")
-    forms.add_argument("--reset-stats", action="store_true", help="set its counters to zero, without stopping it")
+    forms.add_argument("--rename", metavar="NEW", help="new name")
+    forms.add_argument("--owner", metavar="ROLE", help="apply with the privileges of this role (PostgreSQL targets)")
+    forms.add_argument("--reset-stats", action="store_true", help="reset its statistics; the worker keeps running")
     add_parameters_argument(parser, ALTERABLE, "a parameter; with --refresh: copy_data; with publications: refresh, copy_data")
     add_settings_argument(parser, flags=True)
     parser.set_defaults(execute=_execute)

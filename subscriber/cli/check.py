@@ -1,4 +1,4 @@
-"""``subscriber check``: report problems before they happen. Changes nothing."""
+"""``subscriber check``: find problems before the first run. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ __all__ = ["add_arguments"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = (
-        "Checks publisher and target for whatever would make such a subscription fail. Changes nothing."
-        " One line for each error (it will not work) and warning (it will work, with a restriction). Exit status 1 if there is an error."
+        "Checks the publisher and the target for problems that would make this subscription fail. Changes nothing."
+        " Prints one line for each error (replication will not work) and each warning (it will work, with a restriction). Exit status 1 if"
+        " there is an error."
     )
     add_publisher_arguments(parser)
     add_target_argument(parser)

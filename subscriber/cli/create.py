@@ -19,7 +19,10 @@ __all__ = ["add_arguments"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = 'As CREATE SUBSCRIPTION: on return the slot is there and the tables are listed. "subscriber run --target" runs it.'
+    parser.description = (
+        "Like CREATE SUBSCRIPTION: creates the replication slot, and stores the subscription with its tables in the target."
+        ' "subscriber run --target" runs it.'
+    )
     add_name_argument(parser)
     add_publisher_arguments(parser)
     add_target_argument(parser)

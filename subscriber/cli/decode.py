@@ -32,23 +32,25 @@ _STATUS_UPDATE: Final = ord("r")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = "Print captured pgoutput messages, a line each."
-    parser.add_argument("file", metavar="FILE", help="the capture, - for standard input")
-    parser.add_argument("--format", choices=("json", "text"), default="text", help="default: %(default)s; json is one object a line")
+    parser.description = "Print captured pgoutput messages, one per line."
+    parser.add_argument("file", metavar="FILE", help="file with the captured messages; - for standard input")
+    parser.add_argument("--format", choices=("json", "text"), default="text", help="default: %(default)s; json: one object per line")
     parser.add_argument(
         "--input",
         choices=("hex", "length", "pg_recvlogical"),
-        help="hex: a message a line, psql's output too; length: binary, an Int32 length before each; pg_recvlogical: its output;"
-        " default: found out from the first bytes",
+        help="hex: one message per line, as psql prints it; length: binary, an Int32 length before each message; pg_recvlogical: its"
+        " output; default: detected from the first bytes",
     )
-    parser.add_argument("--frames", action="store_true", help="the records are contents of CopyData (w, k, r), not bare messages")
+    parser.add_argument(
+        "--frames", action="store_true", help="each record is the content of a CopyData message (w, k, r), not a bare pgoutput message"
+    )
     parser.set_defaults(execute=execute)
 
 
 async def execute(args: argparse.Namespace) -> int:
     """Print until the file ends."""
     if args.frames and args.input == "pg_recvlogical":
-        raise ConfigurationError("pg_recvlogical writes messages without their frames", hint="leave out --frames")
+        raise ConfigurationError("pg_recvlogical writes messages without their frames", hint="omit --frames")
     # this verb only reads a file, so Ctrl-C need not wait for the event loop
     signal.signal(signal.SIGINT, signal.default_int_handler)
     output = Output()

@@ -38,19 +38,19 @@ _TERMINATED: Final = 128 + 15
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = (
-        "Starts an embedded PostgreSQL 18 with tables of the kind that pgbench has, copies them into another database, follows"
+        "Starts an embedded PostgreSQL 18 with tables like those of pgbench, copies them into another database, follows"
         " it while a load runs, and proves that both hold the same rows (exit status 0; 1 if they do not)."
         " Everything is removed afterwards."
     )
     parser.add_argument(
         "--target",
         metavar="URL",
-        help="a database of yours as target (a schema subscriber_demo, or tables whose names begin so, are made in it, and removed);"
-        " sqlite: a new file; mariadb: an embedded server of that kind; spark: a lake in a temporary directory, kept by Spark on local[2];"
+        help="URL of your own database as target (the demo creates a schema subscriber_demo, or tables with this prefix, and removes them);"
+        " sqlite: a new file; mariadb: an embedded MariaDB; spark: a lake in a temporary directory, applied by Spark on local[2];"
         " default: an embedded PostgreSQL",
     )
     parser.add_argument(
-        "--rows", type=_at_least(_LEAST_ROWS), default=300_000, metavar="N", help="of the largest table; default: %(default)s"
+        "--rows", type=_at_least(_LEAST_ROWS), default=300_000, metavar="N", help="rows of the largest table; default: %(default)s"
     )
     parser.add_argument("--seconds", type=_at_least(1), default=20, metavar="S", help="how long the load runs; default: %(default)s")
     parser.set_defaults(execute=_execute)
@@ -85,9 +85,9 @@ async def _execute(args: argparse.Namespace) -> int:
                 target=args.target, rows=args.rows, rate=_RATE, huge_rows=_HUGE_ROWS, progress=progress
             ) as demonstration:
                 equal = await _tell(demonstration, args.seconds)
-                say("\nStopping and removing everything the demo made.")
+                say("\nStopping and removing everything that the demo created.")
         except asyncio.CancelledError:
-            say("\nInterrupted; everything the demo made was removed.")
+            say("\nInterrupted; everything that the demo created was removed.")
             return ending.status or _TERMINATED
     return 0 if equal else 1
 

@@ -14,11 +14,11 @@ __all__ = ["add_arguments"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = "As DROP SUBSCRIPTION: stops its worker and drops its slots, also those of unfinished copies. The rows stay."
+    parser.description = "Like DROP SUBSCRIPTION: stops the worker and drops the slots, also those of unfinished copies. The rows stay."
     add_name_argument(parser)
     add_target_argument(parser)
     parser.add_argument(
-        "--connection", metavar="CONNINFO", help="the publisher, for a subscription that was run by --connection and not created"
+        "--connection", metavar="CONNINFO", help="connection string of the publisher, for a subscription that is run with --connection"
     )
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute)

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _VERBS: Final = {
-    "run": "run one subscription, or all that were created",
+    "run": "run one subscription, or those that were created in the target",
     "create": "define a subscription in the target",
     "alter": "change a subscription",
     "drop": "remove a subscription",
     "status": "show the status of subscriptions",
-    "check": "report problems before they happen",
+    "check": "find problems before the first run",
     "tail": "print committed changes",
-    "decode": "captured bytes to text",
-    "spark-apply": "apply what was landed in a lake",
-    "demo": "see it work: copy and follow an embedded publisher under load, then compare",
+    "decode": "print captured pgoutput messages as text",
+    "spark-apply": "apply landed batches to the tables of a lake",
+    "demo": "try it out: replicate an embedded publisher under load, then compare both databases",
 }
 
 

@@ -57,7 +57,9 @@ def served(address: str | None, subscriptions: Subscriptions) -> Iterator[None]:
 def _parse(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ConfigurationError(f'"{address}" is no address for metrics', hint="say HOST:PORT, as in 127.0.0.1:9187; or a port alone")
+        raise ConfigurationError(
+            f'"{address}" is not a valid address for metrics', hint="use HOST:PORT, for example 127.0.0.1:9187, or a port alone"
+        )
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -80,18 +82,18 @@ class _Collector:
         def counter(name: str, text: str, *labels: str) -> Any:
             return CounterMetricFamily(f"subscriber_{name}", text, labels=["subscription", *labels])
 
-        streaming = gauge("streaming", "Whether there is a connection that follows the slot.")
+        streaming = gauge("streaming", "1 while a connection follows the slot, else 0.")
         lsn = gauge(
             "lsn_bytes", "Positions in the publisher's WAL: received, applied (visible in the target), flushed (durable there).", "position"
         )
         behind = gauge("pending_bytes", "WAL received that is not durable in the target yet.")
-        silence = gauge("seconds_since_last_message", "Since the publisher was last heard.")
+        silence = gauge("seconds_since_last_message", "Seconds since the last message from the publisher.")
         tables = gauge("tables", "Tables by state, as in pg_subscription_rel.", "state")
         left_out = gauge("tables_left_out", "Published tables that the subscription does not replicate.")
         transactions = counter("transactions", "Transactions applied since the start.")
         changes = counter("changes", "Changes applied since the start.", "kind")
-        conflicts = counter("conflicts", "Conflicts met, as in pg_stat_subscription_stats.", "conflict")
-        errors = counter("errors", "Errors met.", "worker")
+        conflicts = counter("conflicts", "Conflicts found, as in pg_stat_subscription_stats.", "conflict")
+        errors = counter("errors", "Errors since the start.", "worker")
         for given, subscription in self._subscriptions().items():
             # the format of Prometheus escapes only quotes and line feeds
             name = printable(given)

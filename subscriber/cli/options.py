@@ -22,10 +22,13 @@ __all__ = [
 def add_publisher_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add ``--connection``, ``--publication`` and ``-o``."""
     parser.add_argument(
-        "--connection", required=required, metavar="CONNINFO", help="the publisher: keywords and values, or a URL, as libpq takes them"
+        "--connection",
+        required=required,
+        metavar="CONNINFO",
+        help="connection string of the publisher: keywords and values, or a URL, as for libpq",
     )
     parser.add_argument(
-        "--publication", required=required, action="append", metavar="P", help="a publication to subscribe to; give it again for more"
+        "--publication", required=required, action="append", metavar="P", help="a publication to subscribe to; may be repeated"
     )
     add_parameters_argument(parser, PARAMETERS, "a parameter of CREATE SUBSCRIPTION … WITH (…)")
 
@@ -63,17 +66,17 @@ def add_target_argument(parser: argparse.ArgumentParser) -> None:
         "--target",
         required=True,
         metavar="URL",
-        help="for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname, spark:///directory",
+        help="URL of the target, for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname, spark:///directory",
     )
 
 
 def add_name_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``NAME``, the name of a subscription in the target's catalog."""
-    parser.add_argument("name", metavar="NAME", help="of the subscription")
+    parser.add_argument("name", metavar="NAME", help="name of the subscription")
 
 
 def add_name_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", default="subscriber", metavar="N", help="of the subscription, and of its slot; default: %(default)s")
+    parser.add_argument("--name", default="subscriber", metavar="N", help="name of the subscription and of its slot; default: %(default)s")
 
 
 def lsn(text: str) -> Lsn:

@@ -32,10 +32,10 @@ __all__ = ["add_arguments"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = (
-        "With --connection and --publication: copies the published tables into the target and follows the changes. What is"
-        " missing is made (slot, catalog, position); what is there is gone on from. Without: runs the subscriptions that"
-        ' "subscriber create" defined in the target, and follows what alter and drop change.'
-        " SIGTERM and SIGINT end it cleanly: what was applied is durable and acknowledged, the slots stay."
+        "With --connection and --publication: copies the published tables into the target and applies the changes. The"
+        " first run creates the slot, the catalog and the position; later runs resume from the position. Without them: runs the"
+        ' subscriptions that "subscriber create" defined in the target, and follows changes by "subscriber alter" and "subscriber drop".'
+        " SIGTERM and SIGINT end it cleanly: applied changes are durable and acknowledged, and the slots stay."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="run only these of the target's subscriptions")
     add_publisher_arguments(parser, required=False)
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_option(parser)
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
-        "--until-caught-up", action="store_true", help="end when everything that is committed on the publisher now is in the target"
+        "--until-caught-up", action="store_true", help="end when the target has everything that is committed on the publisher at the start"
     )
-    until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is in the target")
+    until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when the target has everything that is committed up to this LSN")
     parser.add_argument(
         "--allow-missing-tables", action="store_true", help="with --until-...: exit with 0 even if published tables are not replicated"
     )
@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def _execute(args: argparse.Namespace) -> int:
     if (args.connection is None) != (args.publication is None):
         args.usage(
-            "--connection and --publication belong together: give both to run one subscription, none to run those in the target's catalog"
+            "--connection and --publication belong together: give both to run one subscription, or neither to run those in the"
+            " target's catalog"
         )
     progress = copy_progress()
     try:

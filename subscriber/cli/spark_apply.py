@@ -16,20 +16,24 @@ __all__ = ["add_arguments"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = "Keeps the Delta tables of a lake that `subscriber run --target spark:///path` fills. One for a lake."
+    parser.description = (
+        "Applies the batches that `subscriber run --target spark:///path` lands to the lake's Delta tables. Run one per lake."
+    )
     parser.add_argument("lake", metavar="LAKE", help="the target of the subscription, spark:///path, or its directory")
     parser.add_argument(
         "--engine",
         choices=["auto", "rewrite", "merge", "local"],
         default="auto",
-        help="rewrite: jobs of Spark, no jar; merge: Delta's MERGE INTO, by the Delta jar; local: threads, no Spark "
+        help="rewrite: Spark jobs, without the Delta jar; merge: MERGE INTO of the Delta jar; local: threads, without Spark "
         "(default: merge if the session has Delta's extension, else rewrite)",
     )
     parser.add_argument("--master", help="as spark-submit takes it (default: what Spark's configuration says, else local[*])")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark; may be repeated")
-    parser.add_argument("--py-files", metavar="WHEEL", help="this program as a wheel or zip, for executors that have it not")
-    parser.add_argument("--target-rows", type=int, default=250_000, metavar="N", help="rows that a file should have (default: 250000)")
-    parser.add_argument("--once", action="store_true", help="end when nothing waits any more")
+    parser.add_argument("--py-files", metavar="WHEEL", help="this program as a wheel or zip, for executors on which it is not installed")
+    parser.add_argument(
+        "--target-rows", type=int, default=250_000, metavar="N", help="number of rows to aim for in a file (default: 250000)"
+    )
+    parser.add_argument("--once", action="store_true", help="end when all landed batches are applied")
     parser.set_defaults(execute=_execute)
 
 

@@ -29,10 +29,10 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = "Reads the target's catalog, and asks each publisher that it can connect to. Changes nothing."
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these subscriptions")
     add_target_argument(parser)
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="one JSON object, also when something fails")
+    shape.add_argument("--json", action="store_true", help="print one JSON object, even if something fails")
     shape.add_argument("--watch", action="store_true", help="repeat until interrupted")
     shape.add_argument(
         "--check", action="store_true", help="one line and an exit status for monitoring: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN"

@@ -68,7 +68,7 @@ def _lines(status: SubscriptionStatus) -> list[str]:
 
 def _applier(applier: ApplierObservation) -> list[str]:
     runs = f"{applier.engine or 'unknown engine'}, PID {applier.pid}" if applier.pid else "not running"
-    waits = f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)} wait" if applier.waiting_batches else "nothing waits"
+    waits = f"{applier.waiting_batches} batches, {size(applier.waiting_bytes)} waiting" if applier.waiting_batches else "nothing waiting"
     lines = [f"  applier       {runs}, published {applier.lsn or 'nothing'}, {waits}"]
     if applier.last_error:
         when = f"{applier.last_error_time:%Y-%m-%d %H:%M:%S%z} " if applier.last_error_time else ""

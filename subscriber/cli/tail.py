@@ -28,16 +28,16 @@ _FORMATS: Final[Mapping[str, ChangeFormat]] = {"text": TextLines(), "json": Json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = "Print committed changes of a publication as they come."
+    parser.description = "Print the committed changes of a publication as they arrive."
     add_publisher_arguments(parser)
     parser.add_argument(
-        "--slot", metavar="NAME", help="a permanent slot, made if missing: go on from where it was; default: a temporary one"
+        "--slot", metavar="NAME", help="a permanent slot, created if missing; tail resumes from its position; default: a temporary slot"
     )
-    parser.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: %(default)s; json is one object a line")
-    parser.add_argument("--messages", action="store_true", help="logical messages (pg_logical_emit_message) too")
+    parser.add_argument("--format", choices=sorted(_FORMATS), default="text", help="default: %(default)s; json: one object per line")
+    parser.add_argument("--messages", action="store_true", help="print print print print logical messages (pg_logical_emit_message) too")
     until = parser.add_mutually_exclusive_group()
-    until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed now is printed")
-    until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything committed up to this LSN is printed")
+    until.add_argument("--until-caught-up", action="store_true", help="end when everything that is committed at the start is printed")
+    until.add_argument("--until-lsn", type=lsn, metavar="LSN", help="end when everything that is committed up to this LSN is printed")
     add_settings_argument(parser)
     parser.set_defaults(execute=execute)
 

@@ -64,7 +64,7 @@ def parse_bool(name: str, text: str) -> bool:
         return True
     if word and ("false".startswith(word) or "no".startswith(word) or word in {"of", "off", "0"}):
         return False
-    raise ConfigurationError(f"{name} requires a Boolean value", hint=f"say {name}=true or {name}=false")
+    raise ConfigurationError(f"{name} requires a Boolean value", hint=f"use {name}=true or {name}=false")
 
 
 def _parse_quantity(name: str, text: str, units: Mapping[str, float], base: str) -> float:
@@ -147,6 +147,6 @@ def parse_assignments(items: Iterable[str], *, case_matters: bool = False) -> di
         if not equals or not name:
             raise ConfigurationError(f'"{item}" is not of the form parameter=value', hint="as in copy_data=false")
         if name in found:
-            raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice', hint="say it once")
+            raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice', hint="specify it once")
         found[name] = value.strip()
     return found

@@ -24,7 +24,7 @@ class Settings:
     """The settings of one process. Times are seconds, sizes bytes."""
 
     wal_receiver_status_interval: float = option(10.0, SECONDS, "longest time between reports of the position to the publisher", least=0)
-    wal_receiver_timeout: float = option(60.0, TIME, "reconnect when nothing came from the publisher for this long; 0: never", least=0)
+    wal_receiver_timeout: float = option(60.0, TIME, "reconnect when nothing arrives from the publisher for this long; 0: never", least=0)
     wal_retrieve_retry_interval: float = option(5.0, TIME, "longest wait after an error; the first retries wait less", least=0.001)
     watchdog_timeout: float = option(
         60.0, TIME, "reconnect when nothing progresses for this long although the target is idle; 0: never", least=0, ours=True

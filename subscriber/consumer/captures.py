@@ -99,7 +99,7 @@ def _hexadecimal(source: _Source) -> Iterator[Record]:
         if match is None:
             raise ConfigurationError(
                 f"line {number} is not hexadecimal",
-                hint="a message a line, as in 42000000… or \\x42000000…; --input names the other forms",
+                hint="give one message per line, as in 42000000… or \\x42000000…; --input selects the other formats",
             )
         yield Record(f"line {number}", bytes.fromhex(match[1].decode("ascii")))
 

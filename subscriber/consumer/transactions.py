@@ -226,7 +226,7 @@ class TransactionStream(Generic[Received_co]):
             if is_undecodable(error) and self._cautiously:
                 raise undecodable(error, self._acknowledged) from error
             if self._slot.temporary:
-                error.add_note("the temporary replication slot is gone with its connection")
+                error.add_note("the temporary replication slot was lost with its connection")
                 error.hint = "name a slot: then the stream continues where it was"
                 raise
             self._lost = session.position, error

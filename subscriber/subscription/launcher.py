@@ -168,7 +168,7 @@ class Launcher:
         found = {definition.name: definition for definition in await catalog.subscriptions()}
         for name in sorted(self._names):
             if name not in found:
-                raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="create it with subscriber create")
+                raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="create it with `subscriber create`")
             if found[name].made and found[name].conninfo is None:
                 raise ConfigurationError(
                     f'subscription "{name}" is defined by its command line, not in the target\'s catalog',
@@ -219,12 +219,15 @@ class Launcher:
             return
         self._said_idle = True
         if found:
-            reason, hint = "no subscription is enabled", "enable one with subscriber alter NAME --enable; subscriber status lists them"
+            reason, hint = "no subscription is enabled", "enable one with `subscriber alter NAME --enable`; `subscriber status` lists them"
         elif defined:
-            reason, hint = "the subscriptions of this target are defined by their command lines", "run each with its own command line"
+            reason, hint = (
+                "the subscriptions of this target are defined by their command lines",
+                "run each with its own command line, or define one with `subscriber create`",
+            )
         else:
-            reason, hint = "the target's catalog has no subscription", "create one with subscriber create"
-        _log.warning("nothing to run: %s; waiting for one (hint: %s)", reason, hint)
+            reason, hint = "the target's catalog has no subscription", "create one with `subscriber create`"
+        _log.warning("nothing to run: %s; waiting until a subscription is enabled (hint: %s)", reason, hint)
 
     def _is_wanted(self, found: Definition) -> bool:
         if self._names and found.name not in self._names:

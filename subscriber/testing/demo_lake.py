@@ -54,10 +54,10 @@ class LakeTarget:
         self._location = Location.parse(url)
         self._storage = Storage.open(self._location)
         if self._storage.root is None:
-            raise ConfigurationError("the demo makes its lake in a directory", hint="example: --target spark:///tmp/lake")
+            raise ConfigurationError("the demo creates its lake in a directory", hint="example: --target spark:///tmp/lake")
         self._root: Path = self._storage.root
         if self._root.exists() and (not self._root.is_dir() or any(self._root.iterdir())):
-            raise ConfigurationError(f"{self._root} exists and is not empty", hint="the demo removes its lake: name a new directory")
+            raise ConfigurationError(f"{self._root} exists and is not empty", hint="the demo removes its lake: use a new directory")
         self._was_there = self._root.exists()
         self._stop = threading.Event()
         self._spark: Any = None

@@ -48,11 +48,12 @@ async def check_publisher(
     findings = await _settings(connection)
     findings += await _slot(connection, slot_name)
     findings += await _headroom(connection, slot_name, sync_workers if copy_data else 0)
+    absent = await missing_publications(connection, publications)
     findings += [
         Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or correct the name')
-        for name in await missing_publications(connection, publications)
+        for name in absent
     ]
-    if not tables:
+    if not tables and len(absent) < len(set(publications)):
         findings.append(Finding("warning", "the publications publish no table", "ALTER PUBLICATION … ADD TABLE on the publisher"))
     if tables and copy_data:
         findings += await _readable(connection, tables)
@@ -87,7 +88,9 @@ async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Fin
         findings.append(Finding("warning", f'replication slot "{name}" is active for PID {slot.active_pid}', "stop the other subscriber"))
     if slot.wal_status == "unreserved":
         findings.append(
-            Finding("warning", f'replication slot "{name}" will lose WAL soon', "start the subscription, or raise max_slot_wal_keep_size")
+            Finding(
+                "warning", f'replication slot "{name}" will lose WAL soon', "start the subscription, or increase max_slot_wal_keep_size"
+            )
         )
     return findings
 
@@ -105,11 +108,11 @@ async def _headroom(connection: WalReceiverConnection, slot_name: str | None, sy
     findings = []
     for name, limit in limits.items():
         free = limit - used[name]
-        hint = f"raise {name} on the publisher, or free some"
+        hint = f"increase {name} on the publisher, or drop slots and end connections that are not needed"
         if free < 1:
-            findings.append(Finding("error", f"all {limit} of {name} are in use", hint))
+            findings.append(Finding("error", f"none of {name} = {limit} is free", hint))
         elif free < 1 + sync_workers:
-            message = f"only {free} of {name} = {limit} are free, table synchronization needs up to {1 + sync_workers}"
+            message = f"only {free} of {name} = {limit} are free, but table synchronization needs up to {1 + sync_workers}"
             findings.append(Finding("warning", message, hint))
     return findings
 

@@ -141,7 +141,7 @@ class WalReceiverConnection(Session):
         if identity.system_identifier != system_identifier:
             raise PublisherError(
                 f"connected to the publisher with system identifier {identity.system_identifier} instead of {system_identifier}",
-                hint="name only servers of one replication cluster in the connection string",
+                hint="list only servers of one replication cluster in the connection string",
             )
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:

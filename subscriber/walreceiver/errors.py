@@ -62,8 +62,8 @@ _RACES: Final = re.compile(r"could not map filen(umber|ode) .* to relation OID|g
 _SNAPSHOT: Final = re.compile(r"initial slot snapshot")
 _ROW_VALUE_CLASSES: Final = frozenset({"22", "23", "38", "39", "P0"})
 _HINTS: Final = {
-    "53300": "raise max_wal_senders (or max_connections) on the publisher",
-    "53400": "drop a slot that is not needed, or raise max_replication_slots on the publisher",
+    "53300": "increase max_wal_senders (or max_connections) on the publisher",
+    "53400": "drop a slot that is not needed, or increase max_replication_slots on the publisher",
     "42501": "grant the privilege to the publisher's role that connects",
 }
 
@@ -129,7 +129,11 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
             f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint="copy the tables again with a new slot"
         )
     if sqlstate == "55006" and "is active" in text:
-        return SlotInUse(text, sqlstate=sqlstate, hint="another subscriber uses this slot; stop it, or wait until its end is noticed")
+        return SlotInUse(
+            text,
+            sqlstate=sqlstate,
+            hint="another subscriber uses this slot; stop it, or wait until the publisher notices that it has ended",
+        )
     if sqlstate in _UNAVAILABLE or _RACES.search(text) or _SNAPSHOT.search(text) or sqlstate.startswith("08"):
         return PublisherUnavailable(text, sqlstate=sqlstate, hint=hint)
     return PublisherError(text, sqlstate=sqlstate, hint=_one_line(hint) if hint else None)

@@ -41,7 +41,8 @@ async def check_position(connection: WalReceiverConnection, position: Position) 
     _check_slot(await connection.slot(position.slot_name), position, identity)
     if position.lsn > identity.xlogpos:
         raise DataLossError(
-            f"the publisher's WAL ends at {identity.xlogpos}, before our position {position.lsn}: it was restored to an earlier time",
+            f"the publisher's WAL ends at {identity.xlogpos}, before the target's position {position.lsn}: it was restored"
+            " to an earlier time",
             hint=f"find out what the publisher lost; {_START_OVER}",
         )
     return position
@@ -52,7 +53,8 @@ async def _check_timeline(connection: WalReceiverConnection, position: Position,
         return position
     if identity.timeline < position.timeline:
         raise DataLossError(
-            f"the publisher is on timeline {identity.timeline}, but our position {position.lsn} is of timeline {position.timeline}",
+            f"the publisher is on timeline {identity.timeline}, but the target's position {position.lsn} is of timeline"
+            f" {position.timeline}",
             hint=f"connect to the server that was promoted; {_START_OVER}",
         )
     history = await connection.timeline_history(identity.timeline)
@@ -60,8 +62,8 @@ async def _check_timeline(connection: WalReceiverConnection, position: Position,
     if switched is None or switched < position.lsn:
         where = "is not an ancestor of it" if switched is None else f"ended at {switched}"
         raise DataLossError(
-            f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of our position {position.lsn} {where}:"
-            " the target holds changes that the promoted server never had",
+            f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of the target's position {position.lsn}"
+            f" {where}: the target holds changes that the promoted server never had",
             hint=_START_OVER,
         )
     return replace(position, timeline=identity.timeline)
@@ -78,17 +80,17 @@ def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdent
         raise PublisherError(
             f'replication slot "{name}" is of plugin "{slot.plugin}" and database "{slot.database}",'
             f' not of pgoutput and "{identity.dbname}"',
-            hint="name another slot (-o slot_name=…) or another database in --connection",
+            hint="use another slot (-o slot_name=…) or another database in --connection",
         )
     if slot.lost:
         reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
         raise DataLossError(
             f'replication slot "{name}" was invalidated{reason}: changes after {position.lsn} are lost',
-            hint=f"raise max_slot_wal_keep_size on the publisher; {_START_OVER}",
+            hint=f"increase max_slot_wal_keep_size on the publisher; {_START_OVER}",
         )
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn:
         raise DataLossError(
-            f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past our position {position.lsn}:'
+            f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past position {position.lsn} of the target:'
             " the changes in between are lost",
             hint=f"the slot was recreated, advanced, or used by another subscriber; {_START_OVER}",
         )

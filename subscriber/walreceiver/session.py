@@ -247,7 +247,7 @@ def _parameters(conninfo: str, application_name: str, *, replication: bool) -> d
     except psycopg.Error as error:
         raise conninfo_error(error, conninfo) from None  # its text may hold a password
     except UnicodeError:
-        raise ConfigurationError("invalid connection string: it holds bytes that are not UTF-8", hint="write them as UTF-8") from None
+        raise ConfigurationError("invalid connection string: it is not UTF-8", hint="encode it as UTF-8") from None
     if "@" in str(params.get("host", "")):
         raise ConfigurationError("invalid connection string: there is an @ in the host name", hint="write an @ in user or password as %40")
     try:

@@ -247,7 +247,7 @@ def no_connections(environment: Environment, _: random.Random) -> Iterator[None]
 PUBLISHER: dict[str, tuple[float, float, Refusal]] = {
     "walsenders terminated": (3, 0, walsenders_terminated),
     "publisher restarted": (0.5, 0, publisher_restarted),
-    "column added at the publisher first": (1, 3, column_added),
+    "column added on the publisher first": (1, 3, column_added),
 }
 """Weight, seconds at most, and what is done, by name."""
 POSTGRES: dict[str, tuple[float, float, Refusal]] = {

@@ -19,9 +19,9 @@ from tests.support.program import subscriber
     [
         (
             ["spark.jars.packages=io.delta:delta-spark_2.13:4.0.0"],
-            "Delta's jar io.delta_delta-spark_2.13-4.0.0.jar is for Spark 4.0, and this is 4.1",
+            "Delta's jar io.delta_delta-spark_2.13-4.0.0.jar is for Spark 4.0, but this is 4.1",
         ),
-        (["spark.jars.packages="], "Spark's settings name Delta's extension, and its jar is not there"),
+        (["spark.jars.packages="], "Spark's settings name Delta's extension, but its jar is missing"),
     ],
 )
 async def test_a_jar_that_does_not_match(publisher18_db: Database, tmp_path: Path, settings: list[str], words: str) -> None:

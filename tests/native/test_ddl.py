@@ -99,7 +99,7 @@ async def test_publisher_altered_first(nodes18: Nodes) -> None:
         assert both.ours.fetch("SELECT id FROM u") == both.native.fetch("SELECT id FROM u") == []
         nodes18.in_targets("ALTER TABLE t ADD COLUMN c int")
         await both.equal()
-        # dropped at the publisher, with changes on the way
+        # dropped on the publisher, with changes on the way
         nodes18.publisher.execute("INSERT INTO u VALUES (3); DROP TABLE u; INSERT INTO t VALUES (4)")
         await both.equal()
         assert await both.rows("SELECT id FROM u ORDER BY id") == [(1,), (3,)]

@@ -70,7 +70,7 @@ async def test_published(nodes18: Nodes) -> None:
                 f"INSERT INTO {table} VALUES (6); UPDATE {table} SET id = id + 10 WHERE id < 3; UPDATE {table} SET v = 'x'"
             )
         await both.equal(publisher=False)
-        # the comparison above passes over columns that are generated at the publisher only if it reads them there
+        # the comparison above passes over columns that are generated on the publisher only if it reads them there
         assert await both.rows("SELECT * FROM t ORDER BY id") == nodes18.publisher.fetch("SELECT * FROM t ORDER BY id")
         assert await both.rows("SELECT * FROM listed ORDER BY id") == nodes18.publisher.fetch("SELECT id, c, NULL FROM listed ORDER BY id")
         await both.assert_no_errors()

@@ -35,7 +35,7 @@ async def test_truncate(nodes18: Nodes) -> None:
         nodes18.publisher.execute("TRUNCATE numbered, identity RESTART IDENTITY; INSERT INTO numbered (v) VALUES ('first')")
         await both.equal()
         assert await both.rows(drawn) == [(1, 1)]
-        # CASCADE reaches the referencing table at the publisher, and both come in one message
+        # CASCADE reaches the referencing table on the publisher, and both come in one message
         nodes18.publisher.execute("TRUNCATE one CASCADE")
         nodes18.publisher.execute(f"BEGIN; {FILL}; TRUNCATE one, two, numbered; COMMIT; INSERT INTO one VALUES (99)")
         await both.equal()

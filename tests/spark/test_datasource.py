@@ -108,7 +108,7 @@ async def test_a_stream_that_runs_ends_where_a_type_was_widened(tmp_path: Path, 
         take = stream.writeStream.foreachBatch(lambda frame, _: found.extend((row["id"], row["note"]) for row in frame.collect()))
         return take.option("checkpointLocation", checkpoint).start()
 
-    with pytest.raises(Exception, match="endingLsn is an option of batches"):
+    with pytest.raises(Exception, match="endingLsn is an option of batch queries"):
         query(endingLsn="0/1").processAllAvailable()
     running = query()
     running.processAllAvailable()

@@ -188,7 +188,7 @@ async def _kill(
             await there(lambda: not applier.runs())
             assert applier.process is not None
             assert applier.process.returncode == 1
-            assert "Spark has ended" in applier.log() or "Spark does not start" in applier.log()
+            assert "Spark has ended" in applier.log() or "could not start Spark" in applier.log()
             applier.start()
         case _:
             await there(standalone.executors)

@@ -56,7 +56,7 @@ def files_of_a_lake() -> SubscriberError:
     ids=["publisher", "connecting to the target", "spool", "target", "other target", "lake"],
 )
 def test_too_many_open_files(error: SubscriberError) -> None:
-    assert error.hint == "this process may not open more files: raise its limit (ulimit -n)"
+    assert error.hint == "this process may not open more files: increase its limit (ulimit -n)"
 
 
 def test_other_reasons_keep_their_hints() -> None:
@@ -87,7 +87,7 @@ def test_a_privilege(statement: Statement, says: str, keeps_quiet_about: str) ->
         ("57014", "statement_timeout"),
         ("25P03", "idle_in_transaction"),
         ("53300", "max_connections"),
-        ("40001", "passes"),
+        ("40001", "temporary error"),
     ],
 )
 def test_why_the_target_is_away(sqlstate: str, says: str) -> None:

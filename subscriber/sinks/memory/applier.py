@@ -75,7 +75,7 @@ class Applier:
             name = f"confl_{conflict}"
             setattr(self._statistics, name, getattr(self._statistics, name) + 1)
             error.add_note(f'conflict detected on relation "{table}": conflict={conflict}')
-            error.hint = "change or delete the target's row; the transaction is tried again"
+            error.hint = "change or delete the target's row; the transaction is retried"
         error.add_note(
             f'processing remote data for replication origin "{self._origin}" during message type "{kind}"'
             f' for replication target relation "{table}" in transaction {transaction.xid}, finished at {transaction.final_lsn}'

@@ -81,7 +81,7 @@ class MemorySink:
         found = self._open.position
         if found is None:
             raise TargetError(
-                f'subscription "{self._name}" has no position in the target', hint="set_position comes before the first change"
+                f'subscription "{self._name}" has no position in the target', hint="call set_position before the first change"
             )
         return found
 
@@ -228,7 +228,7 @@ class MemorySink:
             if key not in prepared:
                 raise NeverPrepared(
                     f"the target has no prepared transaction {message.xid}, which the publisher committed at {message.commit_lsn}",
-                    hint="its changes are lost: make the subscription anew",
+                    hint="its changes are missing: copy its tables again",
                 )
             ended = Transaction(
                 xid=message.xid,

@@ -77,7 +77,7 @@ class MemoryTableSink:
 
     async def start_copy(self) -> None:
         if self._state.entry.state not in {TableState.INIT, TableState.DATASYNC}:
-            raise TargetError(f'table "{self._name}" is copied already', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._name}" is already copied', hint="start the run again")
         self._state.entry = TableEntry(TableState.DATASYNC)
 
     async def describe(self, table: PublishedTable) -> None:
@@ -135,7 +135,7 @@ class MemoryTableSink:
     async def position(self) -> Position:
         found = self._state.position
         if found is None:
-            raise TargetError(f'table "{self._name}" has no position of its own', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._name}" has no position of its own', hint="start the run again")
         return found
 
     async def apply(self, batch: Batch) -> None:
@@ -161,7 +161,7 @@ class MemoryTableSink:
 
     def _require(self, state: TableState) -> None:
         if self._state.entry.state is not state:
-            raise TargetError(f'table "{self._name}" is not in state {state.name}', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._name}" is not in state {state.name}', hint="start the run again")
 
     async def close(self) -> None:
         """Release the table, so that another synchronization can begin. Idempotent."""

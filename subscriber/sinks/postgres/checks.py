@@ -117,7 +117,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
     found = (await reader.fetch(_SERVER))[0]
     role, findings = found["role"], list[Finding]()
     if found["standby"]:
-        findings.append(Finding("error", "the target is in recovery: it accepts no changes", "name the primary"))
+        findings.append(Finding("error", "the target is in recovery: it accepts no changes", "connect to the primary"))
     elif found["read_only"]:
         findings.append(
             Finding("error", "the target's sessions are read-only", f'set default_transaction_read_only = off for role "{role}"')
@@ -135,7 +135,7 @@ async def _server(reader: CatalogReader, *, two_phase: bool) -> list[Finding]:
 
 async def _origins(run: Run) -> list[Finding]:
     """Warn if changes would have no replication origin: in either direction, a subscription with origin = none relies on it."""
-    consequence = "a subscriber of the target with origin = none would get our changes as the target's own"
+    consequence = "a subscription to the target with origin = none would receive the replicated changes as the target's own"
     may, role, version = await may_use_origins(run)
     if not may:
         message = f'role "{role}" may not use replication origins in the target: {consequence}'
@@ -146,7 +146,7 @@ async def _origins(run: Run) -> list[Finding]:
     ((used,),) = await run("SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin")
     if used >= limit:
         message = f"{used} replication origins exist in the target, and no more than {limit} can be in use: {consequence}"
-        return [Finding("warning", message, f"increase {setting} of the target, or drop origins that nobody needs")]
+        return [Finding("warning", message, f"increase {setting} of the target, or drop origins that are not needed")]
     return []
 
 
@@ -163,21 +163,35 @@ async def _catalog(reader: CatalogReader, namespace: int | None, *, may_create: 
         version = await catalog_version(reader.connection)
     except TargetError as error:
         if error.sqlstate == _NO_PRIVILEGE:
-            return [Finding("error", f'role "{role}" cannot use schema "subscriber" of the target: {error}', "use the role that made it")]
+            return [
+                Finding(
+                    "error", f'role "{role}" cannot use schema "subscriber" of the target: {error}', "connect as the role that created it"
+                )
+            ]
         return [Finding("error", str(error), error.hint or CATALOG_HINT)]
     if version is None:
         if namespace is None and not may_create:
-            return [Finding("error", f'role "{role}" may not create schema "subscriber" in the target', "GRANT CREATE ON DATABASE to it")]
+            return [
+                Finding(
+                    "error", f'role "{role}" may not create schema "subscriber" in the target', f'GRANT CREATE ON DATABASE … TO "{role}"'
+                )
+            ]
         if namespace is not None:
             query = "SELECT pg_catalog.has_schema_privilege($1::int8::oid, 'CREATE') AS granted"
             if not (await reader.fetch(query, namespace))[0]["granted"]:
-                return [Finding("error", f'role "{role}" may not create tables in schema "subscriber" of the target', "make it the owner")]
+                return [
+                    Finding(
+                        "error",
+                        f'role "{role}" may not create tables in schema "subscriber" of the target',
+                        "make this role the owner of the schema, or GRANT CREATE ON SCHEMA to it",
+                    )
+                ]
         return []
     # all roles may read the catalog; this role must write
     query = "SELECT pg_catalog.has_table_privilege('subscriber.pg_subscription', 'INSERT') AS granted"
     if not (await reader.fetch(query))[0]["granted"]:
         message = f'role "{role}" cannot use schema "subscriber" of the target: permission denied for table pg_subscription'
-        return [Finding("error", message, "use the role that made it")]
+        return [Finding("error", message, "connect as the role that created it")]
     return []
 
 
@@ -222,13 +236,13 @@ async def _rights(reader: CatalogReader, tables: Collection[TargetTable]) -> Map
 
 def _right(table: TargetTable, role: str, missing: Sequence[str], *, current: str, member: bool) -> list[Finding]:
     if table.role is not None and not member:
-        message = f'role "{current}" cannot become "{role}", the owner of table "{table.name}"'
-        return [Finding("error", message, "grant it that role, or set run_as_owner = true", alone=True, stops="without_copy")]
+        message = f'role "{current}" cannot SET ROLE to "{role}", the owner of table "{table.name}"'
+        return [Finding("error", message, f'GRANT "{role}" TO "{current}", or set run_as_owner = true', alone=True, stops="without_copy")]
     if missing:
         message = f'role "{role}" lacks {", ".join(missing)} on table "{table.name}" of the target'
         # the copy needs INSERT only
         stops: Literal["without_copy", "always"] = "without_copy" if "INSERT" in missing else "always"
-        return [Finding("error", message, "grant them to the role", alone=True, stops=stops)]
+        return [Finding("error", message, f'GRANT {", ".join(missing)} ON {table.name} TO "{role}"', alone=True, stops=stops)]
     return []
 
 
@@ -246,5 +260,7 @@ def _types(published: PublishedTable, mapping: RelationMapping, names: Mapping[i
                 f'column "{column.name}" of table "{published.name}" is of type {names[type_oid]} on the publisher '
                 f"and of type {column.type_name} in the target"
             )
-            findings.append(Finding("warning", message, "values must be valid texts of the target's type; binary = true will fail"))
+            findings.append(
+                Finding("warning", message, "the publisher's values must be valid input for the target's type; binary = true will fail")
+            )
     return findings

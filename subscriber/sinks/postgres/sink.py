@@ -385,7 +385,7 @@ class PostgresSink(StateStore):
         self._open.durability.require_watch()
         if not self._open.has_position:
             raise TargetError(
-                f'subscription "{self._open.name}" has no position in the target', hint="set_position comes before the first change"
+                f'subscription "{self._open.name}" has no position in the target', hint="call set_position before the first change"
             )
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
@@ -512,7 +512,7 @@ class PostgresSink(StateStore):
             # commits that are not on disk were not acknowledged, so the publisher sends them again
             return
         except TimeoutError:
-            _log.warning("the target did not take the last words within %.0f s: its sessions are closed all the same", _CLOSE_SECONDS)
+            _log.warning("the target did not finish the last requests within %.0f s: its sessions are closed", _CLOSE_SECONDS)
         finally:
             await opened.durability.close()
             await opened.session.close()

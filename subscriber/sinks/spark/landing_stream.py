@@ -185,12 +185,12 @@ class LandingStream:
             if isinstance(error, _REFUSALS) and not self.lander.lost:
                 raise  # of one transaction, which left nothing behind
             # only after an error of the target do the callers open the sink again
-            self.failure = error if isinstance(error, TargetError) else TargetUnavailable("what was to be landed is lost: it comes again")
+            self.failure = error if isinstance(error, TargetError) else TargetUnavailable("the publisher sends the batch again")
             self.lander.forget()
             raise
         except BaseException:
             # after any other error, collected transactions may be lost, and the position in memory is beyond them
-            self.failure = TargetUnavailable("a batch was cut off")
+            self.failure = TargetUnavailable("a batch was not landed completely")
             self.lander.forget()
             raise
 

@@ -74,7 +74,7 @@ class SparkSink:
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         if options.binary:
-            raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+            raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
         self._location = Location.parse(target)
         self._settings = settings
         self._defined = defined
@@ -132,12 +132,16 @@ class SparkSink:
         gone = lake is None or lake.dropped or lake.name != name
         if self._defined and gone:
             raise SubscriptionChanged(
-                f'subscription "{name}" was dropped or renamed just now', hint="subscriber status lists the subscriptions that exist"
+                f'subscription "{name}" was dropped or renamed in the meantime', hint="`subscriber status` lists the existing subscriptions"
             )
         assert lake is not None
         if lake.dropped or lake.name != name:
-            what = f'what dropped subscription "{lake.name}" left' if lake.dropped else f'of subscription "{lake.name}", not "{name}"'
-            raise TargetError(f"the lake in {self._location} is {what}", hint="give each subscription a directory of its own")
+            whose = (
+                f'belonged to subscription "{lake.name}", which was dropped'
+                if lake.dropped
+                else f'belongs to subscription "{lake.name}", not "{name}"'
+            )
+            raise TargetError(f"the lake in {self._location} {whose}", hint="use a separate directory for each subscription")
         return lake
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> SubscriptionState:

@@ -12,7 +12,7 @@ databases they are in the URL's database, and their names begin with ``subscribe
     subscription first locks this row, shared with other transactions of its writer, and compares the token.
     :mod:`subscriber.sinks.sqlalchemy.session.fence` explains how this stops earlier writers.
 ``pg_subscription_rel``
-    the state of each table. Each added table gets a new number ``srrelid``; ``srnspname`` and ``srrelname`` are its name at the publisher.
+    the state of each table. Each added table gets a new number ``srrelid``; ``srnspname`` and ``srrelname`` are its name on the publisher.
     ``srcopy`` says how to undo an unfinished copy: ``d``: the rows were copied into the table itself, which was empty; ``s``: into the
     staging table.
 ``position``

@@ -51,9 +51,9 @@ async def check_target(
     """
     if database.path is not None and not database.path.exists():
         if not database.path.parent.is_dir():
-            return [Finding("error", f'there is no directory "{database.path.parent}"', "make it, or name another file")]
+            return [Finding("error", f'directory "{database.path.parent}" does not exist', "create it, or use another file")]
         if not creating:
-            return [Finding("error", f'there is no file "{database.path}"', "run with --create-tables")]
+            return [Finding("error", f'file "{database.path}" does not exist', "run with --create-tables")]
         return [*_file(database.path), *await _new_file(tables, options)]
     unwritable = [] if database.path is None else _file(database.path)
     if unwritable:
@@ -92,11 +92,13 @@ def _file(path: Path) -> list[Finding]:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return [
             Finding(
-                "error", f'no file can be made in directory "{path.parent}"', "give its rights: a journal and locks lie beside the file"
+                "error",
+                f'no file can be created in directory "{path.parent}"',
+                "grant write permission on it: SQLite keeps a journal and locks beside the file",
             )
         ]
     if path.exists() and not os.access(path, os.W_OK):
-        return [Finding("error", f'the SQLite file "{path}" is read-only', "give its rights, or name a file that may be written")]
+        return [Finding("error", f'the SQLite file "{path}" is read-only', "grant write permission on it, or use another file")]
     return []
 
 
@@ -122,13 +124,13 @@ async def _mysql(connection: AsyncConnection) -> list[Finding]:
 
     findings = []
     if int(await variable("read_only")):
-        findings.append(Finding("error", "the target is read-only", "name the primary, or set read_only = 0"))
+        findings.append(Finding("error", "the target is read-only", "connect to the primary, or set read_only = 0"))
     packet = int(await variable("max_allowed_packet"))
     if packet < _PACKET:
         findings.append(
             Finding(
                 "warning",
-                f"max_allowed_packet = {packet} of the target: larger rows are refused",
+                f"max_allowed_packet = {packet} of the target: larger rows are rejected",
                 f"SET GLOBAL max_allowed_packet = {4 * _PACKET}, and set it in the server's configuration",
             )
         )
@@ -141,7 +143,7 @@ async def _mysql(connection: AsyncConnection) -> list[Finding]:
             Finding(
                 "warning",
                 f"innodb_flush_log_at_trx_commit = {flushed} of the target: a commit may be lost after a power failure",
-                "set it to 1: what was acknowledged to the publisher does not come again",
+                "set it to 1: the publisher does not send acknowledged changes again",
             )
         )
     return findings

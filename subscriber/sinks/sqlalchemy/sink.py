@@ -395,7 +395,7 @@ class SqlAlchemySink(StateStore):
     def _require_position(self) -> _Open:
         if not self._open.has_position:
             raise TargetError(
-                f'subscription "{self._open.name}" has no position in the target', hint="set_position comes before the first change"
+                f'subscription "{self._open.name}" has no position in the target', hint="call set_position before the first change"
             )
         return self._open
 

@@ -126,4 +126,4 @@ def check_publication_list(publications: Sequence[str]) -> None:
         raise ConfigurationError("no publication to subscribe to", hint="give at least one publication")
     for name in publications:
         if publications.count(name) > 1:
-            raise ConfigurationError(f'publication name "{name}" used more than once', hint="say it once")
+            raise ConfigurationError(f'publication name "{name}" used more than once', hint="specify it once")

@@ -43,6 +43,8 @@ class State(StrEnum):
     @property
     def words(self) -> str:
         """The state as text for people."""
+        if self is State.DEFINED_BY_COMMAND_LINE:
+            return "not running (defined by its command line)"
         return self.value.replace("_", " ")
 
 
@@ -104,7 +106,7 @@ async def subscription_status(target: str, names: Sequence[str] = ()) -> list[Su
     for name in names:
         if name not in found:
             raise TargetError(
-                f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status without a name lists the subscriptions"
+                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
             )
     return list(await asyncio.gather(*(_status(found[name]) for name in names or found)))
 

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 5.0
 _ASK_SECONDS: Final = 10.0
 _UNANSWERED: Final = 2
-_HINT: Final = "it is made again; if this comes often, report it"
+_HINT: Final = "the connection is retried; if this happens often, report it"
 
 
 class _Work:
@@ -151,7 +151,7 @@ class Watchdog:
             self._unanswered += 1
             return None
         except SubscriberError as error:
-            _log.debug("the target's sessions cannot be looked at: %s", error)
+            _log.debug("could not inspect the target's sessions: %s", error)
             return None
         self._unanswered = 0
         return found
@@ -194,7 +194,7 @@ class Watchdog:
     def _give_up(self, work: _Work) -> None:
         still = self._now() - work.watch.moved_at
         if work.watch.asked:
-            work.error = PublisherUnavailable(f"the publisher does not answer: nothing has come for {still:.0f} s", hint=_HINT)
+            work.error = PublisherUnavailable(f"the publisher does not answer: nothing was received for {still:.0f} s", hint=_HINT)
         else:
             work.error = TargetUnavailable(
                 f"no progress for {still:.0f} s, although the target does nothing for this subscription", hint=_HINT

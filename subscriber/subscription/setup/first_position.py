@@ -53,7 +53,7 @@ class FirstPosition:
             found = await connection.slot(self._spec.slot_name)
             if found is None or found.confirmed_flush_lsn is None:
                 raise PublisherError(
-                    f'there is no logical replication slot "{self._spec.slot_name}" on the publisher', hint="omit create_slot = false"
+                    f'replication slot "{self._spec.slot_name}" does not exist on the publisher', hint="omit create_slot = false"
                 )
             lsn = found.confirmed_flush_lsn
             if found.two_phase:

@@ -46,8 +46,8 @@ async def find_loops(connection: WalReceiverConnection, spec: RunSpec) -> list[F
     return [
         Finding(
             "warning",
-            f'the publisher takes table "{table}" from the target, by subscription "{name}" with replication slot "{slot}" there:'
-            " changes will go round in a loop",
+            f'the publisher replicates table "{table}" from the target, with subscription "{name}" and replication slot "{slot}":'
+            " changes will loop between the two servers",
             "set origin = none on both subscriptions, or publish other tables",
         )
         for (slot, name), table in back.items()

@@ -102,8 +102,8 @@ class Setup:
             known = await self._sink.exists(self._spec.name)
             if self._spec.managed and not known:
                 raise SubscriptionChanged(
-                    f'subscription "{self._spec.name}" was dropped or renamed just now',
-                    hint="subscriber status lists the subscriptions that exist",
+                    f'subscription "{self._spec.name}" was dropped or renamed in the meantime',
+                    hint="`subscriber status` lists the existing subscriptions",
                 )
             await (
                 self._check_publications(connection, self._spec.publications)
@@ -244,7 +244,7 @@ class Setup:
                 hint=f'run it with "subscriber run --target URL {name}" and change it with "subscriber alter", or use another --name',
             )
         if managed and (not state.managed or state.generation != self._spec.generation):
-            raise SubscriptionChanged(f'subscription "{name}" was altered just now', hint="start it again")
+            raise SubscriptionChanged(f'subscription "{name}" was altered in the meantime', hint="start it again")
 
     async def _check_publications(self, connection: WalReceiverConnection, publications: Sequence[str]) -> None:
         missing = await missing_publications(connection, publications)

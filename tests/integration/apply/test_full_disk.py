@@ -103,7 +103,7 @@ def test_a_disk_that_is_full_from_the_start(publisher18_db: Database, make_disk:
     disk = make_disk(8)
     pair = replica_of(publisher18_db, sqlite_target(disk.path / "replica.db"))
     disk.fill(16_384)
-    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), r"SQLite file.*look at the disk: whether there is room")
+    assert_one_error(subscriber(*pair.arguments("--until-caught-up")), r"SQLite file.*check the disk for free space")
     disk.make_room()
     pair.catches_up()
 

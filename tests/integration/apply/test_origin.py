@@ -416,15 +416,15 @@ async def test_a_role_without_the_privilege(publisher18_db: Database, target_db:
             ((severity, message, hint),) = [(f.severity, f.message, f.hint) for f in found if "origin" in f.message]
             assert (severity, message) == (
                 "warning",
-                f'role "{plain.name}" may not use replication origins in the target: a subscriber of the target with origin = none'
-                " would get our changes as the target's own",
+                f'role "{plain.name}" may not use replication origins in the target: a subscription to the target with origin = none'
+                " would receive the replicated changes as the target's own",
             )
             async with replica(publisher18_db, target, origin="none") as without:
                 publisher18_db.execute("INSERT INTO t VALUES (2, 'followed')")
                 await without.same(ROWS)
                 assert origins(target_db) == []
             warnings = [record.getMessage() for record in caplog.records if "replication origin" in record.getMessage()]
-            assert len([text for text in warnings if text.startswith("changes are made in the target without")]) == 1
+            assert len([text for text in warnings if text.startswith("changes are applied to the target without")]) == 1
             target_db.execute(hint)
             async with replica(publisher18_db, target) as with_origin:
                 publisher18_db.execute("INSERT INTO t VALUES (3, 'followed')")
@@ -464,7 +464,9 @@ async def test_no_free_slot(make_server: Callable[..., EmbeddedServer], publishe
             assert len(await found.same(ROWS)) == COPIED + 1
             assert found.subscription.status.last_error is None
             assert origins(target_db) == [f"subscriber_{oid_of(target_db)}"]
-        warnings = [text for record in caplog.records if (text := record.getMessage()).startswith("changes are made in the target without")]
+        warnings = [
+            text for record in caplog.records if (text := record.getMessage()).startswith("changes are applied to the target without")
+        ]
         assert len(warnings) == 1
         assert "could not find free replication state slot" in warnings[0]
         assert warnings[0].endswith("(hint: increase max_active_replication_origins of the target)")

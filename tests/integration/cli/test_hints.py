@@ -31,7 +31,7 @@ def test_a_table_that_is_new_or_renamed(publisher18_db: Database, target_db: Dat
         target_db.wait("SELECT count(*) FROM t2", 2)
         publisher18_db.execute("CREATE TABLE n (id int PRIMARY KEY); INSERT INTO n VALUES (1)")
         program.says('relation "public.n" does not exist')
-        program.says("if it is new, create it in the target, then start the run again (or subscriber alter NAME --refresh)", 2)
+        program.says("if it is new, create it in the target, then start the run again (or `subscriber alter NAME --refresh`)", 2)
         target_db.execute("CREATE TABLE n (id int PRIMARY KEY)")
         publisher18_db.execute("INSERT INTO n VALUES (2)")
         program.says('table "public.n" is published, but not part of the subscription')

@@ -70,7 +70,7 @@ class TestLife:
             cut_connection(source)
             with pytest.raises(PublisherUnavailable) as raised:
                 await first(stream)
-        assert "temporary replication slot is gone" in raised.value.one_line()
+        assert "temporary replication slot was lost" in raised.value.one_line()
         assert "name a slot" in raised.value.one_line()
 
     async def test_cancelled_wait_loses_nothing(self, source: Database) -> None:
@@ -184,7 +184,7 @@ class TestRefusals:
             any_source.execute("INSERT INTO t VALUES (1)")
             one, _ = await first(stream)
             await one.acknowledge()
-        with pytest.raises(DataLossError, match="past our position"):
+        with pytest.raises(DataLossError, match=r"past position .* of the target"):
             await transactions(any_source.conninfo(), publications=["p"], slot_name="s", start_lsn=one.commit_lsn).__aenter__()
 
     async def test_start_behind_the_slot(self, source: Database) -> None:
@@ -203,7 +203,7 @@ class TestRefusals:
             cut_connection(any_source)
             await eventually(any_source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
             any_source.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
-            with pytest.raises(DataLossError, match="past our position"):
+            with pytest.raises(DataLossError, match=r"past position .* of the target"):
                 await first(stream)
 
 

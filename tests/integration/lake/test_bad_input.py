@@ -55,7 +55,7 @@ def run(publisher: Database, lake: Path, parameters: str = "") -> Ended:
 
 TARGETS = [
     ("spark://", "names no directory"),
-    ("spark://host/path", "names a host, but a directory is meant"),
+    ("spark://host/path", "names a host where a directory is expected"),
     ("spark:///lake?colour=red", 'unrecognized parameter of a Spark target: "colour"'),
     ("spark:///lake?confirm=perhaps", 'unrecognized confirm value: "perhaps"'),
     ("spark:///lake?batch_delay=soon", 'invalid value for parameter "batch_delay": "soon"'),
@@ -76,7 +76,7 @@ def test_a_directory_of_something_else(publisher: Database, tmp_path: Path, verb
     (tmp_path / "mine").write_text("x")
     arguments = [f"--connection={publisher.dsn}", "--publication=pub", f"--target=spark://{tmp_path}"]
     done = subscriber(verb, *(["sub"] if verb == "create" else []), *arguments)
-    words = f'directory {tmp_path} is not empty, and no lake: it has "mine"'
+    words = f'directory {tmp_path} is not empty and is not a lake: it contains "mine"'
     if verb == "check":
         assert (done.status, [line for line in done.output.splitlines() if words in line and "hint: " in line] != []) == (1, True), done
     else:
@@ -96,7 +96,7 @@ def test_a_lake_of_another_subscription(publisher: Database, tmp_path: Path) -> 
     lake = tmp_path / "lake"
     assert run(publisher, lake).status == 0
     arguments = [f"--connection={publisher.dsn}", "--publication=pub", f"--target=spark://{lake}"]
-    words = f'the lake in {lake} is of subscription "lake_{publisher.name}", not "other"'
+    words = f'the lake in {lake} belongs to subscription "lake_{publisher.name}", not "other"'
     assert_one_error(subscriber("run", *arguments, "--name=other", "--until-caught-up"), re.escape(words))
     assert_one_error(subscriber("create", "other", *arguments), re.escape(words))
     assert slots(publisher) == [f"lake_{publisher.name}"]
@@ -134,7 +134,10 @@ def test_what_is_not_installed(publisher: Database, tmp_path: Path, missing: str
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [("11.0.2", "Spark needs Java 17 or later, and JAVA_HOME=.* is 11"), (None, "Spark needs Java, and JAVA_HOME=.* is none")],
+    [
+        ("11.0.2", "Spark needs Java 17 or later, but JAVA_HOME=.* is Java 11"),
+        (None, "Spark needs Java, but JAVA_HOME=.* is not a Java program"),
+    ],
 )
 def test_java_that_is_too_old_or_none(publisher: Database, tmp_path: Path, version: str | None, words: str) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
@@ -158,17 +161,17 @@ def test_no_java_at_all(publisher: Database, tmp_path: Path) -> None:
     surroundings = {name: value for name, value in environment().items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path / "bin")}
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert_one_error(
-        Ended(done.returncode, done.stdout, done.stderr, 0.0), "Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH"
+        Ended(done.returncode, done.stdout, done.stderr, 0.0), "Spark needs Java, but found none: no JAVA_HOME, no java on the PATH"
     )
 
 
 ON_LOOPBACK = [f"--conf=spark.{name}" for name in ("ui.enabled=false", "driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1")]
 NO_START = [
     # Spark asks three times for 20 s
-    (["--master=spark://127.0.0.1:1"], "Spark does not start with master spark://127.0.0.1:1: .*stopped SparkContext"),
-    (["--master=local[few]"], r"Spark does not start with master local\[few\]: .*Could not parse Master URL"),
-    (["--master=nonsense://x"], "Spark does not start with master nonsense://x: .*see Java's output above"),
-    (["--master=local[1]", "--conf=spark.driver.port=some"], r"Spark does not start with master local\[1\]: .*spark\.driver\.port"),
+    (["--master=spark://127.0.0.1:1"], "could not start Spark with master spark://127.0.0.1:1: .*stopped SparkContext"),
+    (["--master=local[few]"], r"could not start Spark with master local\[few\]: .*Could not parse Master URL"),
+    (["--master=nonsense://x"], "could not start Spark with master nonsense://x: .*see Java's output above"),
+    (["--master=local[1]", "--conf=spark.driver.port=some"], r"could not start Spark with master local\[1\]: .*spark\.driver\.port"),
     (["--master=local[1]", "--py-files=/nonexistent/x.zip"], "cannot read /nonexistent/x.zip: No such file or directory"),
     (["--master=local[1]", "--py-files=/nonexistent/x.whl"], "cannot read /nonexistent/x.whl: No such file or directory"),
     # there, but nothing that Spark ships
@@ -180,7 +183,7 @@ NO_START = [
 @pytest.mark.parametrize(("arguments", "words"), NO_START)
 def test_a_spark_that_does_not_start(tmp_path: Path, arguments: list[str], words: str) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[spark]'")
-    if "there is none" in (done := subscriber("spark-apply", str(tmp_path), *ON_LOOPBACK, *arguments, timeout=200)).errors:
+    if "but found none" in (done := subscriber("spark-apply", str(tmp_path), *ON_LOOPBACK, *arguments, timeout=200)).errors:
         pytest.skip("there is no Java")
     assert_one_error(done, words)
 
@@ -193,7 +196,7 @@ def test_two_appliers_at_once(publisher: Database, tmp_path: Path) -> None:
     assert run(publisher, lake).status == 0
     with running("-v", "spark-apply", str(lake), "--engine=local") as first:
         first.says("published")
-        assert_one_error(subscriber("spark-apply", str(lake), "--engine=local"), re.escape(f"the lake in {lake} has an applier already"))
+        assert_one_error(subscriber("spark-apply", str(lake), "--engine=local"), re.escape(f"the lake in {lake} already has an applier"))
 
 
 def test_no_lake_to_apply(tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ async def test_executors_that_may_not_connect_are_told_of_until_they_may(
     with caplog.at_level(logging.WARNING):
         async with copier(tmp_path / "lake"):
             running = asyncio.create_task(found.run(Until()))
-            await until(lambda: 'table "public.t" is not copied: an executor cannot connect with the publisher' in caplog.text)
+            await until(lambda: 'table "public.t" could not be copied: an executor could not connect to the publisher' in caplog.text)
             passfile.write_text(right)
             await running
     assert_same(tmp_path / "lake", await applied(tmp_path / "lake"), publisher_db, [T])
@@ -518,7 +518,7 @@ async def test_a_killed_applier_leaves_nobody_waiting_at_the_publisher(publisher
 
 @pytest.mark.parametrize("text", ["password=x", "host=h  password = 'x'", "sslpassword=x"])
 def test_no_password_in_a_lake(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="copy_connection holds a password"):
+    with pytest.raises(ConfigurationError, match="copy_connection contains a password"):
         Location.parse(f"spark:///lake?copy=executors&copy_connection={quote(text)}")
     with pytest.raises(ConfigurationError, match='unrecognized copy value: "executor"'):
         Location.parse("spark:///lake?copy=executor")

@@ -83,7 +83,7 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
 async def test_what_is_there_is_no_lake(publisher18_db: Database, lake: str) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     storage(lake).write("mine", b"")
-    with pytest.raises(TargetError, match="is not empty, and no lake"):
+    with pytest.raises(TargetError, match="is not empty and is not a lake"):
         await subscription(publisher18_db, lake).run(Until())
     assert publisher18_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
 
@@ -140,7 +140,9 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
         assert published(lake).lsn < newest.lsn, "it was too late to look"
     else:
         assert published(lake) == newest
-        assert [str(error) for error in refused] == [f"the lake in {storage(lake).place} has another applier, which published meanwhile"]
+        assert [str(error) for error in refused] == [
+            f"the lake in {storage(lake).place} has another applier, which published in the meantime"
+        ]
     await landed(6)
     assert_same(lake, await applied(lake), db, [TableName("public", "t")])
     await asyncio.to_thread(tidy, lake)

@@ -143,9 +143,9 @@ async def test_life(publisher18_db: Database, lake: Path) -> None:
     assert_same(lake, await applied(lake), publisher, [T, U])
     with pytest.raises(TargetError, match=r'^subscription "gone" does not exist$'):
         await drop_subscription("gone", target=target)
-    with pytest.raises(TargetError, match=f'is what dropped subscription "{renamed}" left'):
+    with pytest.raises(TargetError, match=f'belonged to subscription "{renamed}"'):
         await create(publisher, lake)
-    with pytest.raises(TargetError, match=f'is what dropped subscription "{renamed}" left'):
+    with pytest.raises(TargetError, match=f'belonged to subscription "{renamed}"'):
         await Subscription("other", connection=publisher.conninfo(), publications=["pub"], target=target).run(Until())
     assert slots(publisher) == []
 
@@ -164,7 +164,7 @@ async def test_a_create_that_fails_leaves_nothing(publisher18_db: Database, lake
     await drop_subscription(name, target=target, settings=QUICK)
     assert [path.name for path in lake.iterdir() if not path.name.startswith(".") and path.name != "lock"] == []
     await create(publisher18_db, lake)
-    with pytest.raises(TargetError, match=r'is of subscription "sub_.*", not "second"'):
+    with pytest.raises(TargetError, match=r'belongs to subscription "sub_.*", not "second"'):
         await create_subscription("second", connection=publisher18_db.conninfo(), publications=["pub"], target=target, settings=QUICK)
     with pytest.raises(ConfigurationError, match="is defined in the target's catalog"):
         await Subscription(name, connection=publisher18_db.conninfo(), publications=["pub"], target=target).run(Until())
@@ -260,7 +260,7 @@ async def test_status_tells_of_the_applier_too(publisher18_db: Database, lake: P
     publisher, target = publisher18_db, f"spark://{lake}"
     publisher.execute(TABLES + "; INSERT INTO t VALUES (1, 'a')")
     missing = await asyncio.to_thread(subscriber, "status", f"--target={target}")
-    assert (missing.status, missing.errors.split(" (hint")[0]) == (1, f"subscriber: there is no directory {lake}")
+    assert (missing.status, missing.errors.split(" (hint")[0]) == (1, f"subscriber: directory {lake} does not exist")
     name = await create(publisher, lake, options=SubscriptionOptions(enabled=False))
     await until(lake, lambda found: bool(found["state"] == "disabled"))
     async with alter_subscription(name, target=target, settings=QUICK) as subscription:

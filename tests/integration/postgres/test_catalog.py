@@ -144,7 +144,9 @@ async def test_catalog_made_by_many_at_once(target_db: Database) -> None:
 async def test_later_catalog_is_refused(target_db: Database) -> None:
     await state_of(target_db)
     target_db.execute("UPDATE subscriber.version SET version = 99")
-    with pytest.raises(TargetError, match=f'schema "subscriber" of the target has version 99, this program knows versions up to {VERSION}'):
+    with pytest.raises(
+        TargetError, match=f'schema "subscriber" of the target has version 99, but this program supports versions up to {VERSION}'
+    ):
         await state_of(target_db)
 
 

@@ -110,7 +110,7 @@ async def test_role_without_rights(target_db: Database, plain_role: str) -> None
     try:
         assert await findings(target_db, published("t", "*id"), target=plain_role, run_as_owner=True) == []
         found = await findings(target_db, published("t", "*id"), target=plain_role)
-        assert [finding.message for finding in found] == [f'role "checker" cannot become "{owner}", the owner of table "public.t"']
+        assert [finding.message for finding in found] == [f'role "checker" cannot SET ROLE to "{owner}", the owner of table "public.t"']
         target_db.execute("CREATE SCHEMA subscriber")
         found = await findings(target_db, target=plain_role)
         assert [finding.message for finding in found] == ['role "checker" may not create tables in schema "subscriber" of the target']
@@ -129,7 +129,7 @@ async def test_catalog_of_another_version_or_owner(target_db: Database, plain_ro
     ]
     target_db.execute("UPDATE subscriber.version SET version = 7")
     assert [finding.message for finding in await findings(target_db)] == [
-        f'schema "subscriber" of the target has version 7, this program knows versions up to {VERSION}'
+        f'schema "subscriber" of the target has version 7, but this program supports versions up to {VERSION}'
     ]
 
 

@@ -229,7 +229,7 @@ async def test_row_changed_meanwhile_under_full_is_not_missed(target_db: Databas
                 while not target_db.value("SELECT count(*) FROM pg_locks WHERE NOT granted"):
                     await asyncio.sleep(0.01)
             other.execute("COMMIT")
-            with pytest.raises(TargetUnavailable, match="was changed by another session meanwhile"):
+            with pytest.raises(TargetUnavailable, match="was changed by another session"):
                 await applying
         assert target_db.fetch("SELECT * FROM t") == [(1, "y")]
         await feed.apply(remote.relation, remote.update(2, old=(1,)))

@@ -98,7 +98,7 @@ async def test_calls_out_of_turn(target_db: Database) -> None:
         assert target_db.value('SELECT count(*) FROM subscriber."position" WHERE srrelid <> 0') == 0
         await sink.start_copy()
         await sink.finish_copy(AT)
-        with pytest.raises(TargetError, match="is copied already"):
+        with pytest.raises(TargetError, match="is already copied"):
             await sink.start_copy()
         with pytest.raises(RelationError, match=r'relation "public\.nowhere" does not exist'):
             await feed.sink.open_table(TableName("public", "nowhere")).begin()

@@ -69,7 +69,10 @@ class TestSlot:
         publisher_db.execute("INSERT INTO t VALUES (2, 'lost')")
         to = publisher_db.value(f"SELECT end_lsn::text FROM pg_replication_slot_advance('{slot_of(publisher_db)}', pg_current_wal_lsn())")
         line = await refused(publisher_db, target_db)
-        assert f'replication slot "{slot_of(publisher_db)}" was advanced to {to}, past our position {target_db.value(POSITION)}' in line
+        assert (
+            f'replication slot "{slot_of(publisher_db)}" was advanced to {to}, past position {target_db.value(POSITION)} of the target'
+            in line
+        )
 
     @pytest.mark.parametrize("again", [False, True], ids=["dropped", "made again"])
     async def test_dropped_while_it_is_followed(self, publisher_db: Database, target_db: Database, again: bool) -> None:
@@ -146,7 +149,7 @@ class TestPublisher:
         server.start()
         with contextlib.closing(Database(address, "pub")) as publisher:
             line = await refused(publisher, target_db)
-        assert f"before our position {target_db.value(POSITION)}: it was restored to an earlier time" in line
+        assert f"before the target's position {target_db.value(POSITION)}: it was restored to an earlier time" in line
 
 
 class TestPreparedTransaction:
@@ -215,7 +218,7 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
         copy.execute("SELECT pg_promote()")
         if not complete:
             line = await refused(publisher, target_db, conninfo=copy.conninfo())
-            assert "the publisher is on timeline 2; timeline 1 of our position" in line
+            assert "the publisher is on timeline 2; timeline 1 of the target's position" in line
             assert "the target holds changes that the promoted server never had" in line
             return
         copy.execute("INSERT INTO t VALUES (4, 'on the new timeline')")
@@ -224,5 +227,5 @@ async def test_promoted_standby(make_server: MakeServer, target_db: Database, co
             assert target_db.fetch(ROWS) == [*rows, (4, "on the new timeline")]
         # the old primary has been left behind
         line = await refused(publisher, target_db)
-        assert "the publisher is on timeline 1, but our position" in line
+        assert "the publisher is on timeline 1, but the target's position" in line
         assert "connect to the server that was promoted" in line

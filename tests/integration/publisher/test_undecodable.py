@@ -75,7 +75,7 @@ async def test_says_what_remains_and_goes_on_trying(
         error = running.subscription.status.last_error
         assert isinstance(error, PublisherError)
         assert "could not map file" in str(error)
-        assert "anew with a copy" in str(error.hint)
+        assert "again with a copy" in str(error.hint)
         assert {record.levelname for record in errors()} == {"ERROR"}
         # its pauses are those of what somebody has to mend
         assert all("next attempt in 0.2 s" in record.getMessage() for record in errors())
@@ -89,7 +89,7 @@ async def test_a_run_that_ends_ends_with_it(publisher_db: Database, target_db: D
     make_undecodable(publisher_db)
     with pytest.raises(PublisherError, match="not even without streaming") as caught:
         await subscription_of(publisher_db, target_db).run(until=Until())
-    assert "anew with a copy" in str(caught.value.hint)
+    assert "again with a copy" in str(caught.value.hint)
     assert target_db.fetch(ALL) == [(1, "copied")]
 
 

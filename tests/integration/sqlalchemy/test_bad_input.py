@@ -50,7 +50,7 @@ ARGUMENTS = [
     ("sqlite+pysqlite:///x.db", "not asynchronous"),
     ("mysql+pymysql://u:hush@127.0.0.1/x", "not asynchronous"),
     ("somedb://u:hush@127.0.0.1/x", 'no sink for targets of kind "somedb"'),
-    ("sqlite:////no/such/directory/x.db", "no directory|No such file or directory"),
+    ("sqlite:////no/such/directory/x.db", "does not exist|No such file or directory"),
     ("mariadb://u:hush@127.0.0.1:1/x", "127.0.0.1|connect|reached"),
     ("postgresql+asyncpg://u:hush@127.0.0.1:1/x", "127.0.0.1|connect|reached"),
     ("mariadb://u:hush@127.0.0.1:notaport/x", "URL"),
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_database(sqlite_replica: Replica) -> None:
     assert path is not None
     path.write_bytes(b"this is somebody's text, and long enough to be read as the head of a database" * 10)
     before = path.read_bytes()
-    assert_one_error(subscriber(*sqlite_replica.arguments("--until-caught-up")), "no SQLite database")
+    assert_one_error(subscriber(*sqlite_replica.arguments("--until-caught-up")), "not an SQLite database")
     assert path.read_bytes() == before
     assert slots(sqlite_replica.publisher) == []
     path.unlink()
@@ -310,7 +310,7 @@ def test_a_table_of_the_name_of_one_of_ours(other_replica: Replica) -> None:
     publisher.execute("CREATE SCHEMA subscriber_sqlalchemy")
     publisher.execute(f"CREATE TABLE {ours} (id int PRIMARY KEY, v text); ALTER PUBLICATION pub ADD TABLE {ours}")
     name = ours if "." in ours else f"public.{ours}"
-    said = f'table "{name}" would be table "{ours}" in the target, a name that subscriber keeps for its own tables'
+    said = f'table "{name}" would be table "{ours}" in the target, a name that subscriber reserves for its own tables'
     assert said in subscriber(*pair.arguments(verb="check")).output
     assert "leave it out of the publication" in assert_one_error(subscriber(*pair.arguments("--until-caught-up")), said)
     assert list(pair.target.states()) == ["t"]

@@ -219,7 +219,7 @@ async def test_looking_makes_nothing(other_target: OtherTarget) -> None:
     if other_target.path is None:
         assert await observe(other_target.url) == []
     else:
-        with pytest.raises(TargetError, match=f'^there is no file "{other_target.path}"$'):
+        with pytest.raises(TargetError, match=f'^file "{other_target.path}" does not exist$'):
             await observe(other_target.url)
         assert list(other_target.path.parent.iterdir()) == []
     assert not other_target.has_catalog()
@@ -256,6 +256,6 @@ async def test_a_catalog_of_a_later_version_is_refused(catalog: SqlAlchemyCatalo
     other_target.execute(f"UPDATE {other_target.ours('version')} SET version = 99")
     with pytest.raises(TargetError, match="version 99") as caught:
         await observe(other_target.url)
-    assert caught.value.hint == "use the version of pg-subscriber that made it, or a later one"
+    assert caught.value.hint == "use the version of pg-subscriber that created it, or a later one"
     with pytest.raises(TargetError, match="version 99"):
         await SqlAlchemyCatalog.open(other_target.url, "test")

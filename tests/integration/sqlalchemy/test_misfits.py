@@ -23,13 +23,13 @@ def _keyed(number: int, kind: str) -> str:
 # by kind of target: table, what stands behind its name, and what check says of it
 EVERYWHERE = [
     ('"none"', "()", 'table "public.none" has no columns'),
-    ('"case"', '(id int PRIMARY KEY, v text, "V" text)', 'columns "v" and "V" of table "public.case" have one name'),
-    ('"subscriber_position"', "(id int PRIMARY KEY)", 'table "public.subscriber_position" would be .* subscriber keeps for its own'),
+    ('"case"', '(id int PRIMARY KEY, v text, "V" text)', 'columns "v" and "V" of table "public.case" have the same name'),
+    ('"subscriber_position"', "(id int PRIMARY KEY)", 'table "public.subscriber_position" would be .* subscriber reserves for its own'),
 ]
 SQLITE = [
     ("sqlite_x", "(id int PRIMARY KEY)", 'table "public.sqlite_x" would be table "sqlite_x" .* SQLite\'s own'),
     ('"SQLite_Sequence"', "(id int PRIMARY KEY)", 'table "public.SQLite_Sequence" would be table "SQLite_Sequence" .* SQLite\'s own'),
-    ("rowids", "(rowid int, oid int, _rowid_ int)", 'table "public.rowids" has no key, and columns of all names'),
+    ("rowids", "(rowid int, oid int, _rowid_ int)", 'table "public.rowids" has no key, and its columns hide'),
     ('other."FITS"', "(id int PRIMARY KEY)", None),
     ('"other__fits"', "(id int PRIMARY KEY)", 'tables "other.FITS" and "public.other__fits" would both be table "other__fits"'),
 ]

@@ -62,7 +62,7 @@ def test_without_create_tables_a_missing_table_is_named(other_replica: Replica) 
     pair.more = ["-c", "create_tables=off"]
     if pair.target.kind == "sqlite":
         done = subscriber(*pair.arguments(verb="check"))
-        assert done.output.startswith(f'error: there is no file "{pair.target.path}" (hint: ')
+        assert done.output.startswith(f'error: file "{pair.target.path}" does not exist (hint: ')
         pair.target.execute("CREATE TABLE mine (id int)")
     for verb in ("check", "run"):
         done = subscriber(*pair.arguments(verb=verb))
@@ -102,7 +102,7 @@ def test_a_new_column_that_differs_by_case_only_is_refused_by_name(other_replica
     for how in ("add", "error"):
         done = subscriber(*pair.arguments("--until-caught-up", "-c", f"schema_change={how}"))
         assert done.status == 1
-        said = 'column "V" of table "public.t" is not distinguished from column "v" in the target'
+        said = 'columns "V" and "v" of table "public.t" have the same name in the target'
         assert said in done.errors
         assert "finished at" in done.errors
         # it loses values, and says so

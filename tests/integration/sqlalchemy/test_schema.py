@@ -233,11 +233,11 @@ async def test_columns_that_do_not_fit(sqlite_transaction: OpenTransaction, sqli
     table = described(("id", INT4), ("v", TEXT), key=("id",))
     async with sqlite_transaction() as connection:
         (found,) = await schema.check(connection, [table])
-        assert found.message == 'column "v" of table "public.t": type text cannot be kept without loss in a column of type INTEGER'
+        assert found.message == 'column "v" of table "public.t": type text cannot be stored without loss in a column of type INTEGER'
         assert found.hint == "make it a text column in the target"
         both = replace(described(("id", INT4), ("ID", TEXT), key=("id",)), name=TableName("public", "u"))
         assert messages(await schema.check(connection, [both], creating=True)) == [
-            'columns "id" and "ID" of table "public.u" have one name in the target'
+            'columns "id" and "ID" of table "public.u" have the same name in the target'
         ]
 
 

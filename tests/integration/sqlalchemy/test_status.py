@@ -94,7 +94,7 @@ def test_of_one_that_was_created(sqlite_replica: Replica) -> None:
 def test_of_what_is_not_there(sqlite_file: OtherTarget) -> None:
     assert sqlite_file.path is not None
     found = status(sqlite_file, expect=1)
-    assert found["error"]["message"] == f'there is no file "{sqlite_file.path}"'
+    assert found["error"]["message"] == f'file "{sqlite_file.path}" does not exist'
     assert not sqlite_file.path.exists()
     sqlite_file.execute("CREATE TABLE mine (id int)")
     assert status(sqlite_file) == {"error": None, "subscriptions": []}

@@ -53,7 +53,7 @@ def _unreadable_connection(replication: ReplicationSetup) -> None:
     arguments(replication, connection=f"host=127.0.0.1 password='{replication.password}")
 
 
-@case('the target\'s connection string has an unknown parameter "hots"')
+@case('invalid connection string of the target: unknown parameter "hots"')
 def _unknown_word_in_target(replication: ReplicationSetup) -> None:
     arguments(replication, target_url=f"postgresql://u:{replication.password}@127.0.0.1/x?hots=db1")
 
@@ -140,7 +140,7 @@ def _publisher_that_does_not_answer(replication: ReplicationSetup) -> None:
     arguments(replication, connection=replication.publisher.conninfo(port="1"))
 
 
-@case(r"target cannot be reached: .*port 1 failed: Connection refused")
+@case(r"could not connect to the target: .*port 1 failed: Connection refused")
 def _target_that_does_not_answer(replication: ReplicationSetup) -> None:
     arguments(replication, target_url=replication.target.conninfo(port="1"))
 
@@ -150,7 +150,7 @@ def _wrong_database_of_the_publisher(replication: ReplicationSetup) -> None:
     arguments(replication, connection=replication.publisher.server.dsn("nowhere"))
 
 
-@case('target refuses the connection: .*database "nowhere" does not exist')
+@case('could not connect to the target: .*database "nowhere" does not exist')
 def _wrong_database_of_the_target(replication: ReplicationSetup) -> None:
     arguments(replication, target_url=replication.target.server.dsn("nowhere"))
 
@@ -160,7 +160,7 @@ def _wrong_password_of_the_publisher(replication: ReplicationSetup) -> None:
     arguments(replication, connection=replication.publisher.conninfo(password=replication.password))
 
 
-@case('target refuses the connection: .*password authentication failed for user "postgres"')
+@case('could not connect to the target: .*password authentication failed for user "postgres"')
 def _wrong_password_of_the_target(replication: ReplicationSetup) -> None:
     arguments(replication, target_url=replication.target.conninfo(password=replication.password))
 
@@ -170,7 +170,7 @@ def _wrong_role_of_the_publisher(replication: ReplicationSetup) -> None:
     arguments(replication, connection=replication.publisher.conninfo(user="nobody"))
 
 
-@case('target refuses the connection: .*"nobody"')
+@case('could not connect to the target: .*"nobody"')
 def _wrong_role_of_the_target(replication: ReplicationSetup) -> None:
     arguments(replication, target_url=replication.target.conninfo(user="nobody"))
 
@@ -201,7 +201,7 @@ def _wal_level_too_low(replication: ReplicationSetup) -> Repair:
     return repair
 
 
-@case("all 2 of max_replication_slots are in use")
+@case("none of max_replication_slots = 2 is free")
 def _no_slot_left(replication: ReplicationSetup) -> Repair:
     server = replication.move_publisher(max_replication_slots="2")
     replication.publisher.fetch("SELECT pg_create_physical_replication_slot(name) FROM unnest('{one,two}'::text[]) AS name")

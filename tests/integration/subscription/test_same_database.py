@@ -95,7 +95,7 @@ async def test_standby_of_the_target_and_copy_of_the_publisher(make_server: Call
         assert "error" not in said.output
 
 
-LOOP = 'warning: the publisher takes table "public.t" from the target, by subscription "{0}" with replication slot "{0}" there'
+LOOP = 'warning: the publisher replicates table "public.t" from the target, with subscription "{0}" and replication slot "{0}"'
 
 
 async def looks(publisher: Database, target: Database, origin: str = "any") -> str:

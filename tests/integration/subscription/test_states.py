@@ -148,7 +148,7 @@ def test_check_for_monitoring(other_replica: Replica) -> None:
     pair.catches_up()
     status, said = check(url)
     assert status == 2
-    assert said.startswith(f"SUBSCRIBER CRITICAL - {pair.name} defined by command line")
+    assert said.startswith(f"SUBSCRIBER CRITICAL - {pair.name} not running (defined by its command line)")
     with running(*pair.arguments()):
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := check(url, "--max-lag", "60s"))[0] != 0:
@@ -199,7 +199,7 @@ def test_check_that_fails_is_unknown(target_db: Database, tmp_path: Path) -> Non
     assert check(f"sqlite:///{tmp_path}/none.db")[0] == 3
     assert check(target_db.dsn, "absent") == (
         3,
-        'SUBSCRIBER UNKNOWN - subscription "absent" does not exist (hint: subscriber status without a name lists the subscriptions)\n',
+        'SUBSCRIBER UNKNOWN - subscription "absent" does not exist (hint: `subscriber status` lists the existing subscriptions)\n',
     )
 
 
@@ -211,7 +211,7 @@ def test_check_after_an_upgrade_or_downgrade_is_unknown(publisher18_db: Database
         target_db.execute(f"UPDATE subscriber.version SET version = {version}")
         status, said = check(target_db.dsn)
         assert status == 3
-        assert said.startswith(f'SUBSCRIBER UNKNOWN - schema "subscriber" of the target has version {version}, this program knows')
+        assert said.startswith(f'SUBSCRIBER UNKNOWN - schema "subscriber" of the target has version {version}, but this program')
     target_db.execute(f"UPDATE subscriber.version SET version = {VERSION}")
     assert subscriber("drop", publisher18_db.name, "--target", target_db.dsn).status == 0
 

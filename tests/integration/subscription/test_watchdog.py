@@ -196,7 +196,7 @@ async def test_publisher_that_is_mute(other_replica: Replica, caplog: pytest.Log
         finally:
             follows.cancel()
             await asyncio.gather(follows, return_exceptions=True)
-    assert "the publisher does not answer: nothing has come for" in caplog.text
+    assert "the publisher does not answer: nothing was received for" in caplog.text
     assert "no progress for" not in caplog.text
 
 

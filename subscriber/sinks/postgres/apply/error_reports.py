@@ -33,7 +33,7 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
     diagnostics, statement, context = failure.diagnostics, failure.statement, failure.context
     error = target_error(diagnostics)
     if statement.finds and diagnostics.sqlstate == _DIVISION_BY_ZERO and not diagnostics.context:
-        error = TargetUnavailable(f'a row of relation "{statement.table}" was changed by another session meanwhile', sqlstate="40001")
+        error = TargetUnavailable(f'a row of relation "{statement.table}" was changed by another session', sqlstate="40001")
     number = parameter_number(diagnostics)
     column = diagnostics.column
     if number is not None and number <= len(statement.columns):
@@ -53,7 +53,7 @@ def apply_error(failure: StatementFailed, collisions: list[Collision] | None = N
             error.add_note(str(collision))
         if not found:
             error.add_note(f'Key already exists in unique index "{diagnostics.constraint}".')
-        error.hint = "change or delete the target's row, or drop its constraint; the transaction is tried again"
+        error.hint = "change or delete the target's row, or drop its constraint; the transaction is retried"
     if isinstance(context, ChangeContext):
         error.add_note(describe(context, statement.message_type or context.ending, statement.table, column))
     return error

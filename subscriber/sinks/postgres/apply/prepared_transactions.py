@@ -131,7 +131,7 @@ class TwoPhase:
                 )
             raise DataLossError(
                 f'prepared transaction with identifier "{gid}" does not exist in the target, and was not committed there',
-                hint="somebody rolled it back, or the target was restored: copy its tables again",
+                hint="it was rolled back in the target, or the target was restored from a backup: copy its tables again",
             )
         await self._end(message.end_lsn, gid)
         self._applier.ended(message.xid, committed=True)

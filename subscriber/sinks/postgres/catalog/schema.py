@@ -241,7 +241,9 @@ async def _take_step(connection: asyncpg.Connection[Any], step: str) -> None:
         with translated():
             await connection.execute(step)
     except RelationError as error:
-        raise TargetError(f'schema "subscriber" of the target cannot be taken to version {VERSION}: {error}', hint=CATALOG_HINT) from None
+        raise TargetError(
+            f'schema "subscriber" of the target could not be upgraded to version {VERSION}: {error}', hint=CATALOG_HINT
+        ) from None
 
 
 async def catalog_version(connection: asyncpg.Connection[Any]) -> int | None:
@@ -258,7 +260,7 @@ async def catalog_version(connection: asyncpg.Connection[Any]) -> int | None:
         raise TargetError('table "subscriber.version" of the target is empty', hint=CATALOG_HINT)
     if version > VERSION:
         raise TargetError(
-            f'schema "subscriber" of the target has version {version}, this program knows versions up to {VERSION}',
-            hint="use the version of pg-subscriber that made it, or a later one",
+            f'schema "subscriber" of the target has version {version}, but this program supports versions up to {VERSION}',
+            hint="use the version of pg-subscriber that created it, or a later one",
         )
     return version

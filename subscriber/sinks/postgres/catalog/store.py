@@ -147,7 +147,9 @@ class PostgresStore:
                 await self._changed.wait()
         self._changed.clear()
         if self.reader.connection.is_closed():
-            raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
+            raise TargetUnavailable(
+                "the session with the target's catalog was lost", hint="temporary error; if it persists, check that the target runs"
+            )
 
     def now(self) -> float:
         return time.time()

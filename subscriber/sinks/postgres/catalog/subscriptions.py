@@ -111,8 +111,8 @@ async def observe(target: str) -> Sequence[Observation]:
             return []
         if version < VERSION:
             raise TargetError(
-                f'schema "subscriber" of the target has version {version}, this program knows version {VERSION}',
-                hint="run or alter a subscription with this program once, which takes it forward",
+                f'schema "subscriber" of the target has version {version}, but this program needs version {VERSION}',
+                hint="run or alter a subscription once with this program: that upgrades it",
             )
         await store.look()
         return await observe_store(store)

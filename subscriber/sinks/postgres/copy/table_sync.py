@@ -218,7 +218,7 @@ class PostgresTableSink:
         async with self._control.transaction():
             rows = await self._control.fetch(_START, self._oid, self.relation_id)
         if not rows:
-            raise TargetError(f'table "{self._table}" is copied already', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._table}" is already copied', hint="start the run again")
         self._attempt = rows[0][0]
 
     async def describe(self, table: PublishedTable) -> None:
@@ -268,7 +268,7 @@ class PostgresTableSink:
     async def position(self) -> Position:
         found = await self._rows.position(self.relation_id)
         if found is None:
-            raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._table}" has no position of its own', hint="start the run again")
         return found
 
     async def apply(self, batch: Batch) -> None:
@@ -300,7 +300,7 @@ class PostgresTableSink:
 
     async def _change_state(self, entry: TableEntry, only_from: TableState) -> None:
         if not await self._rows.set_entry(self.relation_id, entry, only_from=only_from):
-            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="start the run again")
 
     async def close(self) -> None:
         """Disconnect. If the table is synchronized, its origins are dropped. Idempotent. :meth:`begin` connects again."""

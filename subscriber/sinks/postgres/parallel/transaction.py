@@ -228,9 +228,11 @@ class PostgresParallelTransaction:
         except StatementFailed as failure:
             if failure.statement is WAL:
                 # the statement after COMMIT
-                raise TargetUnavailable("a commit was interrupted", hint="open the sink again: the position tells") from None
+                raise TargetUnavailable(
+                    "a commit was interrupted", hint="open the sink again: its position shows whether the transaction was committed"
+                ) from None
             # the apply worker applies the spooled records, and reports the error if it occurs again
-            _log.info("transaction %d could not be ended where it was applied in parallel: %s", self._xid, apply_error(failure))
+            _log.info("transaction %d could not be ended by its parallel apply worker: %s", self._xid, apply_error(failure))
             return False
         self._counted.statistics.transactions += 1
         self._counted.statistics.parallel_transactions += 1

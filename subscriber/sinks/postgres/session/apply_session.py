@@ -123,7 +123,9 @@ class ApplySession:
                 await self.fetch("SELECT 1")
         except TimeoutError:
             self._broken = True
-            raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
+            raise TargetUnavailable(
+                f"the target did not answer within {seconds:.0f} s", hint="check the network connection to the target"
+            ) from None
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

@@ -115,7 +115,9 @@ class CatalogReader:
                 await self.fetch("SELECT 1")
         except TimeoutError:
             self.connection.terminate()
-            raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
+            raise TargetUnavailable(
+                f"the target did not answer within {seconds:.0f} s", hint="check the network connection to the target"
+            ) from None
 
     async def read_owner(self, oid: int) -> None:
         """Read the owner of a subscription (``pg_subscription.subowner``).
@@ -126,7 +128,9 @@ class CatalogReader:
         """
         (found,) = await self.fetch(_OWNER, oid)
         if found["owner"] is None:
-            raise TargetError("the owner of the subscription was dropped", sqlstate="42704", hint="give it to a role: alter --owner ROLE")
+            raise TargetError(
+                "the owner of the subscription was dropped", sqlstate="42704", hint="set a new owner: `subscriber alter NAME --owner ROLE`"
+            )
         self.owner = None if found["own"] else found["owner"]
 
     def storable(self, text: str) -> str:

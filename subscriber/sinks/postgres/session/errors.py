@@ -41,21 +41,22 @@ CATALOG_HINT: Final = (
 """Hint for a catalog that was changed by hand."""
 _CATALOG: Final = re.compile(r'relation "subscriber\.')
 _RELATION_HINT: Final = "compare the target's table with the publisher's"
-_READ_ONLY_HINT: Final = "name the primary, or a server and role that allow writing"
-_LOG_HINT: Final = "the target's log tells more"
-_PASSES: Final = "it passes by itself, unless the target is down"
+_READ_ONLY_HINT: Final = "connect to the primary, with a role that may write"
+_LOG_HINT: Final = "see the target's log for details"
+_PASSES: Final = "temporary error; if it persists, check that the target runs"
 _UNAVAILABLE_HINTS: Final = {
     CANNOT_CONNECT_NOW: "wait until it accepts connections",
-    "53300": "raise max_connections of the target, or end other sessions",
+    "53300": "increase max_connections of the target, or end other sessions",
     "55P03": "another session of the target holds the lock (pg_locks), or lock_timeout of the role is too short",
     "57014": "another session canceled the statement, or statement_timeout of the target's role is too short",
-    "25P03": "raise idle_in_transaction_session_timeout of the target's role",
-    "25P04": "raise transaction_timeout of the target's role",
-    "57P05": "raise idle_session_timeout of the target's role",
+    "25P03": "increase idle_in_transaction_session_timeout of the target's role",
+    "25P04": "increase transaction_timeout of the target's role",
+    "57P05": "increase idle_session_timeout of the target's role",
 }
 _APPLY_HINTS: Final = {
     "22": "compare the column's type in the target with the publisher's",
-    "23": "the target's constraint refuses the publisher's row: change or drop the constraint, or change the rows of the target",
+    "23505": "delete or change the target's row that has this key; before an initial copy, empty the table",
+    "23": "the target's constraint rejects the publisher's row: change or drop the constraint, or change the rows of the target",
 }
 
 
@@ -204,7 +205,7 @@ def target_error(diagnostics: Diagnostics) -> TargetError:
     if sqlstate[:2] == "42" or sqlstate == "3F000":
         return RelationError(text, sqlstate=sqlstate, hint=_RELATION_HINT if diagnostics.context is None else _LOG_HINT)
     if sqlstate[:2] in _APPLY_CLASSES:
-        return ApplyError(text, sqlstate=sqlstate, hint=_APPLY_HINTS.get(sqlstate[:2], _LOG_HINT))
+        return ApplyError(text, sqlstate=sqlstate, hint=_APPLY_HINTS.get(sqlstate) or _APPLY_HINTS.get(sqlstate[:2], _LOG_HINT))
     return TargetError(text, sqlstate=sqlstate, hint=_LOG_HINT)
 
 

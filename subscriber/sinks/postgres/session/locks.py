@@ -162,5 +162,5 @@ async def take(
         await asyncio.sleep(_POLL)
     raise SubscriptionInUse(
         f"{what} is active for PID {await holders()}",
-        hint="stop the other process that serves this subscription, or its session in the target",
+        hint="stop the other process that runs this subscription, or end its session in the target",
     )

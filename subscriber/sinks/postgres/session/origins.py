@@ -110,7 +110,7 @@ def parallel_origin(oid: int, number: int) -> str:
 def grant(role: str, version: int) -> str:
     """The hint if the role may not use origins."""
     if version < 140000:
-        return "connect to the target as a superuser: PostgreSQL 13 lets nobody else use replication origins"
+        return "connect to the target as a superuser: in PostgreSQL 13 only superusers can use replication origins"
     functions = ", ".join(f"pg_catalog.{name}" for name in _FUNCTIONS)
     return f'GRANT EXECUTE ON FUNCTION {functions} TO "{role}"'
 
@@ -169,7 +169,7 @@ class Origins:
                 if error.sqlstate == _IN_USE and clock.time() >= deadline - _WAIT + _LOST_SECONDS:
                     await self._end_lost(run, error)
                 if clock.time() >= deadline:
-                    hint = "stop the other process that serves this subscription, or its session in the target"
+                    hint = "stop the other process that runs this subscription, or end its session in the target"
                     raise SubscriptionInUse(f'replication origin "{name}" cannot be used: {error}', hint=hint) from None
             await asyncio.sleep(_POLL)
 
@@ -183,8 +183,8 @@ class Origins:
             self._warned.add(hint)
             _log.log(
                 self._level,
-                "changes are made in the target without a replication origin: %s; a subscriber of the target with origin = none gets"
-                " them as the target's own (hint: %s)",
+                "changes are applied to the target without a replication origin: %s; a subscription to the target with origin = none"
+                " receives them as the target's own changes (hint: %s)",
                 reason,
                 hint,
             )
@@ -257,7 +257,7 @@ async def _drop(run: Run, names: str, *, wait: bool) -> None:
                 if not wait:
                     break
                 if clock.time() >= deadline:
-                    hint = "end the session that uses it, in the target"
+                    hint = "end the session in the target that uses it"
                     raise SubscriptionInUse(f'replication origin "{name}" cannot be dropped: {error}', hint=hint) from None
                 await asyncio.sleep(_POLL)
             else:

@@ -88,16 +88,21 @@ class Target:
         try:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.ProgrammingError as error:
-            raise ConfigurationError(_bad_conninfo(str(error)), hint="for example postgresql://user@host:5432/dbname") from None
+            raise ConfigurationError(
+                _bad_conninfo(str(error)),
+                hint="for example postgresql://user@host:5432/dbname, sqlite:///file.db, mariadb://user@host/dbname, spark:///directory",
+            ) from None
         except UnicodeError:
-            raise ConfigurationError("the target's connection string holds bytes that are not UTF-8", hint="write them as UTF-8") from None
+            raise ConfigurationError("invalid connection string of the target: it is not UTF-8", hint="encode it as UTF-8") from None
         if "@" in str(parameters.get("host", ""))[1:]:
             # most likely it is a part of the password, and must not be shown
             raise ConfigurationError(
-                "the target's connection string has an @ in the host name", hint="write an @ in user or password as %40"
+                "invalid connection string of the target: there is an @ in the host name", hint="write an @ in user or password as %40"
             )
         if str(parameters.get("replication", "off")).lower() not in {"off", "false", "no", "0"}:
-            raise ConfigurationError("the target's connection string asks for a replication connection", hint="leave out replication=")
+            raise ConfigurationError(
+                "invalid connection string of the target: it asks for a replication connection", hint="omit replication="
+            )
 
     async def connect(self, application_name: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         """Connect through libpq, with autocommit and client_encoding UTF8.
@@ -120,14 +125,14 @@ class Target:
             text = " ".join(str(error).split())
             if _MISTAKEN.search(text):
                 raise ConfigurationError(
-                    f"the target's connection string cannot be used: {text}", hint="correct the parameter that it names"
+                    f"invalid connection string of the target: {text}", hint="correct the parameter that it names"
                 ) from None
             raise _refusal(text) from None
         except UnicodeError:
             # error of the resolver: a label that is empty or longer than 63 bytes
             raise ConfigurationError(
-                "the target's connection string has a host name that cannot be one",
-                hint="as in host=db1.example.com: no part between dots is empty or longer than 63 bytes",
+                "invalid connection string of the target: a host name is not valid",
+                hint="example: host=db1.example.com; no part between dots may be empty or longer than 63 bytes",
             ) from None
         self._sessions = [*self.sessions(), connection]
         self._pids.append(connection.info.backend_pid)
@@ -175,14 +180,14 @@ class Target:
 
 def _refusal(text: str) -> TargetError:
     """The error for a failed attempt to connect, from its text: libpq gives no SQLSTATE."""
-    message = f"target cannot be reached: {text}"
+    message = f"could not connect to the target: {text}"
     if _PASSING.search(text):
         return TargetUnavailable(message, sqlstate=CANNOT_CONNECT_NOW, hint="wait until it accepts connections")
     if _TOO_MANY.search(text):
-        return TargetUnavailable(message, hint="end other sessions, or raise max_connections")
+        return TargetUnavailable(message, hint="end other sessions, or increase max_connections")
     if _PERMANENT.search(text):
-        hint = "correct the target's connection string, or the server's pg_hba.conf"
-        return TargetError(f"target refuses the connection: {text}", hint=hint)
+        hint = "check user, password and database in the target's connection string, and the server's pg_hba.conf"
+        return TargetError(f"could not connect to the target: {text}", hint=hint)
     return TargetUnavailable(message, hint=connection_hint(text, "check that the target runs, and host and port"))
 
 
@@ -194,13 +199,13 @@ def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> d
     """
     host = parameters["host"]
     if host.startswith("@"):
-        raise ConfigurationError(f'asyncpg cannot reach the abstract socket "{host}"', hint="name a directory or an address")
+        raise ConfigurationError(f'asyncpg cannot reach the abstract socket "{host}"', hint="use a directory or an IP address")
     for name, harmless in _PROTECTING.items():
         value = parameters.get(name, "")
         if (harmless is None and value == "system") or (harmless is not None and value not in harmless):
             raise ConfigurationError(
                 f"asyncpg does not know the connection parameter {name}={value if harmless is None else '...'}",
-                hint="leave it out, if the target can be trusted without it",
+                hint="omit it if you trust the target without it",
             )
     hostaddr = parameters.get("hostaddr", "")
     if hostaddr and parameters.get("sslmode") != "verify-full":
@@ -227,5 +232,5 @@ def asyncpg_arguments(parameters: Mapping[str, str], application_name: str) -> d
 def _bad_conninfo(message: str) -> str:
     found = _OPTION_NAME.search(message)
     if found:
-        return f'the target\'s connection string has an unknown parameter "{found["name"] or found["other"]}"'
+        return f'invalid connection string of the target: unknown parameter "{found["name"] or found["other"]}"'
     return "the target is not a connection string or URL of PostgreSQL"

@@ -53,7 +53,7 @@ class TargetsChanged(TargetUnavailable):
     """A target table was altered since it was read. The batch is rolled back; it can be applied after the tables are read again."""
 
     def __init__(self) -> None:
-        super().__init__("a table of the target was altered while a transaction was applied to it", hint="it passes by itself")
+        super().__init__("a table of the target was altered while a transaction was applied to it", hint="the transaction is retried")
 
 
 def parameters(fingerprint: Fingerprint) -> list[bytes | None]:

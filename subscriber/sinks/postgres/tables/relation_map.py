@@ -109,7 +109,7 @@ class RelationMap(DescribedRelations):
         if state is None:
             if by_name:
                 _log.warning(
-                    'table "%s" of the target was replaced by another one, which is not of the subscription: its changes are left out'
+                    'table "%s" of the target was replaced by another one, which is not part of the subscription: its changes are left out'
                     " (hint: refresh the subscription, or start the run again: the new table is added and copied)",
                     name,
                 )

@@ -168,7 +168,7 @@ class RelationMapping:
 CREATE_HINT: Final = "create the table in the target with the publisher's columns"
 STREAM_HINT: Final = (
     "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
-    " (or subscriber alter NAME --refresh): that adds and copies it"
+    " (or `subscriber alter NAME --refresh`): that adds and copies it"
 )
 """Hint for a change of a table that the target does not have."""
 

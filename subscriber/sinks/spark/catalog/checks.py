@@ -24,7 +24,7 @@ def check_place(storage: Storage) -> list[Finding]:
         return []
     nearest = next(path for path in (storage.root, *storage.root.parents) if path.exists())
     if not nearest.is_dir():
-        return [Finding("error", f"{nearest} is no directory", "the lake needs a directory of its own")]
+        return [Finding("error", f"{nearest} is not a directory", "the lake needs a directory of its own")]
     if not os.access(nearest, os.W_OK | os.X_OK):
         return [Finding("error", f"no permission to write in {nearest}", "give this user the right to write there")]
     return []
@@ -38,13 +38,13 @@ def check_tables(tables: Sequence[PublishedTable]) -> list[Finding]:
             found.append(
                 Finding(
                     "warning",
-                    f'table "{table.name}" has no replica identity: its current state can follow INSERT and TRUNCATE only',
+                    f'table "{table.name}" has no replica identity: its Delta table can only follow INSERT and TRUNCATE',
                     "give it a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
                 )
             )
         renamed = [(name, field) for name, field in zip(table.columns, lake_names(table.columns), strict=True) if name != field]
         found += [
-            Finding("warning", f'column "{name}" of table "{table.name}" is "{field}" in the lake', "Delta does not allow its name")
+            Finding("warning", f'column "{name}" of table "{table.name}" is named "{field}" in the lake', "Delta does not allow its name")
             for name, field in renamed
         ]
     return found

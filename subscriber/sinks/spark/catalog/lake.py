@@ -171,7 +171,9 @@ class Lake:
         """
         found = self.state.tables.get(name)
         if found is None:
-            raise RelationError(f'table "{name}" is not of the subscription', hint="it is no longer published, or was taken out just now")
+            raise RelationError(
+                f'table "{name}" is not part of the subscription', hint="it is no longer published, or was removed in the meantime"
+            )
         return found
 
     def landed(self) -> Lsn | None:
@@ -203,8 +205,8 @@ def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
     # a verb that was killed while it created a lake leaves the definition
     strange = sorted(name for name in entries if name not in {"lock", "definition.json"} and not name.startswith("."))
     if strange:
-        hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "give the lake an empty directory of its own"
-        raise TargetError(f'directory {storage.place} is not empty, and no lake: it has "{strange[0]}"', hint=hint)
+        hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "use an empty directory for the lake"
+        raise TargetError(f'directory {storage.place} is not empty and is not a lake: it contains "{strange[0]}"', hint=hint)
 
 
 def _state_json(state: LakeState) -> dict[str, Any]:

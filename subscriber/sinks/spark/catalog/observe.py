@@ -42,7 +42,7 @@ async def observe(target: str) -> Sequence[Observation]:
 
 def _observe(storage: Storage) -> Sequence[Observation]:
     if storage.root is not None and not storage.root.exists():
-        raise TargetError(f"there is no directory {storage.place}", hint="subscriber create, or run, makes the lake")
+        raise TargetError(f"directory {storage.place} does not exist", hint="`subscriber create` or `subscriber run` creates the lake")
     lake = Lake.find(storage)
     if lake is None or lake.dropped:
         return []

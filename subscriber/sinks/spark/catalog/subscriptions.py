@@ -98,7 +98,7 @@ class LakeCatalog:
     def __init__(self, storage: Storage, root: Path) -> None:
         self._storage = storage
         self._root = root
-        self._verb = self._lock(_VERB, "another verb is at work on the lake's subscription", "try again")
+        self._verb = self._lock(_VERB, "the lake's subscription is being altered or dropped by another process", "try again")
         self._launcher = self._lock(
             _LAUNCHER,
             "the launcher of this target is run by another process",
@@ -134,7 +134,9 @@ class LakeCatalog:
     async def _found(self, name: str) -> Lake:
         lake = await self._find()
         if lake is None or lake.name != name:
-            raise TargetError(f'subscription "{name}" does not exist', sqlstate="42704", hint="subscriber status lists those that do")
+            raise TargetError(
+                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
+            )
         return lake
 
     async def subscriptions(self) -> Sequence[Definition]:
@@ -206,7 +208,7 @@ class LakeCatalog:
         lock = self._lock(
             _WRITER,
             f'subscription "{name}" is in use by another process',
-            "it is run by a process that does not follow the catalog (subscriber run --connection): stop that first",
+            "stop the process that runs it with `subscriber run --connection`: such a process does not follow the catalog",
         )
         await _taken(lock, wait)
         try:
@@ -227,7 +229,7 @@ class LakeCatalog:
         lake = await self._find()
         if lake is None:
             raise TargetError(
-                "the subscription was dropped just now", sqlstate="42704", hint="subscriber status lists the subscriptions that exist"
+                "the subscription has been dropped", sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
             )
         async with self._writing(lake.name):
             await run_in_thread(lambda: self._store(changes))
@@ -236,7 +238,7 @@ class LakeCatalog:
         lake = Lake.find(self._storage)
         if lake is None:
             raise TargetError(
-                "the subscription was dropped just now", sqlstate="42704", hint="subscriber status lists the subscriptions that exist"
+                "the subscription has been dropped", sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
             )
         options = {name: value for name, value in changes.items() if name in OPTIONS}
         own = {name: value for name, value in changes.items() if name in {"enabled", "conninfo", "made", "pending_refresh", "skip_lsn"}}
@@ -264,7 +266,7 @@ class LakeCatalog:
         if waiting:
             _log.warning(
                 "prepared transactions were waiting for their COMMIT PREPARED and were removed with the subscription: %s"
-                " (hint: if they are committed on the publisher, their changes have to be brought over by hand)",
+                " (hint: if they are committed on the publisher, copy their changes by hand)",
                 ", ".join(waiting),
             )
         return ()
@@ -315,16 +317,18 @@ class LakeCatalog:
 
 def _require_options(changes: Mapping[str, Any]) -> None:
     if changes.get("binary"):
-        raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+        raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
 
 
 def _is_there(lake: Lake, name: str) -> TargetError:
-    hint = "give each subscription a directory of its own"
+    hint = "use a separate directory for each subscription"
     if lake.dropped:
-        return TargetError(f'the lake in {lake.storage.place} is what dropped subscription "{lake.name}" left', hint=hint)
+        return TargetError(f'the lake in {lake.storage.place} belonged to subscription "{lake.name}", which was dropped', hint=hint)
     if lake.name == name:
-        return TargetError(f'subscription "{name}" already exists', sqlstate="42710", hint="take another directory, or drop that one first")
-    return TargetError(f'the lake in {lake.storage.place} is of subscription "{lake.name}", not "{name}"', hint=hint)
+        return TargetError(
+            f'subscription "{name}" already exists', sqlstate="42710", hint="use another directory, or drop the existing subscription first"
+        )
+    return TargetError(f'the lake in {lake.storage.place} belongs to subscription "{lake.name}", not "{name}"', hint=hint)
 
 
 async def _taken(lock: FileLock, seconds: float, now: Callable[[], float] = time.monotonic) -> None:

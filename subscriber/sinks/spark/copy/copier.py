@@ -155,7 +155,9 @@ class Copier:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while running := [thread for thread in self._copying.values() if thread.is_alive()]:
             if time.monotonic() >= deadline:
-                _log.warning("parts of %d tables are still being copied after %.0f s: left behind", len(running), _PATIENCE_SECONDS)
+                _log.warning(
+                    "parts of %d tables are still being copied after %.0f s: not waiting for them", len(running), _PATIENCE_SECONDS
+                )
                 return
             # repeatedly: a cancel has no effect between two statements, or between two jobs
             self._runner.cancel()
@@ -210,7 +212,7 @@ class Copier:
                 # the subscriber removes the order when it gives up the copy
                 if not missing or CopyOrder.find(self._storage, order.directory) is None:
                     return
-                _log.info('table "%s": %d of %d parts are to be copied', order.schema.table, len(missing), len(order.queries))
+                _log.info('table "%s": %d of %d parts remain to be copied', order.schema.table, len(missing), len(order.queries))
                 failure = self._runner.run(order, missing, self._target_rows, self._stop)
                 if self._stop.is_set():
                     return

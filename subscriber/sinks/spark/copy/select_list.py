@@ -90,7 +90,7 @@ def current_rows(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.RecordB
                 refused = {} if beyond is None else _texts(beyond)
         except NotText:
             raise ApplyError(
-                f'table "{schema.table}", column "{column.name}": bytes that are not UTF-8',
+                f'column "{column.name}" of table "{schema.table}" contains bytes that are not UTF-8',
                 hint="the publisher's database has encoding SQL_ASCII: fix the rows there; the lake holds UTF-8 only",
             ) from None
         arrays.append(cast)
@@ -116,8 +116,8 @@ def _paired(schema: TableSchema, columns: Sequence[pa.Array]) -> Iterator[tuple[
 
 def _other_columns(schema: TableSchema) -> ConfigurationError:
     return ConfigurationError(
-        f'table "{schema.table}": the columns that the publisher gives are not those that a copy needs',
-        hint="the subscriber and the applier have to be of the same version",
+        f'table "{schema.table}": the columns on the publisher do not match those of the copy',
+        hint="run the same version of the subscriber and the applier",
     )
 
 

@@ -138,7 +138,7 @@ class SparkTableSink:
         """Store DATASYNC, and make a new directory."""
         table = self._lake().table(self._table)
         if table.entry.state is not TableState.INIT:
-            raise TargetError(f'table "{self._table}" has a copy already, or one that is under way', hint="report this")
+            raise TargetError(f'table "{self._table}" is already copied, or is being copied', hint="report this")
         generation = table.generation + 1
         await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
         self._files, self._schema, self._numbers, self._done = [], None, itertools.count(), None
@@ -161,7 +161,7 @@ class SparkTableSink:
         if schema is None or sorted(columns) != sorted(by_name):
             raise TargetError(f'table "{self._table}" was not described as it is copied', hint="report this")
         if copy_format is not CopyFormat.TEXT:
-            raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+            raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
         schema = replace(schema, columns=tuple(by_name[name] for name in columns))
         storage = self._lake().storage
         name = f"{self._directory}/part-{next(self._numbers):05d}.parquet"
@@ -206,7 +206,7 @@ class SparkTableSink:
         position = lake.table(self._table).position
         if position is None or read_document(lake.storage, f"{self._directory}/{COPY_DOCUMENT}") is None:
             raise TargetError(
-                f'the copy of table "{self._table}" is gone from the lake', hint="remove the table from the publication and add it again"
+                f'the copy of table "{self._table}" is missing in the lake', hint="remove the table from the publication and add it again"
             )
         zone = LandingZone(lake.storage, self._directory, position.lsn)
         await run_in_thread(zone.recover)
@@ -294,10 +294,10 @@ class ExecutorTableSink(SparkTableSink):
                 raise CopyOutdated(failure.text, hint="the table is copied again")
             if failure is not None and failure.text != told:
                 told = failure.text
-                _log.warning('table "%s" is not copied: %s; it is tried again', self._table, told)
+                _log.warning('table "%s" could not be copied: %s; it is retried', self._table, told)
             elif loop.time() > patience:
                 patience = loop.time() + _PATIENCE_SECONDS
-                _log.warning('table "%s" waits for executors to copy it: does `subscriber spark-apply` run?', self._table)
+                _log.warning('table "%s" waits for executors to copy it: is `subscriber spark-apply` running?', self._table)
             if len(parts) < len(order.queries):
                 await asyncio.sleep(_LOOK_SECONDS)
         return tuple(file for number in sorted(parts) for file in parts[number].files)

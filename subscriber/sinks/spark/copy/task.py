@@ -138,7 +138,7 @@ def _batches(order: CopyOrder, number: int, sessions: Sessions) -> Iterator[pa.R
             cursor = stack.enter_context(connection.cursor())
         except Error as error:
             raise PublisherUnavailable(
-                f"an executor cannot connect with the publisher: {_first(error)}",
+                f"an executor could not connect to the publisher: {_first(error)}",
                 hint="executors need its address and a password of their own: a passfile, a service or PGPASSWORD; or use copy=subscriber",
             ) from None
         with contextlib.suppress(Error):
@@ -187,7 +187,7 @@ def _refused(error: BaseException) -> PublisherError:
     state: Any = getattr(error, "sqlstate", None)
     if not state or state[:2] in {"08", "57", "53"}:
         return PublisherUnavailable(f"the publisher ended the session of an executor{f' (SQLSTATE {state})' if state else ''}")
-    return PublisherError(f"the publisher refused to give rows to an executor (SQLSTATE {state})", hint="see the publisher's log")
+    return PublisherError(f"the publisher rejected the query of an executor (SQLSTATE {state})", hint="see the publisher's log")
 
 
 def _first(error: BaseException) -> str:

@@ -48,7 +48,8 @@ def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
         raise damaged_file(storage.what(name)) from None
     if version != _FORMAT:
         raise TargetError(
-            f"{storage.what(name)} has format {version}, not {_FORMAT}", hint="use the program that made this lake, or a later one"
+            f"{storage.what(name)} has format {version}, not {_FORMAT}",
+            hint="use the version of pg-subscriber that created this lake, or a later one",
         )
     if not intact or not isinstance(document, dict):
         raise damaged_file(storage.what(name))

@@ -38,7 +38,7 @@ def os_errors(what: str) -> Iterator[None]:
             raise TargetError(f"cannot write {what}: permission denied ({text})", hint="give this user the right to write there") from error
         if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
             raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
-        hint = connection_hint(error.strerror or "", "is the file system there?")
+        hint = connection_hint(error.strerror or "", "check that the file system is available")
         raise TargetUnavailable(f"cannot read or write {what}: {text or type(error).__name__}", hint=hint) from error
 
 
@@ -54,7 +54,7 @@ def arrow_errors(what: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise TargetError(f"{what}: Arrow cannot reckon with its columns ({type(error).__name__})", hint="report this") from None
+        raise TargetError(f"{what}: Arrow cannot compute with its columns ({type(error).__name__})", hint="report this") from None
 
 
 def damaged_file(what: str) -> TargetError:

@@ -92,7 +92,7 @@ class Location:
             return cls.parse(target)
         if not target.startswith("/"):
             # Spark's processes may have another working directory
-            raise ConfigurationError(f"the lake's directory {target!r} is not an absolute one", hint=f"as in /var/lib/lake, or {_EXAMPLE}")
+            raise ConfigurationError(f"the lake's directory {target!r} is not an absolute path", hint=f"as in /var/lib/lake, or {_EXAMPLE}")
         return cls(path=_directory(target))
 
     @classmethod
@@ -106,26 +106,26 @@ class Location:
             parts = urlsplit(url)
         except ValueError:
             # the error's text may contain a secret
-            raise ConfigurationError("the target is no URL", hint=_EXAMPLE) from None
+            raise ConfigurationError("the target is not a URL", hint=_EXAMPLE) from None
         if "#" in url:
             raise ConfigurationError(
-                "the target has a #, which no name in a URL can have", hint="write %23 for it, as in spark:///lakes/a%231"
+                "the target's URL contains a #, which must be encoded", hint="write %23 for it, as in spark:///lakes/a%231"
             )
         kind, _, inner = parts.scheme.partition("+")
         if kind != "spark":
-            raise ConfigurationError(f'"{parts.scheme}" is no Spark target', hint=_EXAMPLE)
+            raise ConfigurationError(f'"{parts.scheme}" is not a Spark target', hint=_EXAMPLE)
         if inner and inner != "file":
             place = f"{inner}://{parts.netloc}"
             # a secret key may contain a slash; then there is no @ in netloc
             if ":" in parts.netloc and not _WITH_PORT.fullmatch(place):
                 raise ConfigurationError(
-                    "the target holds a secret key, and would be shown in errors",
-                    hint="give it by the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a profile",
+                    "the target's URL contains a secret key, which error messages would show",
+                    hint="set it in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a profile",
                 )
             found = cls(uri=f"{place}{parts.path}")
         else:
             if parts.netloc not in {"", "localhost"}:
-                raise ConfigurationError("the target names a host, but a directory is meant", hint=f"three slashes, {_EXAMPLE}")
+                raise ConfigurationError("the target names a host where a directory is expected", hint=f"use three slashes, {_EXAMPLE}")
             found = cls(path=_directory(unquote(parts.path)))
         return replace(found, **_parameters(parts.query))
 
@@ -140,7 +140,7 @@ def _directory(path: str) -> str:
         raise ConfigurationError("the target names no directory", hint=_EXAMPLE)
     if _MISTAKEN.search(path):
         raise ConfigurationError(
-            f"the target's directory {path!r} is another one for Delta's library", hint="choose one without a backslash, and no %XX"
+            f"the target's directory {path!r} is another one for Delta's library", hint="use a path without a backslash and without %XX"
         )
     return path
 
@@ -186,19 +186,19 @@ def _require_no_secret(connection: str) -> None:
         match = _PARAMETER.match(connection, position)
         if match is None:
             raise ConfigurationError(
-                "copy_connection is not keywords and values of libpq",
+                "copy_connection is not a connection string of keywords and values",
                 hint="as in host=db1 passfile=/path, URL-encoded",
             )
         if match[1] == "dbname" and _INNER.match(match[2]):
             raise ConfigurationError(
-                "copy_connection has a connection string as dbname, and it would be stored in the lake",
+                "copy_connection has a connection string as dbname, which would be stored in the lake",
                 hint="give its parts as keywords, as in host=db1 dbname=app passfile=/path, URL-encoded",
             )
         found.add(match[1])
         position = match.end()
     if found & _SECRETS:
         raise ConfigurationError(
-            "copy_connection holds a password, and would be stored in the lake",
+            "copy_connection contains a password, which would be stored in the lake",
             hint="use passfile= or service=, or give executors PGPASSFILE: --conf spark.executorEnv.PGPASSFILE=/path",
         )
 

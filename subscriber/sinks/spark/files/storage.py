@@ -104,7 +104,9 @@ class Storage:
             with os_errors(f"lake {location}"):
                 filesystem, path = fs.FileSystem.from_uri(location.uri)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
-            raise ConfigurationError(f"there is no file system for {location}", hint="pyarrow knows s3, gs, abfs, hdfs and file") from error
+            raise ConfigurationError(
+                f"there is no file system for {location}", hint="pyarrow supports s3, gs, abfs, hdfs and file"
+            ) from error
         return cls(fs.SubTreeFileSystem(path, filesystem), None, str(location))
 
     def what(self, name: str) -> str:

@@ -255,7 +255,7 @@ def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = 
 
     Raises:
         DataLossError: a manifest is missing.
-        TargetError: a manifest overlaps the previous one, or contradicts itself.
+        TargetError: a manifest overlaps the previous one, or is inconsistent.
     """
     previous = anchor
     for manifest in manifests:
@@ -270,6 +270,6 @@ def check_chain(manifests: Sequence[Manifest], place: str, anchor: Lsn | None = 
             )
         if not manifest.previous <= manifest.begin <= manifest.end:
             raise TargetError(
-                f"landing zone {place}: the batch that ends at {manifest.end} contradicts itself", hint="another program wrote there"
+                f"landing zone {place}: the batch that ends at {manifest.end} is inconsistent", hint="another program wrote there"
             )
         previous = manifest.end

@@ -124,7 +124,7 @@ def typed_columns(schema: TableSchema, rows: Sequence[Sequence[bytes | None]]) -
             array, refused = to_arrow(texts, column.type)
         except NotText:
             raise ApplyError(
-                f'table "{schema.table}", column "{column.name}": bytes that are not UTF-8',
+                f'column "{column.name}" of table "{schema.table}" contains bytes that are not UTF-8',
                 hint="the publisher's database has encoding SQL_ASCII: fix the rows there; the lake holds UTF-8 only",
             ) from None
         arrays.append(array)

@@ -144,7 +144,7 @@ class TransactionEncoder:
         _require_width(buffer.schema, data)
         unchanged = None
         if messages.BINARY in kinds:
-            raise ConfigurationError("the lake reads values in text format", hint="use binary = false")
+            raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
         if messages.UNCHANGED in kinds:
             unchanged = [column.field for column, kind in zip(columns, kinds, strict=True) if kind == messages.UNCHANGED]
         buffer.append(op, self._transaction, self._next(), data.values, moved=moved, unchanged=unchanged)
@@ -187,7 +187,7 @@ def _require_width(schema: TableSchema, data: TupleData) -> None:
 def _require_identity(schema: TableSchema) -> None:
     if not schema.keys:
         raise RelationError(
-            f'publisher did not send a replica identity of table "{schema.table}": which row was changed cannot be known',
+            f'publisher did not send a replica identity of table "{schema.table}": the changed row cannot be identified',
             hint="give the table a primary key, or ALTER TABLE … REPLICA IDENTITY FULL",
             sqlstate="55000",
         )

@@ -120,7 +120,7 @@ class Applier:
         self._mine: tuple[Cut | None, ...] = ()
         self._is_locked = storage.root is not None
         path = storage.root / "applier.lock" if storage.root is not None else None
-        self._lock = FileLock(path, f"the lake in {storage.place} has an applier already", "stop that one first")
+        self._lock = FileLock(path, f"the lake in {storage.place} already has an applier", "stop the other applier first")
 
     def open(self) -> None:
         """Take the lock of the lake's only applier.
@@ -130,7 +130,7 @@ class Applier:
             TargetError: there is no lake.
         """
         if Lake.find(self._storage) is None:
-            raise TargetError(f"there is no lake in {self._storage.place}", hint="subscriber run --target spark://… makes one")
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="`subscriber run --target spark://…` creates one")
         self._lock.take()
         self._mine = ()
         if not self._is_locked:
@@ -143,8 +143,10 @@ class Applier:
         cut = read_cut(self._storage)
         known = cut in self._mine
         if not self._is_locked and self._mine and cut is not None and not known:
-            text = f"the lake in {self._storage.place} has another applier, which published meanwhile"
-            raise SubscriptionInUse(text, hint="stop one of them; if there is one only, the store took a cut late: start it again")
+            text = f"the lake in {self._storage.place} has another applier, which published in the meantime"
+            raise SubscriptionInUse(
+                text, hint="stop one of them; if there is only one, the object store stored a cut late: start the applier again"
+            )
         # the cuts that it tried to publish after this one may still appear
         self._mine = (cut, *self._mine[self._mine.index(cut) + 1 :]) if known else (cut,)
         return cut
@@ -211,7 +213,7 @@ class Applier:
     def _lake(self) -> Lake:
         lake = Lake.find(self._storage)
         if lake is None:
-            raise TargetError(f"there is no lake in {self._storage.place}", hint="was it removed?")
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="check whether its directory was removed or unmounted")
         return lake
 
     def tidy(self, *, now: bool = False) -> None:

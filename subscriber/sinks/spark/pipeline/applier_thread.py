@@ -44,7 +44,9 @@ class ApplierThread:
         """
         if self._thread is not None and self._stop.is_set():
             if self._thread.is_alive():
-                raise TargetUnavailable("the applier of this process has a round to end that it was stopped in", hint="it is waited for")
+                raise TargetUnavailable(
+                    "the stopped applier of this process has not yet ended its round", hint="retry when the round has ended"
+                )
             self._thread = None
         if self._failure is not None:
             failure, self._failure, self._thread = self._failure, None, None
@@ -58,7 +60,7 @@ class ApplierThread:
     def _run(self) -> None:
         # the interpreter reports an unknown error with its traceback. It is stored too, so that landing stops when the applier ends
         failure: SubscriberError | None = TargetError(
-            "the applier beside the subscriber ended by an error that it does not know", hint="report what was logged before this"
+            "the applier ended with an unexpected error", hint="report the traceback that was logged before this"
         )
         try:
             _program()(self._location, self._stop, _REST_SECONDS)
@@ -76,7 +78,7 @@ class ApplierThread:
         self._stop.set()
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive():
-            _log.warning("the applier is still in a round after %.0f s: it is left behind", _PATIENCE_SECONDS)
+            _log.warning("the applier did not end its round within %.0f s: not waiting for it", _PATIENCE_SECONDS)
         else:
             self._thread = None
 

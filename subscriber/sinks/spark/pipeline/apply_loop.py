@@ -69,7 +69,7 @@ def apply_forever(
                 if stopping:
                     return
                 level = logging.WARNING if isinstance(error, TargetUnavailable) else logging.ERROR
-                _log.log(level, "applying: %s; next attempt in %.1f s", error.one_line(), pause)
+                _log.log(level, "could not apply: %s; next attempt in %.1f s", error.one_line(), pause)
                 stop.wait(pause)
                 pause = min(pause * 2, _RETRY_SECONDS)
                 continue

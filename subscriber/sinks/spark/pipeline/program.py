@@ -90,7 +90,7 @@ def _on_spark(engine: str, spark: SparkSession, location: Location, storage: Sto
         return RewriteEngine(spark, location)
     if not has_delta(spark):
         raise ConfigurationError(
-            "engine merge needs a Spark session with Delta's extension, and this one has it not",
+            "engine merge needs a Spark session with Delta's extension, which this session does not have",
             hint="set spark.jars.packages and the two settings beside it in docs/explanation/lake.md, or use engine rewrite",
         )
     require_delta_jar(spark)

@@ -91,11 +91,11 @@ class _Walk:
 
     def _lost(self, schema: TableSchema) -> str | None:
         for key in schema.keys:
-            told = f'column "{key}" of table "{schema.table}", by which its rows are known,'
+            told = f'column "{key}" of table "{schema.table}", which identifies the rows,'
             if key in self.doubtful:
-                return f"{told} has another type: old values are not known in it"
+                return f"{told} changed its type: old values cannot be converted"
             if key in self.lacking and not schema.full:
-                return f"{told} came later: rows from before have no value in it"
+                return f"{told} was added later: earlier rows have no value in it"
         return None
 
 

@@ -91,12 +91,12 @@ class Changes:
     def _look(self) -> _Known:
         lake = Lake.find(self._storage)
         if lake is None:
-            raise TargetError(f"there is no lake in {self._storage.place}", hint="option path is the target of a subscription")
+            raise TargetError(f"there is no lake in {self._storage.place}", hint="set option path to the target of a subscription")
         table = lake.state.tables.get(self._name)
         removed = table is None
         table = table or lake.state.removed.get(self._name)
         if table is None:
-            raise TargetError(f'the lake in {self._storage.place} has no table "{self._name}"', hint="option table is schema.table")
+            raise TargetError(f'the lake in {self._storage.place} has no table "{self._name}"', hint="set option table to schema.table")
         was = self._copied_before(lake)
         log = LakeDelta(self._storage, table_directory("log", self._name, table.id))
         there = log.load()

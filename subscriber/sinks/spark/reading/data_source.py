@@ -57,7 +57,7 @@ class PostgresChanges(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self.options.get("endingLsn") is not None:
-            raise ConfigurationError("endingLsn is an option of batches, and this is a stream", hint="leave it out, or use spark.read")
+            raise ConfigurationError("endingLsn is an option of batch queries, not of streams", hint="omit it, or use spark.read")
         changes = self._changes()
         latest = self.options.get("startingLsn", "").lower() == "latest"
         return _StreamReader(changes, _arrow(schema), None if latest else self._start())

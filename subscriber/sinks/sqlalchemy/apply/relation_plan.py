@@ -124,14 +124,14 @@ class RowBinder:
                     bind(value)
             except READ_ERRORS as error:
                 return _value_error(error, plan.name)
-        return ApplyError("a value was refused", sqlstate="22000", hint=_APPLY_HINT)
+        return ApplyError("a value was rejected", sqlstate="22000", hint=_APPLY_HINT)
 
 
 def _value_error(error: BaseException, column: str) -> ApplyError:
     if isinstance(error, ValueRefused):
         # its text never shows the value
         return UnfitValue(str(error), hint=error.hint or _APPLY_HINT, column=column)
-    return UnfitValue("a value is none of its column's type", hint=_APPLY_HINT, column=column)
+    return UnfitValue("a value is not of its column's type", hint=_APPLY_HINT, column=column)
 
 
 @dataclass(slots=True)

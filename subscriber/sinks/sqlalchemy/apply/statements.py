@@ -163,7 +163,7 @@ def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> Up
     if target.unique is None:
         raise RelationError(
             f'table "{target.name}" of the target has no key for insert_conflict = upsert',
-            hint="add a primary key, or leave the setting out",
+            hint="add a primary key, or omit the setting",
         )
     keys = [target.columns[number].name for number in target.unique]
     rest = [column.name for column in values if column.name not in keys]
@@ -180,16 +180,16 @@ def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> Up
             if target.otherwise_unique:
                 # ON DUPLICATE KEY UPDATE would overwrite a row that is equal under any unique key
                 raise RelationError(
-                    f'table "{target.name}" of the target has a unique key beside its primary key: insert_conflict = upsert would not tell '
-                    "which row is meant",
+                    f'table "{target.name}" of the target has a unique key in addition to its primary key: insert_conflict = upsert '
+                    "could not tell which row is meant",
                     sqlstate="55000",
-                    hint="drop that key in the target, or leave the setting out",
+                    hint="drop that key in the target, or omit the setting",
                 )
             replacing: Any = mysql.insert(target.table).inline().values(values)
             return replacing.on_duplicate_key_update(  # type: ignore[no-any-return]
                 {name: replacing.inserted[name] for name in rest or keys}
             )
-    raise RelationError(f"insert_conflict = upsert is not to be had on {dialect.name}", hint="leave the setting out")
+    raise RelationError(f"insert_conflict = upsert is not available on {dialect.name}", hint="omit the setting")
 
 
 def update_row(target: TargetTable, dialect: Dialect, changed: Sequence[int], nulls: frozenset[int]) -> Statement:

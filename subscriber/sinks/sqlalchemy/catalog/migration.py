@@ -81,8 +81,8 @@ async def read_version(connection: AsyncConnection, tables: CatalogTables) -> in
     version: int | None = (await connection.execute(select(tables.version.c.version))).scalar()
     if version is not None and version > VERSION:
         raise TargetError(
-            f"the catalog in the target has version {version}, this program knows versions up to {VERSION}",
-            hint="use the version of pg-subscriber that made it, or a later one",
+            f"the catalog in the target has version {version}, but this program supports versions up to {VERSION}",
+            hint="use the version of pg-subscriber that created it, or a later one",
         )
     return version
 
@@ -100,8 +100,8 @@ async def require_version(connection: AsyncConnection, tables: CatalogTables) ->
         raise TargetError(f'table "{tables.version.name}" of the target is empty', hint="restore it from a backup")
     if version < VERSION:
         raise TargetError(
-            f"the catalog in the target has version {version}, this program knows version {VERSION}",
-            hint="run or alter a subscription with this program once, which takes it forward",
+            f"the catalog in the target has version {version}, but this program needs version {VERSION}",
+            hint="run or alter a subscription once with this program: that upgrades it",
         )
     return True
 

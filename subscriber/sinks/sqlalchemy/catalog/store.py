@@ -91,7 +91,9 @@ class SqlAlchemyStore:
         """
         await asyncio.sleep(min(timeout, _LOOK_SECONDS))
         if self._launches and not await self.held_locks([LAUNCHER_KEY]):
-            raise TargetUnavailable("the session with the target's catalog was lost", hint="it passes by itself, unless the target is down")
+            raise TargetUnavailable(
+                "the session with the target's catalog was lost", hint="temporary error; if it persists, check that the target runs"
+            )
 
     def now(self) -> float:
         return time.time()

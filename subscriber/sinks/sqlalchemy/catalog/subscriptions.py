@@ -52,7 +52,7 @@ class SqlAlchemyCatalog(StoredCatalog[SqlAlchemyStore]):
         if waiting:
             _log.warning(
                 "prepared transactions were waiting for their COMMIT PREPARED and were removed with the subscription: %s"
-                " (hint: if they are committed on the publisher, their changes have to be brought over by hand)",
+                " (hint: if they are committed on the publisher, copy their changes by hand)",
                 ", ".join(waiting),
             )
         return ()

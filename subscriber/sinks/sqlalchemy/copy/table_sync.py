@@ -150,14 +150,14 @@ class SqlAlchemyTableSink:
             rows = subscription_rows(connection, self._database.tables, self._fence.oid)
             row = await rows.table(self._table, lock=True)
             if row is None:
-                raise RelationError(f'table "{self._table}" is not of the subscription any more', hint="refresh the subscription")
+                raise RelationError(f'table "{self._table}" is no longer part of the subscription', hint="refresh the subscription")
             if state is not None and row.entry.state is not state:
-                raise TargetError(f'table "{self._table}" is not in state {state.name}', hint="begin its synchronization again")
+                raise TargetError(f'table "{self._table}" is not in state {state.name}', hint="start the run again")
             yield connection, rows, row
 
     async def _change(self, rows: SubscriptionRows, entry: TableEntry, only_from: TableState, copy: str | None = None) -> None:
         if not await rows.set_entry(self.relation_id, entry, only_from=only_from, srcopy=copy):
-            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._table}" is not in state {only_from.name}', hint="start the run again")
 
     async def start_copy(self) -> None:
         """Store DATASYNC, and whether the rows are staged. First add columns to the target's table, if they are to be added.
@@ -221,7 +221,7 @@ class SqlAlchemyTableSink:
         """Return the publisher's description of the table, reduced to these columns."""
         known = self._described or self._published.get(self._table)
         if known is None or not set(columns) <= set(known.columns):
-            raise TargetError(f'nothing is known of the columns of table "{self._table}"', hint="describe it first")
+            raise TargetError(f'the columns of table "{self._table}" are not known', hint="describe it first")
         if tuple(columns) == known.columns:
             return known
         places = [known.columns.index(column) for column in columns]
@@ -296,7 +296,7 @@ class SqlAlchemyTableSink:
         async with self._locked() as (_, rows, row):
             found = await rows.position(row.relid)
         if found is None:
-            raise TargetError(f'table "{self._table}" has no position of its own', hint="begin its synchronization again")
+            raise TargetError(f'table "{self._table}" has no position of its own', hint="start the run again")
         return found
 
     async def apply(self, batch: Batch) -> None:

@@ -128,7 +128,7 @@ def converter(codec: Codec, column_type: sql.TypeEngine[Any], dialect_name: str)
     """Return the conversion of a type's values for a column.
 
     Args:
-        codec: the codec of the type at the publisher.
+        codec: the codec of the type on the publisher.
         column_type: the column's reflected type.
         dialect_name: the target's. Not PostgreSQL: there every value is a text, and the server's input functions validate it.
 
@@ -138,7 +138,7 @@ def converter(codec: Codec, column_type: sql.TypeEngine[Any], dialect_name: str)
     family = family_of(column_type, dialect_name)
     found = (_for_sqlite if dialect_name == "sqlite" else _for_others)(codec, family, column_type)
     if found is None:
-        raise Unfit(f"type {codec.source} cannot be kept without loss in a column of type {_described(column_type)}")
+        raise Unfit(f"type {codec.source} cannot be stored without loss in a column of type {_described(column_type)}")
     return found
 
 
@@ -270,7 +270,7 @@ def _of_length(length: int) -> Callable[[bytes], bytes]:
 
 def _without_blanks_behind(text: str) -> str:
     if text.endswith(" "):
-        raise ValueRefused("a value with blanks at its end in a CHAR column", hint="make the column VARCHAR in the target")
+        raise ValueRefused("a value with trailing blanks in a CHAR column", hint="make the column VARCHAR in the target")
     return text
 
 
@@ -278,11 +278,11 @@ def _within(column_type: sql.TypeEngine[Any]) -> Callable[[str], str] | None:
     """Return a check for blanks at the end of a value that is too long: MySQL cuts them off in every mode. The server rejects the rest."""
     limit = getattr(column_type, "length", None)
     if limit is not None:
-        return _uncut(lambda text: len(text) > limit, f"blanks behind the {limit} characters of the column")
+        return _uncut(lambda text: len(text) > limit, f"trailing blanks beyond the {limit} characters of the column")
     size = next((size for kind, size in _TEXT_BYTES if isinstance(column_type, kind)), None)
     if size is None:
         return None
-    return _uncut(lambda text: len(text.encode()) > size, f"blanks behind the {size} bytes of the column")
+    return _uncut(lambda text: len(text.encode()) > size, f"trailing blanks beyond the {size} bytes of the column")
 
 
 def _uncut(is_longer: Callable[[str], bool], what: str) -> Callable[[str], str]:

@@ -95,7 +95,7 @@ class CreatedTypes:
         """Return the type of a column. Call it once for each column, because it counts the bytes of a row.
 
         Args:
-            source: at the publisher.
+            source: on the publisher.
             key: whether it is part of the key.
         """
         if self._dialect == "postgresql":

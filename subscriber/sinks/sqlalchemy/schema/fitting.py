@@ -44,7 +44,7 @@ def in_int8(value: int) -> int:
 def integral(value: Decimal) -> int:
     """A numeric as an integer."""
     if not value.is_finite() or value != value.to_integral_value():
-        raise _refuse("a numeric that is no whole number in an integer column")
+        raise _refuse("a numeric that is not a whole number in an integer column")
     return in_int8(int(value))
 
 

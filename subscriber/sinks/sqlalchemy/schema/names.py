@@ -104,17 +104,17 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
         other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
         if other != table:
             message = f'tables "{other}" and "{table}" would both be table "{name}" in the target'
-            found.append((message, "rename one of them at the publisher, or subscribe to it into another database"))
+            found.append((message, "rename one of them on the publisher, or subscribe to it into another database"))
         problem = impossible_name(name, dialect)
         if problem is None and dialect.name == "sqlite" and name.lower().startswith(_SQLITES_OWN):
             problem = f"names that begin with {_SQLITES_OWN} are SQLite's own"
         if problem is not None:
             message = f'table "{table}" would be table "{name}" in the target, where {problem}'
-            found.append((message, "rename the table or its schema at the publisher"))
+            found.append((message, "rename the table or its schema on the publisher"))
         if _is_ours(table, name, dialect.name):
             placed = f"{schema}.{name}" if schema else name
-            message = f'table "{table}" would be table "{placed}" in the target, a name that subscriber keeps for its own tables'
-            found.append((message, f"leave it out of the publication, or rename {'its schema' if schema else 'it'} at the publisher"))
+            message = f'table "{table}" would be table "{placed}" in the target, a name that subscriber reserves for its own tables'
+            found.append((message, f"leave it out of the publication, or rename {'its schema' if schema else 'it'} on the publisher"))
         findings += [Finding("error", message, hint, table, alone=True) for message, hint in found]
     return findings
 

@@ -248,7 +248,7 @@ def _character_sets(published: PublishedTable, target: TargetTable, found: Refle
         Finding(
             "warning",
             f'column "{plan.name}" of table "{published.name}" has character set {found.character_sets[plan.name]} in the target:'
-            " values with other characters are refused",
+            " values with other characters are rejected",
             "ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4",
         )
         for plan in target.columns
@@ -305,7 +305,9 @@ def _table(published: PublishedTable, target: TargetTable, found: ReflectedTable
     names = {target.columns[index].name for index in target.key}
     if not any(names.issuperset(key) for key in found.keys):
         columns = ", ".join(sorted(names))
-        message = f'table "{published.name}" of the target has no unique key within its replica identity ({columns}): rows may be double'
+        message = (
+            f'table "{published.name}" of the target has no unique key within its replica identity ({columns}): rows may be duplicated'
+        )
         findings.append(Finding("warning", message, "add a primary key or unique index over these columns"))
     for name in sorted(names & found.inexact):
         message = f'key column "{name}" of table "{published.name}" has a collation in the target under which different keys are equal'

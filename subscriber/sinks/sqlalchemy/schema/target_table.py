@@ -41,7 +41,7 @@ _ONE_TEXT: Final = frozenset({"int2", "int4", "int8", "oid", "uuid"})
 _CREATE_HINT: Final = "create the table in the target, or run with --create-tables"
 _STREAM_HINT: Final = (
     "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
-    " (or subscriber alter NAME --refresh): that adds and copies it"
+    " (or `subscriber alter NAME --refresh`): that adds and copies it"
 )
 _CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
 """Types to which a function casts text that accepts less than their input function (no "-"). A cast from ``bpchar`` uses the latter."""
@@ -76,8 +76,8 @@ class ColumnPlan:
     """One published column.
 
     Attributes:
-        name: at the publisher, and in the target.
-        source: its type at the publisher.
+        name: on the publisher, and in the target.
+        source: its type on the publisher.
         column: the target's column; None if the target has no such column.
         text, binary: convert the bytes of a value, in text or binary format, to a parameter for the driver, without SQLAlchemy's
             processors. They raise :data:`subscriber.types.codec.READ_ERRORS` (ValueRefused if the column cannot hold the value).
@@ -135,7 +135,7 @@ class TargetTable:
     """A published table and its table in the target.
 
     Attributes:
-        name: at the publisher.
+        name: on the publisher.
         table: in the target.
         columns: in the order of the published columns.
         key: the columns (indexes) by which a row is found; None: a row is found by all columns (REPLICA IDENTITY FULL), and a change is
@@ -181,9 +181,9 @@ class TargetTable:
         """
         for name, other in self.taken:
             raise RelationError(
-                f'column "{name}" of table "{self.name}" is not distinguished from column "{other}" in the target',
+                f'columns "{name}" and "{other}" of table "{self.name}" have the same name in the target',
                 sqlstate="42701",
-                hint="rename it at the publisher, and set schema_change = ignore meanwhile (its values until then are not applied);"
+                hint="rename it on the publisher, and set schema_change = ignore meanwhile (its values until then are not applied);"
                 " if it was renamed, rename the target's column",
             )
 

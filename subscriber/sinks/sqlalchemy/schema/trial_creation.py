@@ -29,7 +29,7 @@ _PLAIN_COLUMNS: Final = 30
 """A row of at most this number of columns fits, for all types."""
 _PLAIN_KEY: Final = 4
 _KEY_OF_MARIADB: Final = 31
-_RENAME: Final = "rename it at the publisher, or leave it out of the publication"
+_RENAME: Final = "rename it on the publisher, or leave it out of the publication"
 _OTHERWISE: Final = "create it there with other types, or leave it or some of its columns out of the publication"
 _NOT_ALLOWED: Final = frozenset({1044, 1142, 1227, 1786, 1787})
 """Error numbers: the server rejects all temporary tables."""
@@ -45,19 +45,21 @@ def structure_findings(published: PublishedTable, dialect: Dialect) -> list[Find
     for name in published.columns:
         other = seen.setdefault(folded_column(name, dialect.name), name)
         if other != name:
-            message = f'columns "{other}" and "{name}" of table "{published.name}" have one name in the target'
-            found.append((message, "rename one of them at the publisher, or leave it out of the publication"))
+            message = f'columns "{other}" and "{name}" of table "{published.name}" have the same name in the target'
+            found.append((message, "rename one of them on the publisher, or leave it out of the publication"))
         problem = impossible_name(name, dialect)
         if problem is not None:
             found.append((f'column "{name}" of table "{published.name}": {problem} in the target', _RENAME))
     if not published.columns and dialect.name != "postgresql":
-        message = f'table "{published.name}" has no columns, and the target has no such tables'
+        message = f'table "{published.name}" has no columns, and the target does not support such tables'
         found.append((message, "add a column, or leave it out of the publication"))
     if dialect.name in _MYSQL and len(published.key_columns) > _KEY_OF_MARIADB and published.replica_identity != "f":
-        message = f'table "{published.name}" has a key of {len(published.key_columns)} columns: MariaDB ends when a row is found by it'
+        message = (
+            f'table "{published.name}" has a key of {len(published.key_columns)} columns: MariaDB crashes when it looks up a row by it'
+        )
         found.append((message, "use another replica identity, or leave the table out of the publication"))
     if dialect.name == "sqlite" and published.replica_identity == "f" and not published.primary_key and _hides_rowid(published):
-        message = f'table "{published.name}" has no key, and columns of all names that SQLite has for the number of a row'
+        message = f'table "{published.name}" has no key, and its columns hide the row number of SQLite'
         found.append((message, "give it a primary key, or rename one of the columns rowid, oid and _rowid_"))
     return [Finding("error", message, hint, published.name, alone=True) for message, hint in found]
 

@@ -56,7 +56,7 @@ _BEGIN: Final = "subscriber_begin"
 _SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
 _MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
 _PARAMETER: Final = re.compile(r"argument(?:\(s\))? '(\w+)'")
-_PARAMETER_HINT: Final = "look at its port, and at the parameters behind the question mark"
+_PARAMETER_HINT: Final = "check its port, and the parameters after the question mark"
 _NUMBERS: Final = {
     "postgresql": "SELECT pg_catalog.pg_backend_pid()",
     "mysql": "SELECT connection_id()",
@@ -117,7 +117,7 @@ class Session:
     @contextlib.asynccontextmanager
     async def _begun(self, begin: str) -> AsyncIterator[AsyncConnection]:
         if self._broken:
-            raise TargetUnavailable("the session with the target was lost", hint="it is opened again")
+            raise TargetUnavailable("the session with the target was lost", hint="the connection is retried")
         known, self.busy = False, True
         try:
             with translated(), self._locking():
@@ -157,7 +157,9 @@ class Session:
             async with asyncio.timeout(seconds), self.snapshot() as connection:
                 await connection.execute(select(1))
         except TimeoutError:
-            raise TargetUnavailable(f"the target did not answer within {seconds:.0f} s", hint="look at the network to it") from None
+            raise TargetUnavailable(
+                f"the target did not answer within {seconds:.0f} s", hint="check the network connection to the target"
+            ) from None
 
     async def _rolled_back(self, transaction: AsyncTransaction) -> bool:
         """Roll back. False: the state of the session is unknown."""
@@ -253,11 +255,11 @@ class Database:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     connection = await self._engine.connect()
         except TimeoutError:
-            raise TargetUnavailable("the target does not answer", hint="look at its host and port, and whether it runs") from None
+            raise TargetUnavailable("the target does not answer", hint="check that the target runs, and host and port") from None
         except RuntimeError as error:
             # a driver that lacks a package for the server's authentication method reports that only here
             said = " ".join(str(error).split())
-            raise TargetError(f"the target's driver cannot log in: {said}", hint="install what it names") from None
+            raise TargetError(f"the target's driver cannot log in: {said}", hint="install the package that it names") from None
         session = Session(connection, self._turn)
         try:
             with translated():
@@ -344,7 +346,7 @@ async def _turn_or_time(turn: asyncio.Lock) -> AsyncIterator[None]:
         async with asyncio.timeout(_END_SECONDS):
             taken = await turn.acquire()
     except TimeoutError:
-        _log.warning("a session with the target is closed although it is in use: it did not end within %.0f s", _END_SECONDS)
+        _log.warning("closing a session with the target that is still in use after %.0f s", _END_SECONDS)
     try:
         yield
     finally:
@@ -356,7 +358,7 @@ def _complete(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise ConfigurationError("the target is no URL", hint="as in sqlite:///replica.db or mariadb://user@host/database") from None
+        raise ConfigurationError("the target is not a URL", hint="as in sqlite:///replica.db or mariadb://user@host/database") from None
     if url.drivername in {"mysql", "mariadb"}:
         return url.set(drivername=f"{url.drivername}+{_mysql_driver()}")
     return url.set(drivername=_SCHEMES.get(url.drivername, url.drivername))
@@ -378,10 +380,12 @@ def _engine(url: URL) -> AsyncEngine:
     except NoSuchModuleError:
         raise ConfigurationError(
             f'there is no sink for targets of kind "{url.drivername}"',
-            hint="postgresql://, sqlite:///, mariadb://, mysql://, or another dialect of SQLAlchemy with an async driver",
+            hint="use postgresql://, sqlite:///, spark:///, mariadb://, mysql://, or another dialect of SQLAlchemy with an async driver",
         ) from None
     if not dialect.is_async:
-        raise ConfigurationError(f'the driver of "{url.drivername}" is not asynchronous', hint=f"name one that is, as in {_example(kind)}")
+        raise ConfigurationError(
+            f'the driver of "{url.drivername}" is not asynchronous', hint=f"use an asynchronous one, for example {_example(kind)}"
+        )
     if kind == "sqlite":
         _sqlite_path(url)
     try:
@@ -420,7 +424,7 @@ def _url_understood() -> Iterator[None]:
         which = f'the parameter "{name[1]}"' if name else "a parameter"
         raise ConfigurationError(f"the target's driver does not know {which} of its URL", hint=_PARAMETER_HINT) from None
     except (ValueError, OverflowError):
-        raise ConfigurationError("a value in the target's URL is none that its driver takes", hint=_PARAMETER_HINT) from None
+        raise ConfigurationError("a parameter of the target's URL has a value that its driver rejects", hint=_PARAMETER_HINT) from None
 
 
 def _example(kind: str) -> str:
@@ -431,7 +435,8 @@ def _sqlite_path(url: URL) -> Path:
     name = url.database
     if not name or name == ":memory:" or name.startswith("file:") or "mode" in url.query:
         raise ConfigurationError(
-            "an SQLite database in memory cannot be a target: it would not survive us", hint="name a file: sqlite:///replica.db"
+            "an SQLite database in memory cannot be a target: it would be lost when this program ends",
+            hint="use a file: sqlite:///replica.db",
         )
     return Path(name).absolute()
 
@@ -441,12 +446,12 @@ def _prepare_file(path: Path, *, create: bool) -> None:
     if path.exists():
         return
     if not create:
-        raise TargetError(f'there is no file "{path}"', hint="a target is made by create or run")
+        raise TargetError(f'file "{path}" does not exist', hint="`subscriber create` or `subscriber run` creates a target")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise TargetError(
-            f'the file "{path}" cannot be made: {error.strerror}', hint="look at its directory's existence and rights"
+            f'the file "{path}" cannot be created: {error.strerror}', hint="check that its directory exists and is writable"
         ) from error
 
 

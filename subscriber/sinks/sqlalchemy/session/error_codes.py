@@ -16,11 +16,11 @@ Kind = Literal["unavailable", "relation", "apply", "target"]
 UNTRANSLATABLE: Final = "22P05"
 APPLY_HINT: Final = "compare the column's type in the target with the publisher's"
 _CONSTRAINT_HINT: Final = "fix the target's rows, or change its constraint"
-_UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is tried again"
-_IO_HINT: Final = "look at the disk: whether there is room, and whether it fails"
+_UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is retried"
+_IO_HINT: Final = "check the disk for free space and errors"
 _DISK_HINT: Final = "make room on the target's disk"
-_READ_ONLY_HINT: Final = "name a target and a user that allow writing"
-_LOCKED_HINT: Final = "another program keeps the target locked: end it or its transaction; it is tried again"
+_READ_ONLY_HINT: Final = "use a target and a user that may write"
+_LOCKED_HINT: Final = "another program locks the target: end it or its transaction; the statement is retried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ def sqlite_refusal(name: str, message: str) -> Refusal | None:
         ("SQLITE_READONLY", Refusal("target", "the SQLite file is read-only", "25006", hint=_READ_ONLY_HINT)),
         (
             "SQLITE_CANTOPEN",
-            Refusal("target", "the SQLite file cannot be opened", "58030", hint="look at its directory's existence and rights"),
+            Refusal("target", "the SQLite file cannot be opened", "58030", hint="check that its directory exists and is writable"),
         ),
         (
             "SQLITE_CORRUPT",
-            Refusal("target", "the SQLite file is damaged", "XX001", hint="restore it from a backup, or begin with a new file"),
+            Refusal("target", "the SQLite file is damaged", "XX001", hint="restore it from a backup, or start over with a new file"),
         ),
-        ("SQLITE_NOTADB", Refusal("target", "the file is no SQLite database", "XX001", hint="name another file")),
-        ("SQLITE_TOOBIG", Refusal("apply", "a row or value is larger than SQLite takes (1 GB)", "54000")),
-        ("SQLITE_MISMATCH", Refusal("apply", "a value is of another type than its column takes", "42804")),
+        ("SQLITE_NOTADB", Refusal("target", "the file is not an SQLite database", "XX001", hint="use another file")),
+        ("SQLITE_TOOBIG", Refusal("apply", "a row or value is larger than SQLite allows (1 GB)", "54000")),
+        ("SQLITE_MISMATCH", Refusal("apply", "a value has a type that its column does not accept", "42804")),
         ("SQLITE_INTERRUPT", Refusal("unavailable", "a statement was interrupted", "57014")),
     ):
         if name.startswith(start):
@@ -94,13 +94,13 @@ def _sqlite_constraint(name: str, message: str) -> Refusal:
         case "SQLITE_CONSTRAINT_FOREIGNKEY":
             return Refusal("apply", "row violates a foreign key constraint", "23503", hint=_CONSTRAINT_HINT)
         case "SQLITE_CONSTRAINT_TRIGGER":
-            return Refusal("apply", "a trigger refused the change", "P0001", hint="SQLite's triggers fire for replicated changes too")
+            return Refusal("apply", "a trigger rejected the change", "P0001", hint="SQLite's triggers fire for replicated changes too")
         case "SQLITE_CONSTRAINT_DATATYPE":
             typed = _SQLITE_DATATYPE.search(message)
             named = typed["column"].rpartition(".")[2] if typed else None
-            return Refusal("apply", "a value is of another type than its column takes", "42804", named)
+            return Refusal("apply", "a value has a type that its column does not accept", "42804", named)
         case _:
-            return Refusal("apply", f"a constraint refused the change ({name})", "23000", hint=_CONSTRAINT_HINT)
+            return Refusal("apply", f"a constraint rejected the change ({name})", "23000", hint=_CONSTRAINT_HINT)
 
 
 # --- MariaDB and MySQL
@@ -111,8 +111,8 @@ _QUALIFIED_COLUMN = re.compile(r"for column (?:`[^`]*`\.)*`(?P<name>[^`]+)`")
 _CONSTRAINT = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](?P<name>[^`']+)[`']")
 
 _MYSQL_UNAVAILABLE: Final = {
-    1020: ("a row of the target was changed meanwhile", "40001", None),
-    1040: ("too many connections", "53300", "raise max_connections of the target, or end other sessions"),
+    1020: ("a row of the target was changed by another session", "40001", None),
+    1040: ("too many connections", "53300", "increase max_connections of the target, or end other sessions"),
     1053: ("the target is shutting down", "57P01", None),
     1077: ("the target is shutting down", "57P01", None),
     1079: ("the target is shutting down", "57P01", None),
@@ -122,20 +122,20 @@ _MYSQL_UNAVAILABLE: Final = {
     1160: ("the connection to the target was lost", "08006", None),
     1161: ("the connection to the target timed out", "08006", None),
     1184: ("the connection to the target was aborted", "08006", None),
-    1205: ("a lock in the target was not to be had in time", "55P03", _LOCKED_HINT),
+    1205: ("timeout while waiting for a lock in the target", "55P03", _LOCKED_HINT),
     1213: ("deadlock detected", "40P01", None),
     1317: ("a statement was interrupted", "57014", None),
-    1412: ("a table was altered meanwhile", "55006", None),
-    1615: ("a statement has to be prepared anew", "26000", None),
+    1412: ("a table was altered in the meantime", "55006", None),
+    1615: ("a statement has to be prepared again", "26000", None),
     1927: ("the connection to the target was killed", "57P01", None),
     1969: ("a statement was interrupted", "57014", None),
-    2002: ("the target cannot be reached", "08001", None),
-    2003: ("the target cannot be reached", "08001", None),
-    2005: ("the target's host is not known", "08001", "look at the host name"),
+    2002: ("could not connect to the target", "08001", "check that the target runs, and host and port"),
+    2003: ("could not connect to the target", "08001", "check that the target runs, and host and port"),
+    2005: ("the target's host name could not be resolved", "08001", "check the host name"),
     2006: ("the connection to the target was lost", "08006", None),
     2013: ("the connection to the target was lost", "08006", None),
-    2014: ("the connection to the target is out of step", "08P01", None),
-    2027: ("the connection to the target is out of step", "08P01", None),
+    2014: ("lost synchronization with the target", "08P01", None),
+    2027: ("lost synchronization with the target", "08P01", None),
     2055: ("the connection to the target was lost", "08006", None),
     4031: ("the connection to the target was idle for too long", "08006", None),
 }
@@ -145,18 +145,18 @@ _MYSQL_TARGET: Final = {
     1036: ("a table of the target is read-only", "25006", _READ_ONLY_HINT),
     1041: ("the target is out of memory", "53200", None),
     1044: ("access to the target's database is denied", "42501", "grant the target's user its privileges"),
-    1045: ("password authentication failed", "28P01", "look at the URL's user and password"),
-    1049: ("the target's database does not exist", "3D000", "create it, or name another one"),
+    1045: ("password authentication failed", "28P01", "check user and password in the URL"),
+    1049: ("the target's database does not exist", "3D000", "create it, or use another one"),
     1114: ("a table of the target is full", "53100", _DISK_HINT),
     1142: ("permission denied for a table of the target", "42501", "grant the target's user its privileges"),
-    1153: ("a statement is larger than max_allowed_packet of the target", "54000", "raise max_allowed_packet of the target"),
+    1153: ("a statement is larger than max_allowed_packet of the target", "54000", "increase max_allowed_packet of the target"),
     1227: ("permission denied in the target", "42501", "grant the target's user its privileges"),
     1290: ("the target is read-only", "25006", _READ_ONLY_HINT),
-    1665: ("the target's binlog_format = STATEMENT does not go with READ COMMITTED", "0A000", "set binlog_format to ROW or MIXED"),
-    1698: ("authentication failed", "28000", "look at the URL's user and password"),
+    1665: ("the target's binlog_format = STATEMENT does not work with READ COMMITTED", "0A000", "set binlog_format to ROW or MIXED"),
+    1698: ("authentication failed", "28000", "check user and password in the URL"),
     1792: ("the target's transaction is read-only", "25006", _READ_ONLY_HINT),
     1836: ("the target is read-only", "25006", _READ_ONLY_HINT),
-    2061: ("authentication failed", "28000", "look at the URL's user and password"),
+    2061: ("authentication failed", "28000", "check user and password in the URL"),
 }
 # errors of files; the message holds the operating system's error number
 _MYSQL_FILES: Final = frozenset({3, 11, 20, 1004, 1005, 1016, 1026, 1030})
@@ -183,18 +183,18 @@ _MYSQL_VALUE: Final = {
     1411: ("a value cannot be read as the column's type", "22007", "make the column text"),
     1416: ("a value cannot be read as the column's type", "22P02", "make the column text"),
     1690: ("a value is out of range", "22003", "widen the column, or make it text"),
-    3140: ("a value is no JSON", "22P02", "make the column text"),
-    1644: ("a trigger refused the change", "P0001", "the target's triggers fire for replicated changes too"),
+    3140: ("a value is not valid JSON", "22P02", "make the column text"),
+    1644: ("a trigger rejected the change", "P0001", "the target's triggers fire for replicated changes too"),
 }
 _MYSQL_RELATION: Final = {
     1054: ("a column of the target's table does not exist", "42703"),
     1146: ("a table of the target does not exist", "42P01"),
-    1347: ("a relation of the target is no table", "42809"),
+    1347: ("a relation of the target is not a table", "42809"),
     1288: ("a relation of the target cannot be changed", "42809"),
     1906: ("a generated column of the target cannot be written", "428C9"),
     3105: ("a generated column of the target cannot be written", "428C9"),
-    1118: ("a row is larger than the target's storage engine takes", "54000"),
-    1071: ("a key is longer than the target's storage engine takes", "54000"),
+    1118: ("a row is larger than the target's storage engine allows", "54000"),
+    1071: ("a key is longer than the target's storage engine allows", "54000"),
     1059: ("an identifier is too long for the target", "42622"),
     1170: ("a text column of the target cannot be a key without a length", "42P16"),
 }
@@ -220,7 +220,7 @@ def mysql_refusal(code: int, message: str) -> Refusal | None:
         if name is not None and value_sqlstate.startswith("23") and value_sqlstate != "23502":
             text = f'{text} "{name[1]}"'
         return Refusal("apply", text, value_sqlstate, column, value_hint)
-    return Refusal("target", f"the target refused a statement (error {code})", "XX000", column)
+    return Refusal("target", f"the target rejected a statement (error {code})", "XX000", column)
 
 
 def _mysql_column(message: str) -> str | None:
@@ -245,8 +245,8 @@ _PG_VALUE: Final = {
     "22003": ("a value is out of the column's range", "widen the column, or make it text"),
     "22007": ("a value cannot be read as the column's type", "make the column text"),
     "22008": ("a value is out of the column's range", "make the column text"),
-    UNTRANSLATABLE: ("a value has a character that the target's encoding has not", "replicate into a database of encoding UTF8"),
-    "22P02": ("a value cannot be read as the column's type", "make the column text, or give an enum the label"),
+    UNTRANSLATABLE: ("a value has a character that does not exist in the target's encoding", "replicate into a database of encoding UTF8"),
+    "22P02": ("a value cannot be read as the column's type", "make the column text, or add the label to the enum"),
 }
 _PG_SPEAKS_OF_OBJECTS: Final = frozenset({"08", "25", "28", "3D", "3F", "42", "53", "55", "57", "58"})
 _PG_APPLY: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
@@ -264,7 +264,7 @@ def postgresql_refusal(sqlstate: str, report: BaseException) -> Refusal:
     elif sqlstate[:2] in _PG_SPEAKS_OF_OBJECTS and not getattr(report, "context", None):
         text = _one_line(str(report.args[0]) if report.args else f"SQLSTATE {sqlstate}")
     else:
-        text = f"the target refused a value or statement (SQLSTATE {sqlstate})"
+        text = f"the target rejected a value or statement (SQLSTATE {sqlstate})"
     return Refusal(_pg_kind(sqlstate), text, sqlstate, column, _pg_hint(sqlstate))
 
 

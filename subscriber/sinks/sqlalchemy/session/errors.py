@@ -36,7 +36,7 @@ __all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error"
 UNIQUE_VIOLATION: Final = "23505"
 
 _OF_A_VALUE: Final = ("22", "42804")
-_PASSES: Final = "it passes by itself, unless the target is down"
+_PASSES: Final = "temporary error; if it persists, check that the target runs"
 _DRIVERS: Final = frozenset({"aiosqlite", "sqlite3", "asyncmy", "aiomysql", "pymysql", "asyncpg"})
 _DISCONNECTED = re.compile(r"(?i)\b(closed|lost|gone|reset|broken pipe|not connected|refused|timed? ?out|terminat|network operation)")
 
@@ -114,7 +114,7 @@ def target_error(error: SQLAlchemyError) -> TargetError:
     if refusal is None:
         if _is_disconnect(error, original):
             return TargetUnavailable(f"the connection to the target was lost ({type(original).__name__})", sqlstate="08006", hint=_PASSES)
-        return TargetError(f"the target refused a statement ({type(original).__name__})", hint="the target's log tells more")
+        return TargetError(f"the target rejected a statement ({type(original).__name__})", hint="see the target's log for details")
     return _of_refusal(refusal)
 
 
@@ -142,7 +142,7 @@ def _of_refusal(refusal: Refusal) -> TargetError:
         case "apply":
             return ChangeRefused(refusal)
         case "target":
-            return TargetError(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or "the target's log tells more")
+            return TargetError(refusal.text, sqlstate=refusal.sqlstate, hint=refusal.hint or "see the target's log for details")
 
 
 def _is_disconnect(error: SQLAlchemyError, original: BaseException) -> bool:

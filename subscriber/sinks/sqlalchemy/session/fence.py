@@ -62,7 +62,7 @@ class Fence:
         self._token = None
         moved = await connection.execute(update(fence).where(fence.c.srsubid == self.oid).values(token=fence.c.token + 1))
         if moved.rowcount == 0:
-            raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it was dropped just now; start again")
+            raise TargetError(f"subscription with oid {self.oid} does not exist in the target", hint="it has been dropped")
         self._raising: int = (await connection.execute(select(fence.c.token).where(fence.c.srsubid == self.oid))).scalar_one()
 
     def raised(self) -> None:

@@ -39,7 +39,8 @@ class FileLocks:
             descriptor = os.open(self._directory / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise TargetError(
-                f'the lock file "{self._directory / key}" cannot be made: {error.strerror}', hint="look at the directory's rights"
+                f'the lock file "{self._directory / key}" cannot be created: {error.strerror}',
+                hint="check the permissions of the directory",
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

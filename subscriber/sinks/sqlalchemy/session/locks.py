@@ -95,7 +95,7 @@ class Locks:
             if clock.time() >= deadline:
                 raise SubscriptionInUse(
                     f"{what} is active for PID {await holder()}",
-                    hint="stop the other process that serves this subscription, or its session in the target",
+                    hint="stop the other process that runs this subscription, or end its session in the target",
                 )
             if clock.time() >= waited.due:
                 waited.tell(f"waiting for PID {await holder()}, which holds its lock", clock.time())
@@ -161,7 +161,7 @@ class _SessionLocks:
         elif not self.session.usable:
             self._mine.clear()
             if self._given is not None:
-                raise TargetUnavailable("the session with the target was lost, and its locks with it", hint="it is opened again")
+                raise TargetUnavailable("the session with the target was lost, and its locks with it", hint="the connection is retried")
             self.session = await self._database.connect()
         async with self.session.snapshot() as connection:
             return (await connection.execute(text(query), parameters)).scalar()

@@ -113,9 +113,9 @@ class StatementLimit:
     def _refused(self, size: int) -> ApplyError:
         if self._setting is None:
             return ApplyError(
-                f"a row of {size:,} bytes is larger than the target takes ({self._configured:,} bytes)",
+                f"a row of {size:,} bytes is larger than the target allows ({self._configured:,} bytes)",
                 sqlstate="54000",
-                hint="make it smaller at the publisher, or leave a column out of the publication",
+                hint="make it smaller on the publisher, or leave a column out of the publication",
             )
         needed = 2 ** (size + _SLACK).bit_length()
         hint = f"SET GLOBAL {self._setting} = {needed} in the target, and set it in the server's configuration"

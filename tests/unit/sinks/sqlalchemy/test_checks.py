@@ -67,8 +67,8 @@ def test_a_directory_that_is_read_only(directory: Path) -> None:
     file = directory / "replica.db"
     assert found(file) == ""
     directory.chmod(0o500)
-    assert found(file) == f'error no file can be made in directory "{directory}"\n'
+    assert found(file) == f'error no file can be created in directory "{directory}"\n'
     directory.chmod(0o700)
     file.touch()
     directory.chmod(0o500)
-    assert found(file) == f'error no file can be made in directory "{directory}"\n'
+    assert found(file) == f'error no file can be created in directory "{directory}"\n'

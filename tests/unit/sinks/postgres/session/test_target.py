@@ -71,7 +71,7 @@ async def test_a_server_that_is_away_or_full_is_tried_again(monkeypatch: pytest.
     error = await refused(monkeypatch, text)
     assert type(error) is TargetUnavailable
     assert not is_coming_up(error)
-    full = error.hint == "end other sessions, or raise max_connections"
+    full = error.hint == "end other sessions, or increase max_connections"
     assert full == (text in FULL)
 
 
@@ -79,5 +79,5 @@ async def test_a_server_that_is_away_or_full_is_tried_again(monkeypatch: pytest.
 async def test_what_somebody_has_to_mend(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     error = await refused(monkeypatch, text)
     assert type(error) is TargetError
-    assert error.hint == "correct the target's connection string, or the server's pg_hba.conf"
+    assert error.hint == "check user, password and database in the target's connection string, and the server's pg_hba.conf"
     assert not is_coming_up(error)

@@ -15,8 +15,8 @@ from subscriber.sinks.spark.files.location import Location
     [
         ("spark://host/path", "names a host"),
         ("spark://", "names no directory"),
-        ("spark:///lakes/a#1", "the target has a #"),
-        ("spark:///lakes/a#", "the target has a #"),
+        ("spark:///lakes/a#1", "contains a #"),
+        ("spark:///lakes/a#", "contains a #"),
         ("spark:///a/%2541/b", r"'/a/%41/b' is another one"),
         ("spark:///a%5Cb", "is another one"),
         ("spark:///lake?confirm=maybe", "unrecognized confirm value"),
@@ -35,9 +35,9 @@ def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
     ("url", "words"),
     [
         ("spark:///lake?copy_connection=postgresql://u:hush@h/db", "keywords and values"),
-        ("spark:///lake?copy_connection=user%3Du%20password%20%3D%20hush", "holds a password"),
+        ("spark:///lake?copy_connection=user%3Du%20password%20%3D%20hush", "contains a password"),
         ("spark:///lake?copy_connection=host%3D'a%20b'password%3Dhush", "keywords and values"),
-        ("spark:///lake?copy_connection=host%3D'a%20b'%20sslpassword%3Dhush", "holds a password"),
+        ("spark:///lake?copy_connection=host%3D'a%20b'%20sslpassword%3Dhush", "contains a password"),
         ("spark:///lake?copy_connection=user%3Du&hush@h/db", "unrecognized parameter"),
         ("spark:///lake?copy_connection=dbname%3Dpostgresql://u:hush@h/db", "a connection string as dbname"),
         ("spark:///lake?copy_connection=dbname=postgres://u:hush@h/db", "a connection string as dbname"),
@@ -47,7 +47,7 @@ def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
         ("spark+s3://KEY:0/hush@bucket/prefix", "secret key"),
         ("spark+abfs://container:hush@account.dfs.core.windows.net/prefix", "secret key"),
         ("spark://u:hush@h/lake", "names a host"),
-        ("spark+s3://KEY:hush\u2100@bucket", "no URL"),
+        ("spark+s3://KEY:hush\u2100@bucket", "not a URL"),
     ],
 )
 def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, words: str) -> None:
@@ -90,10 +90,10 @@ def test_a_directory_is_taken_as_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("lake", "'lake' is not an absolute one"),
-        ("file:/lake", "is not an absolute one"),
-        ("file:///lake", '"file" is no Spark target'),
-        ("", "is not an absolute one"),
+        ("lake", "'lake' is not an absolute path"),
+        ("file:/lake", "is not an absolute path"),
+        ("file:///lake", '"file" is not a Spark target'),
+        ("", "is not an absolute path"),
         ("/", "names no directory"),
         ("/a%41", "is another one"),
         ("/a\\b", "is another one"),

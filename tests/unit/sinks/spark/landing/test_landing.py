@@ -403,7 +403,7 @@ def _cut_off(path: Path) -> None:
         (lambda path: _cut_off(next(path.glob("landing/*400-*.parquet"))), TargetError, r"landed file .* has \d+ bytes, not \d+"),
         (lambda path: next(path.glob("landing/*400-*.parquet")).unlink(), TargetError, "landed file .* is missing"),
         (lambda path: (path / "catalog.json").write_text("{}"), TargetError, r"catalog\.json is damaged"),
-        (lambda path: (path / "subscriber.json").unlink(), TargetError, "is not empty, and no lake"),
+        (lambda path: (path / "subscriber.json").unlink(), TargetError, "is not empty and is not a lake"),
         (lambda path: (path / "position.json").write_text('{"format": 2, "crc": 0, "document": {}}'), TargetError, "has format 2, not 1"),
     ],
 )
@@ -422,14 +422,14 @@ async def test_a_lake_of_another_subscription_is_refused(tmp_path: Path) -> None
     await _two_batches(tmp_path)
     sink = make(tmp_path)
     for call in (sink.exists("other"), sink.open("other", lambda _: None)):
-        with pytest.raises(TargetError, match='is of subscription "replica", not "other"'):
+        with pytest.raises(TargetError, match='belongs to subscription "replica", not "other"'):
             await call
 
 
 async def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     sink = make(tmp_path)
-    with pytest.raises(TargetError, match='is not empty, and no lake: it has "photos"'):
+    with pytest.raises(TargetError, match='is not empty and is not a lake: it contains "photos"'):
         await sink.open("replica", lambda _: None)
     assert [finding.severity for finding in await sink.check([], two_phase=False)] == ["error"]
     assert os.listdir(tmp_path) == ["photos"]

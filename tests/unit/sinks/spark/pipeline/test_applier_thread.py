@@ -55,7 +55,7 @@ def test_an_end_does_not_wait_for_ever_and_no_second_applier_begins_beside_the_r
     assert thread is not None
     for _ in range(2):
         applier.stop()
-        with pytest.raises(TargetUnavailable, match="has a round to end"):
+        with pytest.raises(TargetUnavailable, match="has not yet ended its round"):
             applier.start()
     assert thread.daemon
     long_round.may_end.set()

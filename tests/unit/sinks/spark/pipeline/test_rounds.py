@@ -374,7 +374,7 @@ async def test_what_arrow_cannot_do_is_told_without_a_value(tmp_path: Path, monk
         raise pa.ArrowInvalid(f"cannot cast {column.to_pylist()}")
 
     monkeypatch.setattr(parquet_module, "converted", refused)
-    with pytest.raises(TargetError, match=r"public/t: Arrow cannot reckon with its columns \(ArrowInvalid\)") as told:
+    with pytest.raises(TargetError, match=r"public/t: Arrow cannot compute with its columns \(ArrowInvalid\)") as told:
         work.run_round()
     assert "secret" not in str(told.value)
 
@@ -425,7 +425,7 @@ async def test_a_key_whose_old_values_nobody_can_tell_is_told(tmp_path: Path) ->
     sink, work = await start(tmp_path, relation("d", ("at", 1114, True), ("note", 25, False)), Insert(5, row("2024-01-02 03:04:05", "a")))
     await land(sink, 300, relation("d", ("at", 1184, True), ("note", 25, False)), Update(5, None, None, row("2024-01-02 02:04:05+00", "b")))
     await sink.close()
-    with pytest.raises(TargetError, match=r'column "at" of table "public.t", by which its rows are known, has another type') as told:
+    with pytest.raises(TargetError, match=r'column "at" of table "public.t", which identifies the rows, changed its type') as told:
         all_rounds(work)
     assert "copies it again" in (told.value.hint or "")
 

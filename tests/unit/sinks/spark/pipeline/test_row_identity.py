@@ -27,7 +27,7 @@ from tests.unit.sinks.spark.stream import begun, make, row
 UNKEYED = relation("n", ("note", 25, False))
 NUMBERED = relation("d", ("note", 25, False), ("id", 20, True))
 RENAMED = relation("d", ("pk", 23, True), ("note", 25, False))
-CAME_LATER = r'column "{}" of table "public.t", by which its rows are known, came later'
+CAME_LATER = r'column "{}" of table "public.t", which identifies the rows, was added later'
 
 
 @pytest.mark.parametrize("change", [Update(5, None, None, row("a2", "1")), Delete(5, row(None, "2"), None)])
@@ -101,7 +101,7 @@ async def test_a_new_key_that_all_rows_have_by_now_is_a_key(tmp_path: Path) -> N
 # --- types
 
 Declaration = tuple[int, int]
-RETYPED = r'column "value" of table "public.t", by which its rows are known, has another type'
+RETYPED = r'column "value" of table "public.t", which identifies the rows, changed its type'
 
 
 def number(precision: int, scale: int) -> Declaration:
@@ -252,7 +252,7 @@ async def test_a_copied_table_that_is_altered_before_its_first_change_is_told(tm
     altered = Relation(5, "public", "t", "f", (Column("id", 23, -1, True), Column("note", 1042, 8, True)))
     await land(sink, 200, altered, Delete(5, None, row("1", "ab  ")))
     await sink.close()
-    with pytest.raises(TargetError, match=r'column "note" of table "public.t", by which its rows are known, has another type'):
+    with pytest.raises(TargetError, match=r'column "note" of table "public.t", which identifies the rows, changed its type'):
         all_rounds(work)
 
 

@@ -156,11 +156,11 @@ def test_a_java_that_is_missing_or_too_old_is_one_line(tmp_path: Path, monkeypat
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match="Spark needs Java, and there is none"):
+    with pytest.raises(ConfigurationError, match="Spark needs Java, but found none"):
         find_java(lambda: tmp_path)
     _java(tmp_path, 'openjdk version "11.0.2"')
-    with pytest.raises(ConfigurationError, match=r"Spark needs Java 17 or later, and .* is 11"):
+    with pytest.raises(ConfigurationError, match=r"Spark needs Java 17 or later, but .* is Java 11"):
         find_java(lambda: tmp_path)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(ConfigurationError, match="JAVA_HOME=/nowhere is none"):
+    with pytest.raises(ConfigurationError, match="JAVA_HOME=/nowhere is not a Java program"):
         find_java(lambda: tmp_path)

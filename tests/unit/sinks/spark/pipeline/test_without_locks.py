@@ -184,7 +184,7 @@ async def test_one_of_two_ends(tmp_path: Path) -> None:
             second.open()
             second.run_round()
 
-    with pytest.raises(SubscriptionInUse, match="has another applier, which published meanwhile"):
+    with pytest.raises(SubscriptionInUse, match="has another applier, which published in the meantime"):
         await asyncio.to_thread(apply_forever, first, threading.Event(), check=between)
     assert _is_published(tmp_path, 300)
     # the other one goes on

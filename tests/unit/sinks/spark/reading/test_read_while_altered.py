@@ -91,6 +91,6 @@ async def test_what_arrow_says_of_values_is_not_told(tmp_path: Path, monkeypatch
     await sink.close()
     changes = Changes(storage(tmp_path), TABLE)
     monkeypatch.setattr(changes_module, "conformed", refuse)
-    with pytest.raises(TargetError, match="Arrow cannot reckon") as refused:
+    with pytest.raises(TargetError, match="Arrow cannot compute") as refused:
         values(changes, changes.schema(), 0, 200)
     assert "hush" not in "".join(traceback.format_exception(refused.value))

@@ -158,7 +158,7 @@ def test_values_that_do_not_fit(dialect: str, column_type: sql.TypeEngine[Any], 
 
 @pytest.mark.parametrize(("dialect", "column_type", "name"), UNFIT, ids=names(UNFIT))
 def test_types_that_do_not_fit(dialect: str, column_type: sql.TypeEngine[Any], name: str) -> None:
-    with pytest.raises(Unfit, match="cannot be kept without loss"):
+    with pytest.raises(Unfit, match="cannot be stored without loss"):
         converter(reading(name), column_type, dialect)
 
 

@@ -62,11 +62,11 @@ def test_names_that_are_too_long() -> None:
 def test_names_of_our_own_tables() -> None:
     (found,) = name_findings(tables("public.subscriber_position", "public.subscriber_mine"), SQLITE)
     assert '"public.subscriber_position"' in found.message
-    assert found.hint == "leave it out of the publication, or rename it at the publisher"
+    assert found.hint == "leave it out of the publication, or rename it on the publisher"
     assert name_findings(tables("public.subscriber_position"), POSTGRESQL) == []
     (found,) = name_findings(tables("subscriber_sqlalchemy.anything", "subscriber.t", "Subscriber_SQLAlchemy.t"), POSTGRESQL)
     assert '"subscriber_sqlalchemy.anything"' in found.message
-    assert found.hint == "leave it out of the publication, or rename its schema at the publisher"
+    assert found.hint == "leave it out of the publication, or rename its schema on the publisher"
     assert name_findings(tables("subscriber_sqlalchemy.anything"), SQLITE) == []
 
 

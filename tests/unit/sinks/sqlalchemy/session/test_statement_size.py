@@ -56,7 +56,7 @@ def test_a_row_that_fits_in_no_packet() -> None:
     with pytest.raises(ApplyError) as caught:
         StatementLimit(MB, "max_allowed_packet").require(SQL, (1, Long("x")))
     assert "1 GB" in str(caught.value.hint)
-    with pytest.raises(ApplyError, match="larger than the target takes"):
+    with pytest.raises(ApplyError, match="larger than the target allows"):
         StatementLimit(1024**3 - 2).require(SQL, (1, Long("x")))
 
 

@@ -11,7 +11,7 @@ from subscriber.errors import ConfigurationError, TargetError
 from subscriber.sinks.sqlalchemy.session.database import Database
 
 UNKNOWN = 'the target\'s driver does not know the parameter "foo" of its URL'
-VALUE = "a value in the target's URL is none that its driver takes"
+VALUE = "a parameter of the target's URL has a value that its driver rejects"
 URLS = [
     ("sqlite:///{file}?foo=hush", UNKNOWN),
     ("sqlite:///{file}?timeout=hush", VALUE),
@@ -45,5 +45,5 @@ async def test_a_package_that_the_login_needs(monkeypatch: pytest.MonkeyPatch) -
         await Database("mysql://u:hush@127.0.0.1:1/x").connect()
     assert caught.value.one_line() == (
         "the target's driver cannot log in: 'cryptography' package is required for sha256_password or caching_sha2_password auth methods"
-        " (hint: install what it names)"
+        " (hint: install the package that it names)"
     )
