@@ -110,14 +110,6 @@ def settings() -> str:
     return "\n".join(["| setting | values | default | unit | | meaning |", "| --- | --- | --- | --- | --- | --- |", *lines])
 
 
-def members(name: str, half: str) -> str:
-    """References to the docstrings of the first or second half of the members of a public class."""
-    found = [member for member in vars(getattr(subscriber, name)) if not member.startswith("_")]
-    middle = len(found) // 2
-    chosen = found[:middle] if half == "1" else found[middle:]
-    return "\n\n".join(f"::: subscriber.{name}.{member}" for member in chosen)
-
-
 def benchmarks() -> str:
     """The figures that `make bench SINK=postgres DOCS=1` wrote."""
     return Report.load(Path(__file__).parent / "reference" / "benchmarks.json").markdown()
@@ -128,7 +120,6 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "verb": verb,
     "errors": errors,
     "benchmarks": benchmarks,
-    "members": members,
     "metrics": metrics,
     "parameters": parameters,
     "settings": settings,

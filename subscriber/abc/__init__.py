@@ -1,28 +1,27 @@
-"""The interfaces between the packages: small Protocols whose docstrings are the contract (``seams.py``), and their values (``values.py``).
+"""The interfaces between the packages: small Protocols whose docstrings are the contract, and their values (``values.py``).
 
-``walreceiver`` provides ``ReplicationStream``, which ``apply`` reads. ``sinks`` implement ``Sink`` and ``TableSink``, which ``apply``
-calls. ``Spool`` stores large transactions. ``docs/explanation/architecture.md`` shows how they fit together.
+``walreceiver`` provides ``ReplicationStream``, which ``apply`` reads. ``sinks`` implement ``Sink`` (``sink.py``), ``TableSink``
+(``tables.py``) and the abilities that they have (``abilities.py``). ``Spool`` stores large transactions.
+``docs/explanation/architecture.md`` shows how they fit together.
 """
 
-from subscriber.abc.seams import (
+from subscriber.abc.abilities import (
+    DescribedSink,
     GroupingSink,
-    ManyTablesSink,
+    ParallelSink,
     ParallelTransaction,
     PostgresDatabase,
     Query,
-    ReplicationStream,
-    Sink,
-    SnapshotTableSink,
-    Spool,
-    TableGroup,
-    TableSink,
+    TwoPhaseSink,
     WatchedSink,
 )
+from subscriber.abc.publisher import ReplicationStream, Spool
+from subscriber.abc.sink import Sink, StateStore, Stream
+from subscriber.abc.tables import SnapshotTableSink, TableGroup, TableSink
 from subscriber.abc.values import (
     CATALOG_SCHEMA,
     ApplyStatistics,
     Batch,
-    Capabilities,
     CopyFormat,
     Finding,
     Position,
@@ -43,11 +42,11 @@ __all__ = [
     "CATALOG_SCHEMA",
     "ApplyStatistics",
     "Batch",
-    "Capabilities",
     "CopyFormat",
+    "DescribedSink",
     "Finding",
     "GroupingSink",
-    "ManyTablesSink",
+    "ParallelSink",
     "ParallelTransaction",
     "Position",
     "PostgresDatabase",
@@ -60,6 +59,8 @@ __all__ = [
     "SnapshotOrder",
     "SnapshotTableSink",
     "Spool",
+    "StateStore",
+    "Stream",
     "SubscriptionState",
     "TableEntry",
     "TableGroup",
@@ -67,6 +68,7 @@ __all__ = [
     "TableSink",
     "TableState",
     "TargetActivity",
+    "TwoPhaseSink",
     "TwoPhaseState",
     "WatchedSink",
     "WorkerActivity",

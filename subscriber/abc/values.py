@@ -20,7 +20,6 @@ __all__ = [
     "CATALOG_SCHEMA",
     "ApplyStatistics",
     "Batch",
-    "Capabilities",
     "CopyFormat",
     "Finding",
     "Position",
@@ -256,49 +255,6 @@ class Batch:
     def end_lsn(self) -> Lsn:
         """The position once the batch is durable."""
         return self.transactions[-1].end_lsn
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """The abilities of a sink. The compliance suite tests what is declared. No code asks for a sink by its name."""
-
-    transactional: bool = True
-    """Data and position become durable together."""
-    two_phase: bool = False
-    """Prepared transactions of the publisher are kept until their COMMIT PREPARED."""
-    prepares_in_target: bool = False
-    """They are prepared in the target itself, so that it reports errors in their changes at once."""
-    truncate: bool = True
-    creates_tables: bool = False
-    """It can create missing tables (``Settings.create_tables``)."""
-    follows_columns: bool = False
-    """It follows columns that were added on the publisher (``Settings.schema_change``)."""
-    upserts: bool = False
-    """An INSERT of an existing key can overwrite the row (``Settings.insert_conflict``)."""
-    any_key: bool = False
-    """It finds rows by any unique key of the target that is part of the publisher's replica identity. Otherwise it uses the primary key,
-    or the target's own replica identity, as PostgreSQL does."""
-    parallel_copy: bool = False
-    """:meth:`TableSink.copy` may run several times in parallel for one table."""
-    parallel_apply: bool = False
-    """It can apply streamed transactions before their end: :meth:`Sink.open_parallel`."""
-    described: bool = False
-    """It needs the publisher's description of the tables: :meth:`Sink.describe_tables`."""
-    given_tables: bool = True
-    """A user creates its tables beforehand. Missing columns are reported, additional ones are ignored. Otherwise the sink creates the
-    tables from their descriptions."""
-    constraints: bool = True
-    """Its tables reject duplicate keys, NULL in NOT NULL columns, and texts that are not valid for their type."""
-    shared_tables: bool = True
-    """Other programs may write into its tables too."""
-    several_subscriptions: bool = True
-    """One target can hold any number of subscriptions."""
-    binary: bool = True
-    """It accepts values in the binary format."""
-    counts_missing: bool = True
-    """:attr:`Sink.statistics` counts rows that a change did not find. Otherwise another program applies and counts."""
-    copies_visible: bool = True
-    """Rows are visible once they are copied. Otherwise only when the apply worker has taken over the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Self
 
-from subscriber.abc import ParallelTransaction, Sink
+from subscriber.abc import ParallelSink, ParallelTransaction
 from subscriber.apply.receiver import Receiver
 from subscriber.apply.table_state import TableStates
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
@@ -86,6 +86,7 @@ class _Attempt:
     async def _run(self) -> None:
         followed = False
         try:
+            assert self._owner.sink is not None
             self.session = await self._owner.sink.open_parallel(self.stream.xid, self._gate)
             followed = await self._follow(self.session)
         except SubscriberError as error:
@@ -196,7 +197,7 @@ class ParallelApply:
 
     Args:
         receiver: of the stream.
-        sink: opened.
+        sink: opened; None: without attempts.
         tables: states of the subscription's tables.
         limit: maximum number of attempts at once; 0: none.
         paused: called before each attempt and after each event; True ends all attempts.
@@ -205,12 +206,14 @@ class ParallelApply:
         events: how many of the stream's events are committed in the target.
     """
 
-    def __init__(self, receiver: Receiver, sink: Sink, tables: TableStates, limit: int, paused: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, receiver: Receiver, sink: ParallelSink | None, tables: TableStates, limit: int, paused: Callable[[], bool] = lambda: False
+    ) -> None:
         self.receiver = receiver
         self.sink = sink
         self.tables = tables
         self.events = 0
-        self._limit = limit
+        self._limit = limit if sink is not None else 0
         self._paused = paused
         self._attempts: dict[int, _Attempt] = {}
         self._tried: set[int] = set()
@@ -330,7 +333,7 @@ class ParallelApply:
         attempts = [attempt for attempt in self._attempts.values() if not attempt.committing]
         others = [attempt.session for attempt in attempts if attempt.session is not None and attempt.session is not self._waiting]
         try:
-            found = await self.sink.holding_up(self._waiting, others) if others else ()
+            found = await self.sink.holding_up(self._waiting, others) if others and self.sink is not None else ()
         except TargetError:
             found = others  # the cause is unknown: roll back all
         for attempt in attempts:

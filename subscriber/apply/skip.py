@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 
-from subscriber.abc import Sink
+from subscriber.abc import Sink, TwoPhaseSink
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.transaction.model import PreparedTransaction, Transaction
@@ -48,7 +48,7 @@ class Skipping:
         """
         if not self.waits or _finish_lsn(event) != self._lsn:
             return False
-        if isinstance(event, CommitPrepared) and sink.capabilities.prepares_in_target:
+        if isinstance(event, CommitPrepared) and not _keeps(sink):
             # the changes are already in the target
             return False
         _log.warning("logical replication starts skipping transaction at LSN %s", self._lsn)
@@ -63,7 +63,7 @@ class Skipping:
         Raises:
             TargetError: the skip LSN was not cleared.
         """
-        if not self.waits or not _says_something(event, keeps=not sink.capabilities.prepares_in_target):
+        if not self.waits or not _says_something(event, keeps=_keeps(sink)):
             return
         await sink.clear_skip()
         _log.warning(
@@ -73,6 +73,11 @@ class Skipping:
             self._lsn,
         )
         self._lsn = INVALID_LSN
+
+
+def _keeps(sink: Sink) -> bool:
+    """Whether the sink stores prepared transactions until their COMMIT PREPARED."""
+    return isinstance(sink, TwoPhaseSink) and not sink.prepares_in_target
 
 
 def _finish_lsn(event: Transaction | PreparedTransaction | CommitPrepared) -> Lsn:

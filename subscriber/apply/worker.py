@@ -25,7 +25,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from subscriber.abc import Batch, ManyTablesSink, Sink, TableEntry, TableState, TwoPhaseState, WatchedSink
+from subscriber.abc import Batch, Sink, TableEntry, TableState, TwoPhaseSink, TwoPhaseState, WatchedSink
 from subscriber.apply.batch import collect
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.receiver import Receiver
@@ -101,7 +101,7 @@ class ApplyWorker:
         self._owner = owner
         self._two_phase = two_phase
         self._skipping = skipping
-        self._parallel = parallel or ParallelApply(receiver, sink, tables, 0)
+        self._parallel = parallel or ParallelApply(receiver, None, tables, 0)
         self._advanced_at = 0.0
         self._pinged_at = asyncio.get_running_loop().time()
         self._unsettled: tuple[Lsn, float] | None = None
@@ -181,7 +181,7 @@ class ApplyWorker:
                         await self._skipping.passed(event, self._sink)
                 case RollbackPrepared():
                     end_lsn = event.rollback_end_lsn
-                    await self._sink.rollback_prepared(event)
+                    await self._two_phase_sink.rollback_prepared(event)
                 case LogicalMessage():
                     pass  # nothing to apply: messages are not requested
         finally:
@@ -190,12 +190,18 @@ class ApplyWorker:
             self._tracker.applied_to(end_lsn)
             self._receiver.report()
 
+    @property
+    def _two_phase_sink(self) -> TwoPhaseSink:
+        # no other sink runs with two_phase, so the publisher sends it no prepared transactions
+        assert isinstance(self._sink, TwoPhaseSink)
+        return self._sink
+
     async def _prepare(self, prepared: PreparedTransaction) -> None:
         try:
-            await self._parallel.guard(lambda: self._sink.prepare(prepared, self._tables.gate))
+            await self._parallel.guard(lambda: self._two_phase_sink.prepare(prepared, self._tables.gate))
         except (ApplyError, RelationError) as error:
             xid = prepared.transaction.xid
-            if not self._sink.capabilities.prepares_in_target or not await self._owner.was_rolled_back(xid):
+            if not self._two_phase_sink.prepares_in_target or not await self._owner.was_rolled_back(xid):
                 raise
             _log.warning("prepared transaction %d is skipped: the publisher has rolled it back, and the target rejects it: %s", xid, error)
             # not as a prepared one: then its COMMIT PREPARED, which must not come, would not raise an error
@@ -203,7 +209,7 @@ class ApplyWorker:
 
     async def _commit_prepared(self, message: CommitPrepared) -> None:
         try:
-            await self._sink.commit_prepared(message)
+            await self._two_phase_sink.commit_prepared(message)
         except NeverPrepared:
             if self._owner.empty_prepares:
                 raise
@@ -250,11 +256,8 @@ class ApplyWorker:
 
     async def _ready_tables(self) -> None:
         passed = self._tables.passed(self._tracker.flushed)
-        if passed and isinstance(self._sink, ManyTablesSink):
-            await self._sink.set_all_ready(passed)
-        else:
-            for table, lsn in passed.items():
-                await self._sink.set_ready(table, lsn)
+        if passed:
+            await self._sink.set_ready(passed)
         self._tables.update({table: TableEntry(TableState.READY, lsn) for table, lsn in passed.items()})
         for table in passed:
             _log.info('table "%s" is ready', table)

@@ -14,7 +14,7 @@ from subscriber.catalog.store import Row, Rows
 from subscriber.errors import RelationError, SubscriptionChanged
 from subscriber.protocol.lsn import INVALID_LSN
 
-__all__ = ["StateStore", "SubscriptionRows", "TableRow", "entry_of"]
+__all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of"]
 
 _WITH_LSN: Final = frozenset({TableState.SYNCDONE, TableState.READY})
 
@@ -202,8 +202,11 @@ class SubscriptionRows:
         await self.rows.delete(PG_SUBSCRIPTION_REL, self._key(relid))
 
 
-class StateStore(ABC):
-    """The part of a sink that stores the state of its subscription. Each call is one transaction. See :class:`subscriber.abc.Sink`."""
+class CatalogStateStore(ABC):
+    """The part of :class:`subscriber.abc.StateStore` that is the same in all targets with the catalog's rows.
+
+    Each call is one transaction.
+    """
 
     @abstractmethod
     def changing(self) -> AbstractAsyncContextManager[SubscriptionRows]:

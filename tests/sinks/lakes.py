@@ -21,7 +21,7 @@ from subscriber.sinks.spark.pipeline.engines import Engine
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.column_mapping import resolve_fields
-from subscriber.testing.compliance import Row, Table
+from subscriber.testing.compliance import Row, Table, Traits
 
 __all__ = ["LakeTarget"]
 
@@ -33,6 +33,16 @@ class LakeTarget:
         path: empty, or not there.
         engine: makes the engine for a lake.
     """
+
+    traits = Traits(
+        given_tables=False,
+        constraints=False,
+        shared_tables=False,
+        several_subscriptions=False,
+        binary=False,
+        counts_missing=False,
+        copies_visible=False,
+    )
 
     def __init__(self, path: Path, engine: Callable[[Storage], Engine]) -> None:
         self._path = path

@@ -14,7 +14,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.sinks.memory import MemoryColumn, MemorySink, MemoryTarget
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
-from subscriber.testing.compliance import ColumnDefinition, Row, Table, TypeName
+from subscriber.testing.compliance import ColumnDefinition, Row, Table, Traits, TypeName
 from subscriber.testing.compliance.sample_messages import TYPE_OIDS
 from subscriber.types import TypeRegistry, Value, codec
 from tests.support.database import Database
@@ -55,6 +55,8 @@ def _values(table: Table, rows: Sequence[Row]) -> list[list[object]]:
 
 class PostgresTarget:
     """The PostgreSQL sink."""
+
+    traits = Traits()
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -115,6 +117,8 @@ def _pg_name(table: Table) -> sql.Identifier:
 class AsyncpgTarget(PostgresTarget):
     """The SQLAlchemy sink on PostgreSQL."""
 
+    traits = Traits(any_key=True)
+
     def new_sink(self) -> Sink:
         return self.new_sink_with(Settings())
 
@@ -125,6 +129,8 @@ class AsyncpgTarget(PostgresTarget):
 
 class SqliteTarget:
     """The SQLAlchemy sink on SQLite."""
+
+    traits = Traits(any_key=True)
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -161,6 +167,8 @@ class SqliteTarget:
 class MariaDBTarget:
     """The SQLAlchemy sink on MariaDB."""
 
+    traits = Traits(any_key=True)
+
     def __init__(self, database: MariaDatabase) -> None:
         self._database = database
 
@@ -188,6 +196,8 @@ class MariaDBTarget:
 
 class MemoryAdapter:
     """The memory sink."""
+
+    traits = Traits()
 
     def __init__(self) -> None:
         self._target = MemoryTarget(create_tables=False)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
-    Capabilities,
     Finding,
-    ParallelTransaction,
     Position,
     PublishedTable,
     RelationGate,
@@ -21,27 +18,16 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import NeverPrepared, SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import NeverPrepared, RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.memory.accepted_changes import Relations
 from subscriber.sinks.memory.applier import Applier, missing_columns
 from subscriber.sinks.memory.table_sync import MemoryTableSink
-from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord
+from subscriber.sinks.memory.target import MemoryTarget, SubscriptionRecord, TableRecord, no_table
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["MemorySink"]
-
-_CAPABILITIES: Final = Capabilities(
-    transactional=True,
-    two_phase=True,
-    truncate=True,
-    parallel_copy=True,
-    described=True,
-    creates_tables=True,
-    follows_columns=True,
-    upserts=True,
-)
 
 
 class MemorySink:
@@ -59,11 +45,6 @@ class MemorySink:
         self._relations = Relations()
         self._published: dict[TableName, PublishedTable] = {}
         self._on_durable: Callable[[Lsn], None] | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of this sink: all that need no server."""
-        return _CAPABILITIES
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -166,24 +147,22 @@ class MemorySink:
         record.tables = {table: found for table, found in record.tables.items() if self._target.find(table) is not None}
         return {table: found.entry for table, found in record.tables.items()}
 
-    async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table with its first state.
-
-        Raises:
-            RelationError: the target has no such table.
-        """
-        self._target.table(table)
-        self._open.tables[table] = TableRecord(entry)
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables with their first state. See :meth:`subscriber.abc.StateStore.add_tables`."""
+        failed = {table: no_table(table) for table in tables if self._target.find(table) is None}
+        self._open.tables |= {table: TableRecord(entry) for table in tables if table not in failed}
+        return failed
 
     async def remove_table(self, table: TableName) -> None:
         """Remove a table from the subscription. Its rows stay."""
         self._open.tables.pop(table, None)
 
-    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """Change the state of a table from SYNCDONE to READY."""
-        record = self._open.tables.get(table)
-        if record is not None and record.entry.state is TableState.SYNCDONE:
-            record.entry = TableEntry(TableState.READY, lsn)
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """Change the state of tables from SYNCDONE to READY."""
+        for table, lsn in tables.items():
+            record = self._open.tables.get(table)
+            if record is not None and record.entry.state is TableState.SYNCDONE:
+                record.entry = TableEntry(TableState.READY, lsn)
 
     def _applier(self) -> Applier:
         return Applier(self._target, self._relations.types, self._statistics, f"pg_{self._open.oid}")
@@ -201,6 +180,11 @@ class MemorySink:
             self._relations.learn(described)
             self._move(transaction.end_lsn)
             await transaction.discard()
+
+    @property
+    def prepares_in_target(self) -> bool:
+        """Prepared transactions are stored."""
+        return False
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Store the changes of a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
@@ -246,18 +230,6 @@ class MemorySink:
         """Delete a prepared transaction."""
         self._open.prepared.pop((message.xid, message.gid), None)
         self._move(message.rollback_end_lsn)
-
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Not supported: the capabilities do not include parallel apply.
-
-        Raises:
-            TargetUnavailable: always.
-        """
-        raise TargetUnavailable("a target in memory applies one transaction at a time")
-
-    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Always empty: no call waits for another."""
-        return ()
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """Skip a transaction. See :meth:`subscriber.abc.Sink.skip`."""

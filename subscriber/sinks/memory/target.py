@@ -15,7 +15,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.memory.accepted_changes import Change
 from subscriber.sinks.memory.table import MemoryColumn, MemoryTable, Values
 
-__all__ = ["MemoryTarget", "SubscriptionRecord", "TableRecord"]
+__all__ = ["MemoryTarget", "SubscriptionRecord", "TableRecord", "no_table"]
 
 _FIRST_OID: Final = 16_384
 
@@ -144,9 +144,7 @@ class MemoryTarget:
         """
         found = self.find(_name(name))
         if found is None:
-            raise RelationError(
-                f'logical replication target relation "{name}" does not exist', hint="create it, or let the target create tables"
-            )
+            raise no_table(name)
         return found
 
     def find(self, name: TableName) -> MemoryTable | None:
@@ -180,6 +178,11 @@ class MemoryTarget:
         """
         if holder is not who:
             raise TargetUnavailable(f"{what} is not open, or was cut off", hint="open it again")
+
+
+def no_table(name: TableName | str) -> RelationError:
+    """The error about a table that the target does not have."""
+    return RelationError(f'logical replication target relation "{name}" does not exist', hint="create it, or let the target create tables")
 
 
 def _name(name: TableName | str) -> TableName:

@@ -12,7 +12,6 @@ from typing import Final
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
-    Capabilities,
     Finding,
     ParallelTransaction,
     Position,
@@ -27,7 +26,7 @@ from subscriber.abc import (
     WorkerActivity,
 )
 from subscriber.catalog.definition import require_name
-from subscriber.catalog.subscription_rows import StateStore
+from subscriber.catalog.subscription_rows import CatalogStateStore
 from subscriber.catalog.subscriptions import require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
@@ -66,10 +65,6 @@ _CLOSE_SECONDS: Final = 5.0
 _PING_SECONDS: Final = 10.0
 """Time limit for the answer of an idle session."""
 
-_CAPABILITIES = Capabilities(
-    transactional=True, two_phase=True, prepares_in_target=True, truncate=True, parallel_copy=True, parallel_apply=True
-)
-
 
 class _Open:
     """The state between ``open`` and ``close``."""
@@ -106,7 +101,7 @@ class _Open:
             yield self.rows
 
 
-class PostgresSink(StateStore):
+class PostgresSink(CatalogStateStore):
     """A :class:`subscriber.abc.Sink` for PostgreSQL 13 to 18.
 
     Args:
@@ -135,11 +130,6 @@ class PostgresSink(StateStore):
         self._identity: tuple[int, str] | None = None
 
     @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of this sink."""
-        return _CAPABILITIES
-
-    @property
     def statistics(self) -> ApplyStatistics:
         """Counters since the sink was created."""
         return self._statistics
@@ -155,7 +145,7 @@ class PostgresSink(StateStore):
         return self._opened
 
     def changing(self) -> contextlib.AbstractAsyncContextManager[SessionRows]:
-        """The subscription's rows. See :meth:`subscriber.catalog.subscription_rows.StateStore.changing`.
+        """The subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`.
 
         Raises:
             TargetUnavailable
@@ -260,9 +250,6 @@ class PostgresSink(StateStore):
         if opened.applier.position > before or opened.durability.idle:
             opened.durability.committed(opened.applier.position, None)
 
-    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """Nothing to do: the target's types read the values."""
-
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables. First waits until no synchronization of a dead process can change them."""
         opened, ended = self._open, False
@@ -285,15 +272,6 @@ class PostgresSink(StateStore):
                     await rows.remove_table(row.relid)
         return found
 
-    async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table with its first state.
-
-        Raises:
-            RelationError: the table does not exist in the target, or is no table.
-        """
-        for error in (await self.add_tables([table], entry)).values():
-            raise error
-
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
         """Add tables with their first state. Returns the errors of those that do not exist in the target, or are no tables."""
         async with self._open.changing() as rows:
@@ -310,12 +288,8 @@ class PostgresSink(StateStore):
             if opened.session.origin is not None:
                 await drop_origins(opened.session.fetch, opened.oid, relid, wait=False)
 
-    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """Change the state from SYNCDONE to READY. A table that was dropped in the target is ignored: its next change is an error."""
-        await self.set_all_ready({table: lsn})
-
-    async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
-        """Change the state of many tables from SYNCDONE to READY."""
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """Change the state from SYNCDONE to READY. Ignores tables that were dropped in the target: their next change is an error."""
         async with self._open.changing() as rows:
             found = await rows.rows.relids(list(tables))
             await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
@@ -339,7 +313,7 @@ class PostgresSink(StateStore):
         Raises:
             TargetError, TargetUnavailable
         """
-        assert not isinstance(event, CommitPrepared), "prepares_in_target is declared"
+        assert not isinstance(event, CommitPrepared), "it prepares in the target"
         self._require_ready()
         opened = self._open
         before = opened.applier.position
@@ -387,6 +361,11 @@ class PostgresSink(StateStore):
             raise TargetError(
                 f'subscription "{self._open.name}" has no position in the target', hint="call set_position before the first change"
             )
+
+    @property
+    def prepares_in_target(self) -> bool:
+        """PREPARE TRANSACTION."""
+        return True
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Apply a transaction up to PREPARE TRANSACTION. See :meth:`subscriber.abc.Sink.prepare`.

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
-    Capabilities,
     Finding,
-    ParallelTransaction,
     Position,
     PublishedTable,
     RelationGate,
@@ -31,6 +29,7 @@ from subscriber.catalog.definition import claimed_elsewhere, require_name
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import (
     ConfigurationError,
+    RelationError,
     SubscriptionChanged,
     TargetError,
     TargetUnavailable,
@@ -39,7 +38,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.spark.catalog.checks import check_place, check_tables
 from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation, write_definition
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable
+from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeState, LakeTable
 from subscriber.sinks.spark.catalog.status_files import read_landed_counters, write_status
 from subscriber.sinks.spark.catalog.subscriptions import OID, locks
 from subscriber.sinks.spark.copy.table_sync import ExecutorTableSink, SparkTableSink
@@ -86,21 +85,6 @@ class SparkSink:
         self._catalog = asyncio.Lock()
         self._statistics = ApplyStatistics()
         self._applier = ApplierThread(self._location)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Prepared transactions are stored apart until they are committed, and copies may run in parallel. The applier does the rest."""
-        return Capabilities(
-            two_phase=True,
-            parallel_copy=True,
-            given_tables=False,
-            constraints=False,
-            shared_tables=False,
-            several_subscriptions=False,
-            binary=False,
-            counts_missing=False,
-            copies_visible=False,
-        )
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -299,32 +283,19 @@ class SparkSink:
         """Store ``subtwophasestate``."""
         await self._change(two_phase=state)
 
-    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """Not needed: the lake stores types that are not built in as text, independent of the publisher's catalog."""
-
     async def tables(self) -> Mapping[TableName, TableEntry]:
         """The subscription's tables."""
         return {name: table.entry for name, table in self._known.state.tables.items()}
 
-    async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table. It begins after what was landed. One that was removed before keeps its number, and its rows until it is copied."""
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        """Add tables. They begin after what was landed. One that was removed before keeps its number, and its rows until it is copied."""
         position = self._now.lander.position
         async with self._catalog:
             state = self._known.state
-            was = state.removed.get(table)
-            next_id = state.next_id
-            removed = {name: known for name, known in state.removed.items() if name != table}
-            if was is not None and entry.state is TableState.INIT:
-                # until the copy is finished, what was landed before belongs to the removed table
-                removed[table] = was
-                added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
-            elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
-                added = replace(was, entry=entry, until=None)
-            else:
-                # the table was never there, or no copy of it was ever finished
-                added = LakeTable(id=next_id, entry=entry, added=position)
-                next_id += 1
-            await run_in_thread(lambda: self._known.change(next_id=next_id, tables={**state.tables, table: added}, removed=removed))
+            for table in tables:
+                state = _with_table(state, table, entry, position)
+            await run_in_thread(lambda: self._known.change(next_id=state.next_id, tables=state.tables, removed=state.removed))
+        return {}
 
     async def remove_table(self, table: TableName) -> None:
         """Remove a table. Its Delta tables remain, and still get what was landed for it until now."""
@@ -347,12 +318,14 @@ class SparkSink:
             rest = {name: other for name, other in state.tables.items() if name != table}
             await run_in_thread(lambda: self._known.change(tables=rest, removed=removed))
 
-    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """Change the state from SYNCDONE to READY."""
         async with self._catalog:
-            known = self._known.state.tables.get(table)
-            if known is not None and known.entry.state is TableState.SYNCDONE:
-                await run_in_thread(lambda: self._known.change_table(table, entry=TableEntry(TableState.READY, lsn)))
+            known = self._known.state.tables
+            ready = {table: lsn for table, lsn in tables.items() if table in known and known[table].entry.state is TableState.SYNCDONE}
+            changed = {table: replace(known[table], entry=TableEntry(TableState.READY, lsn)) for table, lsn in ready.items()}
+            if changed:
+                await run_in_thread(lambda: self._known.change(tables={**known, **changed}))
 
     # --- the stream
 
@@ -373,6 +346,11 @@ class SparkSink:
         """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied."""
         await self._streaming().advance(lsn, self._applier.start)
 
+    @property
+    def prepares_in_target(self) -> bool:
+        """Prepared transactions are stored."""
+        return False
+
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Store the transaction's rows apart. On return they are durable, and the position is after the transaction."""
         await self._streaming().prepare(prepared, gate)
@@ -390,14 +368,6 @@ class SparkSink:
         await self._streaming().rollback_prepared(message)
 
     # --- the rest of the contract
-
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> NoReturn:
-        """Not supported by a lake."""
-        raise AssertionError("the capability is not declared")
-
-    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Return nothing: no transaction waits in a lake."""
-        return []
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
         """Skip a transaction, and clear the request to skip it. A prepared transaction is prepared without rows."""
@@ -439,3 +409,19 @@ class SparkSink:
             self._applier.start()
         made = SparkTableSink if self._location.copy == "subscriber" else ExecutorTableSink
         return made(table, lambda: self._known, self._lock, self._catalog, self._statistics, copying=self._location.copying(self._settings))
+
+
+def _with_table(state: LakeState, table: TableName, entry: TableEntry, position: Lsn) -> LakeState:
+    was = state.removed.get(table)
+    removed = {name: known for name, known in state.removed.items() if name != table}
+    if was is not None and entry.state is TableState.INIT:
+        # until the copy is finished, what was landed before belongs to the removed table
+        removed[table] = was
+        added = LakeTable(id=was.id, entry=entry, generation=max(was.generation, was.begun), added=position)
+    elif was is not None and (not was.generation or was.entry.state not in _UNFINISHED):
+        added = replace(was, entry=entry, until=None)
+    else:
+        # the table was never there, or no copy of it was ever finished
+        added = LakeTable(id=state.next_id, entry=entry, added=position)
+        state = replace(state, next_id=state.next_id + 1)
+    return replace(state, tables={**state.tables, table: added}, removed=removed)

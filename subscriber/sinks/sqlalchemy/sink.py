@@ -14,9 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
-    Capabilities,
     Finding,
-    ParallelTransaction,
     Position,
     PublishedTable,
     Query,
@@ -31,7 +29,7 @@ from subscriber.abc import (
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
-from subscriber.catalog.subscription_rows import StateStore, SubscriptionRows
+from subscriber.catalog.subscription_rows import CatalogStateStore, SubscriptionRows
 from subscriber.catalog.subscriptions import ensure_subscription, require_unclaimed
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
@@ -65,17 +63,6 @@ _CREATED_AT_ONCE: Final = 100
 """How many tables are made by one transaction of SQLite's."""
 _PING_SECONDS: Final = 10.0
 """How long an idle session may take to answer."""
-
-_CAPABILITIES: Final = Capabilities(
-    transactional=True,
-    two_phase=True,
-    truncate=True,
-    described=True,
-    creates_tables=True,
-    follows_columns=True,
-    upserts=True,
-    any_key=True,
-)
 
 
 class _Open:
@@ -134,7 +121,7 @@ class _Open:
         await self.rows(connection).clear_skip()
 
 
-class SqlAlchemySink(StateStore):
+class SqlAlchemySink(CatalogStateStore):
     """A :class:`subscriber.abc.Sink` for SQLite, MariaDB and MySQL, and other databases for which SQLAlchemy has an asynchronous driver.
 
     Args:
@@ -164,11 +151,6 @@ class SqlAlchemySink(StateStore):
         self._not_created: dict[TableName, RelationError] = {}
 
     @property
-    def capabilities(self) -> Capabilities:
-        """The sink itself stores prepared transactions. No transaction is applied before its commit."""
-        return _CAPABILITIES
-
-    @property
     def statistics(self) -> ApplyStatistics:
         """Counters since the sink was created."""
         return self._statistics
@@ -183,7 +165,7 @@ class SqlAlchemySink(StateStore):
         return RelationMap(self._published, self._settings)
 
     def changing(self) -> contextlib.AbstractAsyncContextManager[SubscriptionRows]:
-        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.subscription_rows.StateStore.changing`.
+        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`.
 
         Raises:
             TargetUnavailable
@@ -267,9 +249,9 @@ class SqlAlchemySink(StateStore):
             opened.applier.settled()
 
     async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        """See :meth:`subscriber.abc.Sink.describe_tables`.
+        """See :meth:`subscriber.abc.DescribedSink.describe_tables`.
 
-        If a table cannot be created, :meth:`add_table` raises the error.
+        If a table cannot be created, :meth:`add_tables` returns the error.
 
         Raises:
             TargetError, TargetUnavailable
@@ -333,17 +315,8 @@ class SqlAlchemySink(StateStore):
                     await rows.remove_table(row.relid)
         return {name: row.entry for name, row in known if name is not None and name in there}
 
-    async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        """Add a table with its first state.
-
-        Raises:
-            RelationError: the table does not exist in the target, could not be created there, or its name is not possible there.
-        """
-        for error in (await self.add_tables([table], entry)).values():
-            raise error
-
     async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-        """Add tables with their first state. See :meth:`subscriber.abc.ManyTablesSink.add_tables`."""
+        """Add tables with their first state. See :meth:`subscriber.abc.StateStore.add_tables`."""
         opened = self._open
         async with opened.transaction() as connection:
             rows = opened.rows(connection)
@@ -365,12 +338,8 @@ class SqlAlchemySink(StateStore):
         async with opened.transaction() as connection:
             await Staging(self._database.tables, row.relid).drop(connection)
 
-    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
-        """SYNCDONE to READY."""
-        await self.set_all_ready({table: lsn})
-
-    async def set_all_ready(self, tables: Mapping[TableName, Lsn]) -> None:
-        """SYNCDONE to READY, of many tables."""
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
+        """Change the state of tables from SYNCDONE to READY."""
         async with self._open.changing() as rows:
             for name, row in await rows.tables():
                 if name is not None and name in tables:
@@ -425,6 +394,11 @@ class SqlAlchemySink(StateStore):
                 await opened.applier.skip(event)
                 await opened.applier.move(event.end_lsn, opened.clear_skip)
 
+    @property
+    def prepares_in_target(self) -> bool:
+        """Prepared transactions are stored."""
+        return False
+
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         """Store a prepared transaction. See :meth:`subscriber.abc.Sink.prepare`.
 
@@ -449,18 +423,6 @@ class SqlAlchemySink(StateStore):
             TargetError, TargetUnavailable
         """
         await self._require_position().two_phase.rollback(message)
-
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
-        """Not a capability of this sink: only one transaction writes at a time.
-
-        Raises:
-            TargetError: always.
-        """
-        raise TargetError("this kind of target applies a streamed transaction at its end", hint="use streaming = on")
-
-    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Return nothing: this sink has no parallel transactions."""
-        return ()
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
         """See :meth:`subscriber.abc.Sink.report`.

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from subscriber.abc import Retry, TwoPhaseState
+from subscriber.abc import ParallelSink, Retry, TwoPhaseState
 from subscriber.apply.parallel import ParallelApply
 from subscriber.apply.retry import Backoff, Policy, disables, is_coming_up, policy
 from subscriber.apply.skip import Skipping
@@ -211,7 +211,13 @@ class SlotFollower:
         # a promoted standby of PostgreSQL 17 may send COMMIT PREPARED without the PREPARE of a transaction that has changes
         self.empty_prepares = session.capabilities.empty_prepares or self._spec.options.failover
         skipping = self._skipping
-        parallel = ParallelApply(session.receiver, self._sink, state.states, self._parallel_limit, paused=lambda: skipping.waits)
+        parallel = ParallelApply(
+            session.receiver,
+            self._sink if self._spec.options.streaming == "parallel" and isinstance(self._sink, ParallelSink) else None,
+            state.states,
+            self._spec.settings.max_parallel_apply_workers_per_subscription,
+            paused=lambda: skipping.waits,
+        )
         worker = ApplyWorker(
             session.receiver,
             self._sink,
@@ -248,11 +254,6 @@ class SlotFollower:
         self._position = replace(self._position, lsn=lsn)
         self._is_settled = True
         self._state.watchers.notify()
-
-    @property
-    def _parallel_limit(self) -> int:
-        wanted = self._spec.options.streaming == "parallel" and self._sink.capabilities.parallel_apply
-        return self._spec.settings.max_parallel_apply_workers_per_subscription if wanted else 0
 
     # --- for the apply worker
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from subscriber.abc import Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import DescribedSink, Finding, Position, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
@@ -130,7 +130,7 @@ class Setup:
                 await self._sink.refreshed()
             elif self._spec.managed:
                 tables = await self._sink.tables()
-                if self._sink.capabilities.described:
+                if isinstance(self._sink, DescribedSink):
                     published = await published_tables(connection, self._spec.publications)
                     await self._sink.describe_tables([table for table in published if table.name in tables])
             else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from subscriber.abc import ManyTablesSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.abc import DescribedSink, PublishedTable, Sink, SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.apply.table_sync import sync_slot_prefix
-from subscriber.errors import RelationError, SlotInUse, TargetError
+from subscriber.errors import SlotInUse, TargetError
 from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
@@ -77,7 +77,7 @@ class TableRefresh:
         new = sorted(published.keys() - entries.keys())
         if demanded:
             await self._require([published[name] for name in new])
-        if self._sink.capabilities.described:
+        if isinstance(self._sink, DescribedSink):
             await self._sink.describe_tables(list(published.values()))
         changing()
         await self._add(new, state, first=first, demanded=demanded)
@@ -106,7 +106,8 @@ class TableRefresh:
                 )
                 _log.log(self._log_level, 'table "%s" is published but not replicated: %s', table, self.left_out[table])
             return
-        failed = await _add_tables(self._sink, tables, TableEntry(TableState.INIT if self._copy_data else TableState.READY))
+        entry = TableEntry(TableState.INIT if self._copy_data else TableState.READY)
+        failed = await self._sink.add_tables(tables, entry) if tables else {}
         for table in tables:
             if table in failed:
                 if (first or demanded) and len(failed) == len(tables):
@@ -116,18 +117,6 @@ class TableRefresh:
                     _log.log(self._log_level, "a table is published but not replicated: %s", failed[table].one_line())
             elif not first:
                 _log.info('table "%s" is published and was added', table)
-
-
-async def _add_tables(sink: Sink, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
-    if isinstance(sink, ManyTablesSink):
-        return await sink.add_tables(tables, entry) if tables else {}
-    failed = dict[TableName, RelationError]()
-    for table in tables:
-        try:
-            await sink.add_table(table, entry)
-        except RelationError as error:
-            failed[table] = error
-    return failed
 
 
 async def undo_copy(sink: Sink, table: TableName) -> None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
-from subscriber.abc import Batch, Position, SubscriptionState, TableEntry, TableName, TableSink, TableState
+from subscriber.abc import (
+    Batch,
+    DescribedSink,
+    ParallelSink,
+    Position,
+    SubscriptionState,
+    TableEntry,
+    TableName,
+    TableSink,
+    TableState,
+    TwoPhaseSink,
+)
 from subscriber.config import Settings
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
@@ -105,6 +116,18 @@ class Feed:
         else:
             equal(self.given, START, "nothing was reported as durable")
 
+    @property
+    def two_phase(self) -> TwoPhaseSink:
+        """The sink, in a scenario that needs ``two_phase``."""
+        assert isinstance(self.sink, TwoPhaseSink)
+        return self.sink
+
+    @property
+    def parallel(self) -> ParallelSink:
+        """The sink, in a scenario that needs ``parallel_apply``."""
+        assert isinstance(self.sink, ParallelSink)
+        return self.sink
+
     # --- tables
 
     async def create(self, *tables: Table) -> None:
@@ -116,13 +139,12 @@ class Feed:
         for table in tables:
             await self.target.create_table(table)
         await self.describe(*tables)
-        for table in tables:
-            await self.sink.add_table(table.name, TableEntry(state))
+        equal(await self.sink.add_tables([table.name for table in tables], TableEntry(state)), {}, "the tables that were not added")
 
     async def describe(self, *tables: Table) -> None:
         """Pass the publisher's descriptions of the tables, if the sink needs them."""
         self._described.update({table.name: table for table in tables})
-        if self.sink.capabilities.described:
+        if isinstance(self.sink, DescribedSink):
             await self.sink.describe_tables([table.published for table in self._described.values()])
 
     async def expect(self, table: Table, *rows: Sequence[object]) -> None:
@@ -136,18 +158,18 @@ class Feed:
         for table in tables:
             self.closed.add(table.name)
             await self.sink.remove_table(table.name)
-            await self.sink.add_table(table.name, TableEntry(TableState.INIT))
+            await self.sink.add_tables([table.name], TableEntry(TableState.INIT))
 
     async def take_over(self, *tables: Table) -> None:
         """Undo :meth:`shut`."""
         for table in tables:
             self.closed.discard(table.name)
             await self.sink.remove_table(table.name)
-            await self.sink.add_table(table.name, TableEntry(TableState.READY))
+            await self.sink.add_tables([table.name], TableEntry(TableState.READY))
 
     async def hand_over(self, sink: TableSink, lsn: Lsn) -> None:
         """Let the apply worker take over a copied table at ``lsn``, if its rows are not visible before."""
-        if not self.sink.capabilities.copies_visible:
+        if not self.target.traits.copies_visible:
             await sink.finish_sync(lsn)
             await self.sink.advance(lsn)
             self.given = max(self.given, lsn)
@@ -212,20 +234,20 @@ class Feed:
         return made
 
     async def give_prepared(self, transaction: Transaction) -> None:
-        await self.sink.prepare(PreparedTransaction(transaction, _gid(transaction)), self.gate)
+        await self.two_phase.prepare(PreparedTransaction(transaction, _gid(transaction)), self.gate)
         self.given = max(self.given, transaction.end_lsn)
 
     async def commit_prepared(self, transaction: Transaction) -> CommitPrepared:
         lsn = self.next_lsn()
         message = CommitPrepared(0, lsn, Lsn(lsn + 0x30), 0, transaction.xid, _gid(transaction))
-        await self.sink.commit_prepared(message)
+        await self.two_phase.commit_prepared(message)
         self.given = message.end_lsn
         return message
 
     async def rollback_prepared(self, transaction: Transaction) -> RollbackPrepared:
         lsn = self.next_lsn()
         message = RollbackPrepared(0, transaction.end_lsn, Lsn(lsn + 0x30), 0, 0, transaction.xid, _gid(transaction))
-        await self.sink.rollback_prepared(message)
+        await self.two_phase.rollback_prepared(message)
         self.given = message.rollback_end_lsn
         return message
 

@@ -21,7 +21,7 @@ def _everything(_relation: Relation) -> bool:
 
 async def _begun(feed: Feed, *messages: Message) -> tuple[ParallelTransaction, Transaction]:
     made = feed.transaction(*messages, streamed=True)
-    attempt = await feed.sink.open_parallel(made.xid, _everything)
+    attempt = await feed.parallel.open_parallel(made.xid, _everything)
     half = len(made.records) // 2
     await attempt.apply(made.records[:half])
     await attempt.apply(made.records[half:])

@@ -36,7 +36,7 @@ async def existence(feed: Feed) -> None:
     other = feed.target.new_sink()
     equal(await other.exists(NAME), True, "whether it exists")
     for _ in range(2):
-        if feed.sink.capabilities.several_subscriptions:
+        if feed.target.traits.several_subscriptions:
             equal(await other.exists("another"), False, "whether another exists")
         else:
             with refused(TargetError, "asking for another subscription where there is one"):
@@ -145,7 +145,7 @@ async def skipping_prepared(feed: Feed) -> None:
 @scenarios.needing("two_phase")
 async def skipping_a_stored_transaction(feed: Feed) -> None:
     """If changes are stored until COMMIT PREPARED and rejected there, the COMMIT PREPARED is skipped."""
-    if feed.sink.capabilities.prepares_in_target:
+    if feed.two_phase.prepares_in_target:
         return
     t = Table("t", "*id int4")
     await feed.create(t)
@@ -155,6 +155,6 @@ async def skipping_a_stored_transaction(feed: Feed) -> None:
     await feed.sink.skip(message)
     feed.given = message.end_lsn
     equal(await feed.position(), message.end_lsn, "the position after the skipped transaction")
-    await feed.sink.commit_prepared(message)
+    await feed.two_phase.commit_prepared(message)
     await feed.apply(t.relation, t.insert(2))
     await feed.expect(t, (2,))

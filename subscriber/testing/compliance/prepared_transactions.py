@@ -27,7 +27,7 @@ async def commit(feed: Feed) -> None:
     await feed.expect(t, (3, "between"))
     await feed.reopen()
     message = await feed.commit_prepared(prepared)
-    await feed.sink.commit_prepared(message)
+    await feed.two_phase.commit_prepared(message)
     await feed.expect(t, (1, "prepared"), (2, "prepared"), (3, "between"))
     equal(await feed.position(), message.end_lsn, "the position after the commit")
     await feed.apply(t.relation, t.update(1, "changed since"), t.delete(2, None))
@@ -42,7 +42,7 @@ async def rollback(feed: Feed) -> None:
     prepared = await feed.prepare(t.relation, t.insert(1))
     await feed.reopen()
     message = await feed.rollback_prepared(prepared)
-    await feed.sink.rollback_prepared(message)
+    await feed.two_phase.rollback_prepared(message)
     equal(await feed.position(), message.rollback_end_lsn, "the position after the rollback")
     unknown = feed.transaction()
     message = await feed.rollback_prepared(unknown)
@@ -166,7 +166,7 @@ async def refused_change(feed: Feed) -> None:
     await feed.create(t)
     await feed.target.insert(t, [("1",)])
     made = feed.transaction(t.relation, t.insert(7), t.insert(1))
-    if feed.sink.capabilities.prepares_in_target:
+    if feed.two_phase.prepares_in_target:
         with refused(ApplyError, "preparing a transaction that the target rejects", sqlstate="23505"):
             await feed.give_prepared(made)
         await feed.target.clear(t)

@@ -89,9 +89,9 @@ async def resumes_after_an_error(feed: Feed) -> None:
 async def missing_table(feed: Feed) -> None:
     """A table that the target does not have cannot be added to the subscription."""
     t = Table("nowhere", "*id int4")
-    with refused(RelationError, "adding a table that does not exist") as caught:
-        await feed.sink.add_table(t.name, TableEntry(TableState.INIT))
-    demand("public.nowhere" in caught.error.one_line(), f"the error does not name it: {caught.error.one_line()}")
+    failed = await feed.sink.add_tables([t.name], TableEntry(TableState.INIT))
+    equal(list(failed), [t.name], "the tables that were not added")
+    demand("public.nowhere" in failed[t.name].one_line(), f"the error does not name it: {failed[t.name].one_line()}")
     equal(await feed.sink.tables(), {}, "the subscription's tables")
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
+from unittest import SkipTest
 
-from subscriber.abc import Capabilities
+from subscriber.abc import ParallelSink, TwoPhaseSink
 from subscriber.testing.compliance.feed import Feed
-from subscriber.testing.compliance.target import ComplianceTarget
+from subscriber.testing.compliance.target import ComplianceTarget, SettableTarget
 
 __all__ = ["Scenario", "Scenarios"]
 
 Function = Callable[[Feed], Awaitable[None]]
 
+_ABILITIES: Final = {"two_phase": TwoPhaseSink, "parallel_apply": ParallelSink}
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A test that every sink must pass, or every one that declares certain abilities.
+    """A test that every sink must pass, or every one that has certain abilities.
 
     Attributes:
         name: module and function.
-        needs: names of the capabilities that it tests.
+        needs: ``two_phase``, ``parallel_apply``: the sink must have this ability. ``settings``: the target must be a
+            :class:`SettableTarget`. Others are names of :class:`subscriber.testing.compliance.Traits`.
         function: the scenario. It gets a feed that is opened on an empty target.
     """
 
@@ -31,9 +36,9 @@ class Scenario:
     def __str__(self) -> str:
         return self.name
 
-    def lacking(self, capabilities: Capabilities) -> Sequence[str]:
-        """The needs that a sink does not declare. If there are any, the scenario does not apply to it."""
-        return sorted(need for need in self.needs if not getattr(capabilities, need))
+    def lacking(self, feed: Feed) -> Sequence[str]:
+        """The needs that a sink or its target does not have. If there are any, the scenario does not apply to it."""
+        return sorted(need for need in self.needs if not _has(feed, need))
 
     async def run(self, target: ComplianceTarget) -> None:
         """Run it on an empty target.
@@ -41,16 +46,27 @@ class Scenario:
         Raises:
             AssertionError: the sink violates its contract.
             SubscriberError: it rejects something that it must accept.
+            SkipTest: it does not have the abilities that the scenario needs. pytest skips the test then.
         """
         feed = Feed(target)
         try:
             await feed.open()
+            if lacking := self.lacking(feed):
+                raise SkipTest(f"it has no {', '.join(lacking)}")
             await self.function(feed)
             await feed.close()
         except BaseException:
             await feed.sink.close()
             raise
         feed.assert_acknowledgements()
+
+
+def _has(feed: Feed, need: str) -> bool:
+    if need == "settings":
+        return isinstance(feed.target, SettableTarget)
+    if need in _ABILITIES:
+        return isinstance(feed.sink, _ABILITIES[need])
+    return bool(getattr(feed.target.traits, need))
 
 
 class Scenarios:
@@ -66,7 +82,7 @@ class Scenarios:
         return tuple(self._found)
 
     def needing(self, *needs: str) -> Callable[[Function], Function]:
-        """Add the function, for sinks with these capabilities."""
+        """Add the function, for sinks with these abilities."""
 
         def add(function: Function) -> Function:
             self._found.append(Scenario(f"{self._topic}.{getattr(function, '__name__', '')}", frozenset(needs), function))

@@ -56,7 +56,7 @@ async def _finish(feed: Feed, sink: TableSink) -> None:
 
 async def _expect_before(feed: Feed, table: Table, *rows: Sequence[object]) -> None:
     """Check the rows of a table that the apply worker has not taken over yet."""
-    await feed.expect(table, *(rows if feed.sink.capabilities.copies_visible else ()))
+    await feed.expect(table, *(rows if feed.target.traits.copies_visible else ()))
 
 
 def _names(table: Table) -> list[str]:
@@ -91,7 +91,7 @@ async def synchronization_in_full(feed: Feed) -> None:
     equal(entry, TableEntry(TableState.SYNCDONE, caught_up.end_lsn), "the state of a synchronized table")
     equal(await feed.position(), beside.end_lsn, "the subscription's position")
     demand(_AT.slot_name not in await feed.sink.slot_names(), "the slot of a synchronized table is still among the slots")
-    await feed.sink.set_ready(t.name, caught_up.end_lsn)
+    await feed.sink.set_ready({t.name: caught_up.end_lsn})
     await feed.apply(t.relation, t.insert(4, "d"))
     await feed.expect(t, (1, "c"), (3, "b"), (4, "d"))
 
@@ -160,7 +160,7 @@ async def in_pieces(feed: Feed) -> None:
     await feed.expect(t, *((piece * 2000 + number, f"row {number}") for piece in range(3) for number in range(2000)))
 
 
-@scenarios.needing("parallel_copy")
+@scenarios
 async def side_by_side(feed: Feed) -> None:
     """Several copies of one table at the same time."""
     t = _TABLE
@@ -183,7 +183,7 @@ async def unfinished(feed: Feed) -> None:
     await feed.target.create_table(t)
     await feed.target.insert(t, [("1000", "was there before")])
     await feed.describe(t)
-    await feed.sink.add_table(t.name, TableEntry(TableState.INIT))
+    await feed.sink.add_tables([t.name], TableEntry(TableState.INIT))
     sink = await _again(feed)
     await sink.copy(_names(t), CopyFormat.TEXT, _lines((1, "a"), (2, "a")))
     await sink.close()

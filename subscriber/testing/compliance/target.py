@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from subscriber.abc import Sink
 from subscriber.config import Settings
 from subscriber.testing.compliance.sample_messages import Table
 
-__all__ = ["ComplianceTarget", "Row", "SettableTarget"]
+__all__ = ["ComplianceTarget", "Row", "SettableTarget", "Traits"]
 
 Row = tuple[object, ...]
 """Values in the order of the table's columns: PostgreSQL's text, or the value of the target's driver. None is NULL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the suite cannot learn from a sink: how its tables behave."""
+
+    any_key: bool = False
+    """The sink finds rows by any unique key of the target that is part of the publisher's replica identity. Otherwise it uses the primary
+    key, or the target's own replica identity, as PostgreSQL does."""
+    given_tables: bool = True
+    """A user creates its tables beforehand. Missing columns are reported, additional ones are ignored. Otherwise the sink creates the
+    tables."""
+    constraints: bool = True
+    """Its tables reject duplicate keys, NULL in NOT NULL columns, and texts that are not valid for their type."""
+    shared_tables: bool = True
+    """Other programs may write into its tables too."""
+    several_subscriptions: bool = True
+    """One target can hold any number of subscriptions."""
+    binary: bool = True
+    """The sink accepts values in the binary format."""
+    counts_missing: bool = True
+    """:attr:`subscriber.abc.Stream.statistics` counts rows that a change did not find. Otherwise another program applies and counts."""
+    copies_visible: bool = True
+    """Rows are visible once they are copied. Otherwise only when the apply worker has taken over the table."""
 
 
 class ComplianceTarget(Protocol):
@@ -20,6 +45,11 @@ class ComplianceTarget(Protocol):
 
     Implement it for your sink, and run :data:`subscriber.testing.compliance.SCENARIOS` on it.
     """
+
+    @property
+    def traits(self) -> Traits:
+        """How its tables behave. A class attribute is enough."""
+        ...
 
     def new_sink(self) -> Sink:
         """Return a new sink that is not open. All sinks of a target use the same catalog and tables, as several processes would."""
@@ -44,7 +74,7 @@ class ComplianceTarget(Protocol):
 
 @runtime_checkable
 class SettableTarget(ComplianceTarget, Protocol):
-    """A target whose sink declares ``creates_tables``, ``follows_columns`` or ``upserts``."""
+    """A target whose sink honours the settings ``create_tables``, ``schema_change`` and ``insert_conflict``."""
 
     def new_sink_with(self, settings: Settings) -> Sink:
         """Return a new sink with these settings, as :meth:`new_sink`."""

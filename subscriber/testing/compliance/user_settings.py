@@ -32,7 +32,7 @@ async def _lines(*rows: Sequence[object]) -> AsyncIterator[bytes]:
 async def _copying(feed: Feed, table: Table) -> TableSink:
     """Begin the synchronization of an existing table, up to the copy."""
     await feed.describe(table)
-    await feed.sink.add_table(table.name, TableEntry(TableState.INIT))
+    await feed.sink.add_tables([table.name], TableEntry(TableState.INIT))
     sink = feed.sink.open_table(table.name)
     await sink.begin()
     await sink.start_copy()
@@ -50,7 +50,7 @@ async def _copied(feed: Feed, table: Table, *rows: Sequence[object]) -> None:
 # --- create_tables
 
 
-@scenarios.needing("creates_tables")
+@scenarios.needing("settings")
 async def tables_are_created(feed: Feed) -> None:
     """A missing table is created as published: columns, key, NOT NULL. An existing one is not changed."""
     t, there = Table("t", "*id int4", "!v", "n int4", relation_id=1), Table("there", "*id int4", "v", "+mine int4=7", relation_id=2)
@@ -58,7 +58,7 @@ async def tables_are_created(feed: Feed) -> None:
     await feed.reopen_with(Settings(create_tables=True))
     await feed.describe(t, there)
     for table in (t, there):
-        await feed.sink.add_table(table.name, TableEntry(TableState.READY))
+        await feed.sink.add_tables([table.name], TableEntry(TableState.READY))
     done = await feed.apply(t.relation, there.relation, t.insert(1, "a", None), t.insert(2, "b", 5), there.insert(1, "x"))
     for change, sqlstate in ((t.insert(1, "b", 1), "23505"), (t.insert(3, None, 1), "23502")):
         with refused(ApplyError, "a row that a created table rejects", sqlstate=sqlstate):
@@ -71,32 +71,31 @@ async def tables_are_created(feed: Feed) -> None:
     await feed.expect(t, (1, "c", 9))
 
 
-@scenarios.needing("creates_tables")
+@scenarios.needing("settings")
 async def tables_without_a_key_are_created(feed: Feed) -> None:
     """REPLICA IDENTITY FULL without a key: the table may contain duplicates."""
     f = Table("f", "a int4", "b", full=True)
     await feed.reopen_with(Settings(create_tables=True))
     await feed.describe(f)
-    await feed.sink.add_table(f.name, TableEntry(TableState.READY))
+    await feed.sink.add_tables([f.name], TableEntry(TableState.READY))
     await feed.apply(f.relation, f.insert(1, "x"), f.insert(1, "x"), f.insert(None, None))
     await feed.apply(f.update(2, "y", old=(1, "x")), f.delete(None, None))
     await feed.expect(f, (1, "x"), (2, "y"))
 
 
-@scenarios.needing("creates_tables")
+@scenarios.needing("settings")
 async def tables_are_not_created(feed: Feed) -> None:
     """Without the setting, a missing table is an error and nothing is created."""
     await feed.reopen_with(Settings(create_tables=False))
     await feed.describe(_NARROW)
-    with refused(RelationError, "adding a table that does not exist"):
-        await feed.sink.add_table(_NARROW.name, TableEntry(TableState.INIT))
+    equal(list(await feed.sink.add_tables([_NARROW.name], TableEntry(TableState.INIT))), [_NARROW.name], "the tables that were not added")
     equal(await feed.sink.tables(), {}, "the subscription's tables")
 
 
 # --- schema_change
 
 
-@scenarios.needing("follows_columns")
+@scenarios.needing("settings")
 async def new_columns_are_an_error(feed: Feed) -> None:
     """The default. Once the columns exist, the sink resumes."""
     await feed.reopen_with(Settings(create_tables=False))
@@ -113,7 +112,7 @@ async def new_columns_are_an_error(feed: Feed) -> None:
     await feed.expect(_WIDE, (1, "a", None, None), (2, "b", "c", 3))
 
 
-@scenarios.needing("follows_columns")
+@scenarios.needing("settings")
 async def new_columns_are_added(feed: Feed) -> None:
     """In the middle of a transaction, after changes of the old table. Existing rows have NULL."""
     await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
@@ -131,7 +130,7 @@ async def new_columns_are_added(feed: Feed) -> None:
     equal(feed.sink.statistics.transactions, 2, "transactions counted")
 
 
-@scenarios.needing("follows_columns")
+@scenarios.needing("settings")
 async def new_columns_are_added_for_a_copy(feed: Feed) -> None:
     """New columns are added before the initial copy."""
     await feed.reopen_with(Settings(create_tables=False, schema_change="add"))
@@ -140,7 +139,7 @@ async def new_columns_are_added_for_a_copy(feed: Feed) -> None:
     await feed.expect(_WIDE, (1, "a", "b", 2), (2, None, None, None))
 
 
-@scenarios.needing("follows_columns")
+@scenarios.needing("settings")
 async def new_columns_are_ignored(feed: Feed) -> None:
     """The new columns of rows are ignored, and the table is not changed."""
     await feed.reopen_with(Settings(create_tables=False, schema_change="ignore"))
@@ -151,7 +150,7 @@ async def new_columns_are_ignored(feed: Feed) -> None:
     await feed.expect(_NARROW, (1, "e"), (3, "c"))
 
 
-@scenarios.needing("follows_columns")
+@scenarios.needing("settings")
 async def callback_decides_about_new_columns(feed: Feed) -> None:
     """A callback decides for each table."""
     asked: list[tuple[str, str, tuple[str, ...]]] = []
@@ -183,7 +182,7 @@ async def _upserting(feed: Feed, *tables: Table) -> None:
     await feed.create(*tables)
 
 
-@scenarios.needing("upserts")
+@scenarios.needing("settings")
 async def insert_overwrites_an_existing_row(feed: Feed) -> None:
     """An INSERT of an existing key overwrites the row, except columns that only the target has. It is not counted as a conflict."""
     t = Table("t", "*id int4", "v", "+mine int4=7")
@@ -196,7 +195,7 @@ async def insert_overwrites_an_existing_row(feed: Feed) -> None:
     equal((counted.inserts, counted.confl_insert_exists), (2, 0), "inserts and conflicts counted")
 
 
-@scenarios.needing("upserts")
+@scenarios.needing("settings")
 async def overwriting_in_order(feed: Feed) -> None:
     """Among updates and deletes of the same row, in one batch of several transactions."""
     t = Table("t", "*id int4", "v")
@@ -209,7 +208,7 @@ async def overwriting_in_order(feed: Feed) -> None:
     await feed.expect(t, (2, "c"), (4, "f"), (5, "g"))
 
 
-@scenarios.needing("upserts")
+@scenarios.needing("settings")
 async def overwriting_a_row_without_other_columns(feed: Feed) -> None:
     """A table that has only its key: no change and no error."""
     t = Table("t", "*a int4", "*b int4")
@@ -219,7 +218,7 @@ async def overwriting_a_row_without_other_columns(feed: Feed) -> None:
     await feed.expect(t, (1, 1), (1, 2))
 
 
-@scenarios.needing("upserts")
+@scenarios.needing("settings")
 async def overwriting_with_an_invalid_value(feed: Feed) -> None:
     """NULL in a NOT NULL column: the transaction is rolled back."""
     t = Table("t", "*id int4", "!v")
@@ -231,7 +230,7 @@ async def overwriting_with_an_invalid_value(feed: Feed) -> None:
     equal(await feed.position(), START, "the stored position")
 
 
-@scenarios.needing("upserts")
+@scenarios.needing("settings")
 async def copy_overwrites_existing_rows(feed: Feed) -> None:
     """The initial copy overwrites rows too. An unfinished copy leaves them unchanged."""
     t = _NARROW

@@ -87,7 +87,7 @@ class Lakes:
         state = await sink.open("bench", lambda _: None)
         await sink.begin_slot("bench", ["pub"], state.two_phase)
         await sink.set_position(Position("bench", "1", 1, Lsn(100)))
-        await sink.add_table(TABLE, TableEntry(TableState.READY))
+        await sink.add_tables([TABLE], TableEntry(TableState.READY))
         await sink.close()
 
     def _land(self, rows: Any) -> int:

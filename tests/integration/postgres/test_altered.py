@@ -159,10 +159,10 @@ async def test_table_dropped_before_it_is_ready(target_db: Database) -> None:
     t, u = TableName("public", "t"), TableName("public", "u")
     async with opened(target_db) as feed:
         for table in (t, u):
-            await feed.sink.add_table(table, TableEntry(TableState.SYNCDONE, START))
+            await feed.sink.add_tables([table], TableEntry(TableState.SYNCDONE, START))
         target_db.execute("DROP TABLE t")
         for table in (t, u):
-            await feed.sink.set_ready(table, START)
+            await feed.sink.set_ready({table: START})
         assert await feed.sink.tables() == {u: TableEntry(TableState.READY, START)}
 
 

@@ -23,7 +23,6 @@ from subscriber.config import STORED, Option, Settings, SubscriptionOptions
 from subscriber.config.reading import choice
 from subscriber.errors import (
     ConfigurationError,
-    RelationError,
     SubscriberError,
     SubscriptionChanged,
     SubscriptionInUse,
@@ -176,16 +175,16 @@ async def test_tables(target_db: Database) -> None:
     )
     a, b = TableName("public", "a"), TableName("S", "B")
     async with opened(target_db) as feed:
-        await feed.sink.add_table(a, TableEntry(TableState.INIT))
-        await feed.sink.add_table(b, TableEntry(TableState.READY))
+        await feed.sink.add_tables([a], TableEntry(TableState.INIT))
+        await feed.sink.add_tables([b], TableEntry(TableState.READY))
         assert await feed.sink.tables() == {a: TableEntry(TableState.INIT), b: TableEntry(TableState.READY)}
-        with pytest.raises(RelationError, match=r'relation "public\.nowhere" does not exist'):
-            await feed.sink.add_table(TableName("public", "nowhere"), TableEntry(TableState.INIT))
-        with pytest.raises(RelationError, match=r'cannot use relation "public\.v" as logical replication target'):
-            await feed.sink.add_table(TableName("public", "v"), TableEntry(TableState.INIT))
+        failed = await feed.sink.add_tables([TableName("public", "nowhere"), TableName("public", "v")], TableEntry(TableState.INIT))
+        nowhere, view = [str(error) for error in failed.values()]
+        assert 'relation "public.nowhere" does not exist' in nowhere
+        assert 'cannot use relation "public.v" as logical replication target' in view
         target_db.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 's', srsublsn = '0/99' WHERE srrelid = 'a'::regclass")
         assert (await feed.sink.tables())[a] == TableEntry(TableState.SYNCDONE, Lsn(0x99))
-        await feed.sink.set_ready(a, Lsn(0x99))
+        await feed.sink.set_ready({a: Lsn(0x99)})
         await feed.reopen()
         assert (await feed.sink.tables())[a] == TableEntry(TableState.READY, Lsn(0x99))
         target_db.execute('DROP TABLE "S"."B"')
@@ -201,7 +200,7 @@ async def test_dropped_table_leaves_no_position_behind(target_db: Database) -> N
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     name = TableName("public", "t")
     async with opened(target_db) as feed:
-        await feed.sink.add_table(name, TableEntry(TableState.INIT))
+        await feed.sink.add_tables([name], TableEntry(TableState.INIT))
         work = feed.sink.open_table(name)
         await work.begin()
         await work.start_copy()

@@ -18,7 +18,7 @@ async def test_a_synchronization_that_is_being_stored_is_waited_for(target_db: D
     # read as FINISHEDCOPY, the apply worker would pass over changes behind the handover, and nobody would apply them
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     async with opened(target_db) as feed:
-        await feed.sink.add_table(T, TableEntry(TableState.INIT))
+        await feed.sink.add_tables([T], TableEntry(TableState.INIT))
         dying = feed.sink.open_table(T)
         await dying.begin()
         await dying.start_copy()

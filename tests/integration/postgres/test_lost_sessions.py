@@ -43,7 +43,7 @@ async def _opened(target: Database) -> AsyncIterator[tuple[Feed, FrozenProxy]]:
         feed.sink = feed.new_sink(url)
         await feed.open()
         try:
-            await feed.sink.add_table(T, TableEntry(TableState.INIT))
+            await feed.sink.add_tables([T], TableEntry(TableState.INIT))
             yield feed, proxy
         finally:
             # so that the end waits for no frozen session

@@ -34,7 +34,7 @@ AT = Position("pg_1_sync_2_3", "7000000000000000001", 1, Lsn(0x1100))
 async def syncing(database: Database, table: TableName = T) -> AsyncIterator[tuple[Feed, PostgresTableSink]]:
     async with opened(database) as feed:
         if table not in await feed.sink.tables():
-            await feed.sink.add_table(table, TableEntry(TableState.INIT))
+            await feed.sink.add_tables([table], TableEntry(TableState.INIT))
         sink = feed.sink.open_table(table)
         try:
             yield feed, sink
@@ -78,7 +78,7 @@ async def test_from_init_to_ready(any_target_db: Database) -> None:
         assert await feed.sink.tables() == {T: TableEntry(TableState.SYNCDONE, Lsn(0x5000))}
         assert any_target_db.value('SELECT count(*) FROM subscriber."position" WHERE srrelid <> 0') == 0
         assert await sink.begin() == TableEntry(TableState.SYNCDONE, Lsn(0x5000))
-        await feed.sink.set_ready(T, Lsn(0x5000))
+        await feed.sink.set_ready({T: Lsn(0x5000)})
         assert await sink.begin() == TableEntry(TableState.READY, Lsn(0x5000))
         assert any_target_db.value("SELECT count(*) FROM subscriber.copy_part") == 0
 

@@ -56,8 +56,8 @@ async def test_a_writer_that_lost_its_lock(target: ComplianceTarget) -> None:
             earlier.apply(feed.batch(feed.transaction(T.insert(3, "of the earlier one")))),
             earlier.advance(feed.next_lsn()),
             earlier.set_position(Position("slot", SYSTEM, 1, Lsn(START + 0x90000))),
-            earlier.set_ready(T.name, START),
-            earlier.add_table(T.name, TableEntry(TableState.INIT)),
+            earlier.set_ready({T.name: START}),
+            earlier.add_tables([T.name], TableEntry(TableState.INIT)),
             table.begin(),
         ):
             with pytest.raises(SubscriptionInUse):

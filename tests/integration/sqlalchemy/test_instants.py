@@ -16,11 +16,12 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine.default import DefaultDialect
 
-from subscriber.abc import CopyFormat, Position, Sink, TableEntry, TableState
+from subscriber.abc import CopyFormat, Position, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import prepared_transactions
 from subscriber.sinks.sqlalchemy.copy import table_sync
+from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Table
@@ -77,12 +78,12 @@ class History:
     """What a publisher sends, and the rows at each position."""
 
     def __init__(self, feed: Feed) -> None:
-        self.events: list[tuple[Lsn, Callable[[Sink], Awaitable[None]]]] = []
+        self.events: list[tuple[Lsn, Callable[[SqlAlchemySink], Awaitable[None]]]] = []
         self.rows: dict[Lsn, Rows] = {START: {}}
         self._feed = feed
         self._now: Rows = {}
 
-    def _add(self, lsn: Lsn, give: Callable[[Sink], Awaitable[None]]) -> None:
+    def _add(self, lsn: Lsn, give: Callable[[SqlAlchemySink], Awaitable[None]]) -> None:
         self.events.append((lsn, give))
         self.rows[lsn] = dict(self._now)
 
@@ -157,17 +158,18 @@ def _target(kind: str, request: pytest.FixtureRequest) -> Callable[[], Complianc
 async def _live(history: History, target: ComplianceTarget) -> None:
     """One process: it looks at where it is, and does the rest."""
     sink = target.new_sink()
+    assert isinstance(sink, SqlAlchemySink)
     try:
         durable: list[Lsn] = []
         state = await sink.open("instants", durable.append)
         if state.position is None:
             await sink.set_position(Position("slot", SYSTEM, 1, START))
             await sink.describe_tables([T.published])
-            await sink.add_table(T.name, TableEntry(TableState.READY))
+            await sink.add_tables([T.name], TableEntry(TableState.READY))
         else:
             await sink.describe_tables([T.published])
             if not await sink.tables():
-                await sink.add_table(T.name, TableEntry(TableState.READY))
+                await sink.add_tables([T.name], TableEntry(TableState.READY))
         position = START if state.position is None else state.position.lsn
         assert await _rows(target) == history.rows[position], f"the rows at {position}"
         for lsn, give in history.events:
@@ -241,7 +243,7 @@ async def _synchronize(feed: Feed, later: Transaction, before: Rows) -> None:
         await feed.open()
         await feed.describe(T)
         if not await feed.sink.tables():
-            await feed.sink.add_table(T.name, TableEntry(TableState.INIT))
+            await feed.sink.add_tables([T.name], TableEntry(TableState.INIT))
         table = feed.sink.open_table(T.name)
         try:
             entry = await table.begin()

@@ -17,7 +17,6 @@ from typing import Final
 from subscriber.abc import (
     ApplyStatistics,
     Batch,
-    Capabilities,
     CopyFormat,
     Finding,
     ParallelTransaction,
@@ -31,7 +30,7 @@ from subscriber.abc import (
     TwoPhaseState,
     WorkerActivity,
 )
-from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import RelationError, SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.transaction.changes import ChangeReader, InsertChange
@@ -111,9 +110,7 @@ class MemorySink:
         *,
         step: Step = never_fails,
         lazy: bool = False,
-        two_phase: bool = False,
         keeps: bool = False,
-        parallel: bool = False,
     ) -> None:
         self.server = server
         self.batches: list[Batch] = []
@@ -123,14 +120,10 @@ class MemorySink:
         self._lazy = lazy
         self.parallel: list[MemoryParallel] = []
         self.held_up_by: list[MemoryParallel] = []
-        self._capabilities = Capabilities(two_phase=two_phase, prepares_in_target=two_phase and not keeps, parallel_apply=parallel)
+        self.prepares_in_target = not keeps
         self._statistics = ApplyStatistics()
         self._relations: dict[int, Relation] = {}
         self._on_durable: Callable[[Lsn], None] | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -211,25 +204,24 @@ class MemorySink:
         self._state.two_phase = state
         self.server.flush()
 
-    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
-        await self._step("describe_tables")
-
     async def tables(self) -> Mapping[TableName, TableEntry]:
         await self._step("tables")
         return dict(self._state.entries)
 
-    async def add_table(self, table: TableName, entry: TableEntry) -> None:
-        self._state.entries[table] = entry
+    async def add_tables(self, tables: Sequence[TableName], entry: TableEntry) -> Mapping[TableName, RelationError]:
+        self._state.entries |= dict.fromkeys(tables, entry)
         self.server.flush()
+        return {}
 
     async def remove_table(self, table: TableName) -> None:
         del self._state.entries[table]
         self.server.flush()
 
-    async def set_ready(self, table: TableName, lsn: Lsn) -> None:
+    async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         await self._step("set_ready")
-        if self._state.entries[table].state is TableState.SYNCDONE:
-            self._state.entries[table] = TableEntry(TableState.READY, lsn)
+        for table, lsn in tables.items():
+            if self._state.entries[table].state is TableState.SYNCDONE:
+                self._state.entries[table] = TableEntry(TableState.READY, lsn)
         self.server.flush()
         await self._step("set_ready")
 

@@ -36,7 +36,7 @@ class WorkerSetup:
         self.steps: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
         self.slow: dict[str, asyncio.Event] = {}
-        self.sink = MemorySink(self.server, parallel=True, step=self._step)
+        self.sink = MemorySink(self.server, step=self._step)
         self.stream = ScriptedStream()
         self.tracker = FlushTracker(Lsn(50))
         self.states = TableStates()

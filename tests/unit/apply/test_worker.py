@@ -47,7 +47,7 @@ class WorkerSetup:
     ) -> None:
         entries = {table(0): entry}
         self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
-        self.sink = MemorySink(self.server, lazy=lazy, two_phase=True, keeps=keeps)
+        self.sink = MemorySink(self.server, lazy=lazy, keeps=keeps)
         self.stream = ScriptedStream()
         self.tracker = FlushTracker(Lsn(50))
         self.states = TableStates()

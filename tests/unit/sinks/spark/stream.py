@@ -58,7 +58,7 @@ async def begun(sink: SparkSink, durable: list[int] | None = None, tables: Seque
     known = await sink.tables()
     for table in tables:
         if table not in known:
-            await sink.add_table(table, TableEntry(TableState.READY))
+            await sink.add_tables([table], TableEntry(TableState.READY))
     return sink
 
 

@@ -52,7 +52,7 @@ async def test_a_table_that_catches_up_is_not_handed_over_below_what_was_landed_
     parameters = f"?batch_delay=1h&confirm={confirm}"
     sink, work = await begun(make(tmp_path, parameters)), applier(tmp_path)
     states = TableStates()
-    await sink.add_table(OTHER, TableEntry(TableState.INIT))
+    await sink.add_tables([OTHER], TableEntry(TableState.INIT))
     states.load(await sink.tables(), Lsn(100))
     await _stream(sink, states, transaction(200, KEYED, Insert(5, row("1", "a"))))
     all_rounds(work)

@@ -512,9 +512,9 @@ async def test_tables_keep_their_numbers(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path), tables=[TABLE, TableName("public", "u")])
     numbers = {name: sink.open_table(name).relation_id for name in await sink.tables()}
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     assert {name: sink.open_table(name).relation_id for name in await sink.tables()} == numbers
-    await sink.add_table(TableName("public", "v"), TableEntry(TableState.INIT))
+    await sink.add_tables([TableName("public", "v")], TableEntry(TableState.INIT))
     assert sink.open_table(TableName("public", "v")).relation_id not in numbers.values()
     await sink.close()
     shutil.rmtree(tmp_path)

@@ -164,7 +164,7 @@ async def test_a_copy_under_way_loses_nothing_and_one_that_was_begun_anew_goes(t
     all_rounds(work)
     name = TableName("public", "t")
     await sink.remove_table(name)
-    await sink.add_table(name, TableEntry(TableState.INIT))
+    await sink.add_tables([name], TableEntry(TableState.INIT))
     copying = sink.open_table(name)
     for _ in range(2):
         await copying.begin()
@@ -193,7 +193,7 @@ async def test_what_was_being_written_when_a_process_was_killed_goes_after_the_g
     all_rounds(work)
     work.tidy(now=True)
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     copying = sink.open_table(TABLE)
     await copying.begin()
     await copying.start_copy()

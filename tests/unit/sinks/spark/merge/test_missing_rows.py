@@ -131,7 +131,7 @@ async def test_a_table_that_is_removed_and_comes_back_keeps_its_rows(tmp_path: P
     cut = all_rounds(work)
     assert name not in cut.tables
     assert _keyed_rows(tmp_path) == {(1, "a", 1)}
-    await sink.add_table(name, TableEntry(TableState.READY))
+    await sink.add_tables([name], TableEntry(TableState.READY))
     await sink.apply(batch(transaction(300, Insert(5, row("2", "b", "2")), Update(5, None, None, row("1", "unchanged", "7")))))
     await sink.close()
     assert name in all_rounds(work).tables
@@ -151,7 +151,7 @@ async def test_a_table_that_comes_back_with_a_copy_is_that_and_its_log_is_whole(
     work.tidy(now=True)
     await sink.apply(batch(transaction(300, Insert(5, row("2", "a", "1")))))
     await sink.remove_table(name)
-    await sink.add_table(name, TableEntry(TableState.INIT))
+    await sink.add_tables([name], TableEntry(TableState.INIT))
     copying = sink.open_table(name)
     await copying.begin()
     await copying.start_copy()

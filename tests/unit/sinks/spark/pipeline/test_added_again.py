@@ -30,10 +30,10 @@ async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_fin
             work.tidy(now=True)
 
     if copied:
-        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        await sink.add_tables([TABLE], TableEntry(TableState.INIT))
         await copy(sink, TABLE, b"1\ta\n", 150)
     else:
-        await sink.add_table(TABLE, TableEntry(TableState.READY))
+        await sink.add_tables([TABLE], TableEntry(TableState.READY))
         await land(sink, 150, KEYED, Insert(5, row("1", "a")))
     all_rounds(work)
     work.tidy(now=True)
@@ -41,7 +41,7 @@ async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_fin
     for _ in range(2):
         await sink.remove_table(TABLE)
         apply()
-        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        await sink.add_tables([TABLE], TableEntry(TableState.INIT))
         copying = sink.open_table(TABLE)
         await copying.begin()
         await copying.start_copy()
@@ -49,7 +49,7 @@ async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_fin
         apply()
     await sink.remove_table(TABLE)
     apply()
-    await sink.add_table(TABLE, TableEntry(TableState.READY))
+    await sink.add_tables([TABLE], TableEntry(TableState.READY))
     await land(sink, 300, KEYED, Insert(5, row("3", "c")), Delete(5, row("1", None), None))
     all_rounds(work)
     work.tidy(now=True)
@@ -59,7 +59,7 @@ async def test_a_table_that_comes_back_without_a_copy_after_one_that_did_not_fin
     assert len(logged) == 4
     # a copy is none of those that were begun
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"9\tz\n", 400)
     await sink.close()
     all_rounds(work)
@@ -76,11 +76,11 @@ async def test_what_is_landed_is_logged_once_however_often_its_table_goes(tmp_pa
         all_rounds(work)
         work.tidy(now=True)
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
     await sink.remove_table(TABLE)
     if again:
-        await sink.add_table(TABLE, TableEntry(TableState.READY))
+        await sink.add_tables([TABLE], TableEntry(TableState.READY))
     await sink.advance(Lsn(400))
     await sink.close()
     all_rounds(work)
@@ -92,7 +92,7 @@ async def test_what_is_landed_is_logged_once_however_often_its_table_goes(tmp_pa
 
 async def test_a_copy_of_a_table_that_went_becomes_log_and_goes(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
     await sink.remove_table(TABLE)
     await sink.advance(Lsn(400))
@@ -108,7 +108,7 @@ async def test_a_copy_of_a_table_that_went_becomes_log_and_goes(tmp_path: Path) 
 async def test_a_copy_that_a_later_one_took_the_place_of_becomes_log_and_goes(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     for lsn in (200, 300):
-        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        await sink.add_tables([TABLE], TableEntry(TableState.INIT))
         await copy(sink, TABLE, b"1\ta\n", lsn)
         if lsn == 200:
             await sink.remove_table(TABLE)

@@ -89,7 +89,7 @@ async def test_a_table_that_comes_amid_a_round_keeps_its_first_rows(tmp_path: Pa
     loop, real = asyncio.get_running_loop(), read_cut
 
     async def come() -> None:
-        await sink.add_table(TableName("public", "u"), TableEntry(TableState.READY))
+        await sink.add_tables([TableName("public", "u")], TableEntry(TableState.READY))
         await land(sink, 300, other, Insert(6, row("1", "x")))
 
     def between(storage: Storage) -> Cut | None:
@@ -260,7 +260,7 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
     # as the remedy says: copied anew
     name = TableName("public", "t")
     await sink.remove_table(name)
-    await sink.add_table(name, TableEntry(TableState.INIT))
+    await sink.add_tables([name], TableEntry(TableState.INIT))
     await copy(sink, name, b"1\ta\n2\tb\n", 300)
     await land(sink, 400, Insert(5, row("3", "c")))
     await sink.close()
@@ -459,7 +459,7 @@ def test_no_two_columns_are_one_field() -> None:
 async def test_a_table_that_is_handed_over_far_ahead_makes_no_round_longer(tmp_path: Path) -> None:
     sink, _ = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     other = TableName("public", "u")
-    await sink.add_table(other, TableEntry(TableState.INIT))
+    await sink.add_tables([other], TableEntry(TableState.INIT))
     for number in range(10):
         await land(sink, 300 + 10 * number, Insert(5, row(str(300 + 10 * number), "x")))
     await copy(sink, other, b"1\tcopied\n", 355)

@@ -246,7 +246,7 @@ async def test_a_killed_round_that_comes_again_is_judged_by_what_was_before_it(t
 async def test_a_copied_table_that_is_altered_before_its_first_change_is_told(tmp_path: Path) -> None:
     sink = await begun(make(tmp_path), tables=())
     table = TableName("public", "t")
-    await sink.add_table(table, TableEntry(TableState.INIT))
+    await sink.add_tables([table], TableEntry(TableState.INIT))
     await copy(sink, table, b"1\tab\n", 150)
     work = applier(tmp_path)
     altered = Relation(5, "public", "t", "f", (Column("id", 23, -1, True), Column("note", 1042, 8, True)))

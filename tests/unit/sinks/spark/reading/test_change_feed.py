@@ -95,7 +95,7 @@ def landed_of(path: Path, table_id: int) -> list[dict[str, Any]]:
 async def test_a_table_that_is_not_copied_yet_holds_its_readers(tmp_path: Path) -> None:
     publisher = Publisher(1)
     sink = await begun(make(tmp_path), tables=NAMES[:1])
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     waiting = Changes(storage(tmp_path), TABLE)
     assert waiting.latest() == 100
     await sink.apply(batch(publisher.transaction(5)))
@@ -138,7 +138,7 @@ async def test_a_stream_has_the_copy_though_it_is_later_than_all_that_was_landed
     elsewhere = relation("d", ("id", 23, True), ("note", 25, False), number=6, name="other")
     if others:
         await land(sink, 200, elsewhere, Insert(6, row("1", "a")))
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
     await sink.advance(Lsn(310))
     all_rounds(work)
@@ -161,7 +161,7 @@ async def test_a_stream_has_the_copy_though_it_is_later_than_all_that_was_landed
 
 async def test_a_stream_waits_for_the_copy_of_a_table_that_went(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
     await land(sink, 350, KEYED, Insert(5, row("3", "c")))
     stream = Follower(tmp_path, TABLE)

@@ -30,13 +30,13 @@ def told(path: Path) -> int:
 @pytest.mark.parametrize("gone", [True, False])
 async def test_a_reader_waits_for_a_copy_of_before_the_table_came_again(tmp_path: Path, gone: bool) -> None:
     sink, work = await begun(make(tmp_path), tables=[OTHER]), applier(tmp_path)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copy(sink, TABLE, b"1\ta\n2\tb\n", 300)
     await land(sink, 310, ELSEWHERE, Insert(6, row("1", "a")))
     all_rounds(work)
     await sink.remove_table(TABLE)
     await sink.advance(Lsn(350))
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     assert told(tmp_path) < 300
     if gone:
         # never to become log: the reader is not held up by it
@@ -62,7 +62,7 @@ async def test_what_was_landed_of_a_table_that_came_again_is_told_at_once(tmp_pa
     sink = await begun(make(tmp_path))
     await land(sink, 200, KEYED, Insert(5, row("1", "a")))
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await sink.close()
     stream = Follower(tmp_path, TABLE)
     stream.assert_read_all((200, 0, "i"))
@@ -72,14 +72,14 @@ async def test_what_was_landed_of_a_table_that_came_again_is_told_at_once(tmp_pa
 @pytest.mark.parametrize("copied", [True, False])
 async def test_a_table_that_comes_again_holds_its_readers_until_it_is_copied(tmp_path: Path, copied: bool) -> None:
     sink, work = await begun(make(tmp_path), tables=[OTHER]), applier(tmp_path)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT if copied else TableState.READY))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT if copied else TableState.READY))
     if copied:
         await copy(sink, TABLE, b"1\ta\n", 300)
     await land(sink, 310, KEYED, Insert(5, row("2", "b")), ELSEWHERE, Insert(6, row("1", "a")))
     all_rounds(work)
     work.tidy(now=True)
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await land(sink, 400, Insert(6, row("2", "b")))
     assert told(tmp_path) == 310
     copying = sink.open_table(TABLE)
@@ -97,7 +97,7 @@ async def test_no_row_is_lost_or_comes_twice_whatever_becomes_of_a_table(tmp_pat
     changes = Changes(storage(tmp_path), TABLE)
     state, offset, end = "none", Lsn(0), 200
     found: Counter[Place] = Counter()
-    await sink.add_table(TABLE, TableEntry(TableState.READY))
+    await sink.add_tables([TABLE], TableEntry(TableState.READY))
     await land(sink, end, KEYED, Insert(5, row("0", "a")))
     await sink.remove_table(TABLE)
 
@@ -118,10 +118,10 @@ async def test_no_row_is_lost_or_comes_twice_whatever_becomes_of_a_table(tmp_pat
         elif what == "other":
             await land(sink, end, ELSEWHERE, Insert(6, row(str(step), "a")))
         elif what == "add" and state == "none":
-            await sink.add_table(TABLE, TableEntry(TableState.INIT))
+            await sink.add_tables([TABLE], TableEntry(TableState.INIT))
             state = "init"
         elif what == "ready" and state == "none":
-            await sink.add_table(TABLE, TableEntry(TableState.READY))
+            await sink.add_tables([TABLE], TableEntry(TableState.READY))
             state = "ready"
         elif what == "copy" and state == "init":
             await copy(sink, TABLE, f"{step}\ta\n{step + 1000}\tb\n".encode(), end)

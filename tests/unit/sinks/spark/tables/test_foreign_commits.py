@@ -60,11 +60,11 @@ async def copied(sink: SparkSink, path: Path, lsn: int, notes: dict[int, str]) -
 async def test_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool, killed: bool) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     if again:
-        await sink.add_table(TABLE, TableEntry(TableState.READY))
+        await sink.add_tables([TABLE], TableEntry(TableState.READY))
         await land(sink, 120, KEYED, Insert(5, row("1", "former")))
         all_rounds(work)
         await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copied(sink, tmp_path, 150, {1: "a", 2: "b"})
     await land(sink, 200, KEYED, Insert(5, row("3", "c")))
     real = LakeDelta.commit
@@ -94,7 +94,7 @@ async def test_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again
 
 async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copied(sink, tmp_path, 150, {1: "a"})
     await land(sink, 200, KEYED, Insert(5, row("3", "c")))
     await sink.close()
@@ -113,12 +113,12 @@ async def test_it_is_told_behind_what_was_planned(tmp_path: Path, monkeypatch: p
 
 async def test_a_copy_that_is_begun_anew_leaves_the_files_of_the_former_one(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     await copied(sink, tmp_path, 150, {1: "a", 2: "b"})
     await land(sink, 200, KEYED)
     all_rounds(work)
     await sink.remove_table(TABLE)
-    await sink.add_table(TABLE, TableEntry(TableState.INIT))
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
     copying = sink.open_table(TABLE)
     directory = tmp_path / "tables/public/t"
     for _ in range(2):
@@ -135,7 +135,7 @@ async def test_a_copy_that_is_begun_anew_leaves_the_files_of_the_former_one(tmp_
 async def test_a_copy_that_nobody_disturbs_is_published(tmp_path: Path) -> None:
     sink, work = await begun(make(tmp_path), tables=()), applier(tmp_path)
     for number in range(2):
-        await sink.add_table(TABLE, TableEntry(TableState.INIT))
+        await sink.add_tables([TABLE], TableEntry(TableState.INIT))
         if number:
             # into what the copy replaces
             _foreign(tmp_path)

@@ -1,0 +1,208 @@
+"""Abilities: a sink has one by implementing its methods. Callers ask with ``isinstance``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from subscriber.abc.tables import TableGroup
+from subscriber.abc.values import PublishedTable, RelationGate, TargetActivity
+
+if TYPE_CHECKING:
+    # `subscriber status` needs none of these
+    from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
+    from subscriber.transaction.model import PreparedTransaction, Transaction
+
+__all__ = [
+    "DescribedSink",
+    "GroupingSink",
+    "ParallelSink",
+    "ParallelTransaction",
+    "PostgresDatabase",
+    "Query",
+    "TwoPhaseSink",
+    "WatchedSink",
+]
+
+
+@runtime_checkable
+class TwoPhaseSink(Protocol):
+    """A sink that keeps prepared transactions of the publisher until their COMMIT PREPARED."""
+
+    @property
+    def prepares_in_target(self) -> bool:
+        """Whether they are prepared in the target itself, which reports errors in their changes at once.
+
+        Otherwise the sink stores the changes durably, and :meth:`commit_prepared` applies them.
+        """
+        ...
+
+    async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
+        """Apply a transaction up to PREPARE TRANSACTION. Durable on return, and the position not earlier. Idempotent.
+
+        The gate is asked now, also without ``prepares_in_target``.
+
+        Do this even if its end LSN is not past the position: a transaction that was prepared before two-phase was enabled for the slot
+        comes late, right before its COMMIT PREPARED.
+        """
+        ...
+
+    async def commit_prepared(self, message: CommitPrepared) -> None:
+        """COMMIT PREPARED, together with the position. Idempotent.
+
+        Raises:
+            ApplyError, RelationError: only without ``prepares_in_target``. The transaction stays prepared.
+            DataLossError: the target has neither the prepared transaction nor a record of its commit. NeverPrepared if it was also never
+                prepared there.
+        """
+        ...
+
+    async def rollback_prepared(self, message: RollbackPrepared) -> None:
+        """ROLLBACK PREPARED if the prepared transaction exists. Otherwise store only the position. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class DescribedSink(Protocol):
+    """A sink that needs the publisher's description of the tables, including types that Relation messages do not describe."""
+
+    async def describe_tables(self, tables: Sequence[PublishedTable]) -> None:
+        """Receive the descriptions of these tables. If the sink is so configured, it creates missing tables.
+
+        It is called in every run after :meth:`Sink.open`, before :meth:`StateStore.add_tables` and before the first change, and again when
+        the tables are refreshed.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupingSink(Protocol):
+    """A sink that can copy small tables faster in groups."""
+
+    def open_group(self) -> TableGroup:
+        """Create a group. Several groups may work at the same time.
+
+        Raises:
+            TargetUnavailable: the sink is not open.
+        """
+        ...
+
+
+class ParallelTransaction(Protocol):
+    """One streamed transaction that is applied while the publisher still sends it, in an open transaction on its own session.
+
+    *An attempt only.* The caller keeps all records. If the attempt fails, the caller passes the whole transaction to :meth:`Stream.apply`.
+    So every error but one rolls the attempt back and ends it, and is no reason to stop. If the cause persists, ``Stream.apply`` reports it.
+    *Invisible.* Other sessions see none of its changes before :meth:`commit`. It may hold locks for which others wait, such as
+    :meth:`Stream.apply`. Then it must be rolled back (:meth:`ParallelSink.holding_up`).
+    *Order.* Records come in the order received, each once. One call at a time. Only :meth:`roll_back` may be called while another,
+    cancelled call has not returned yet.
+    """
+
+    async def apply(self, records: Sequence[bytes]) -> None:
+        """Apply the next records. They are raw, each with an xid after its tag.
+
+        Raises:
+            SubscriberError: see above.
+        """
+        ...
+
+    async def cut(self, count: int) -> None:
+        """Undo all but the first ``count`` records: the next one began a subtransaction that was aborted."""
+        ...
+
+    async def commit(self, transaction: Transaction) -> bool:
+        """Commit the transaction after its last record, with its end LSN as the position, as :meth:`Stream.apply` would.
+
+        Not called while another call of the sink runs. If it returns True, the sink has discarded and counted the transaction.
+
+        Returns:
+            False if the transaction was rolled back.
+
+        Raises:
+            TargetUnavailable: the commit may have taken effect, as with ``Stream.apply``.
+        """
+        ...
+
+    async def prepare(self, prepared: PreparedTransaction) -> bool:
+        """Prepare the transaction, as :meth:`TwoPhaseSink.prepare` would. Otherwise like :meth:`commit`."""
+        ...
+
+    async def roll_back(self) -> None:
+        """Roll back and release all locks. Idempotent. Does nothing after :meth:`commit` or :meth:`prepare`."""
+        ...
+
+
+@runtime_checkable
+class ParallelSink(Protocol):
+    """A sink that can apply streamed transactions before their end, in parallel to other work."""
+
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> ParallelTransaction:
+        """Begin to apply the streamed transaction ``xid`` before its end. :meth:`Sink.close` rolls back what is left of it.
+
+        Args:
+            xid: its (top) id on the publisher.
+            gate: as :data:`RelationGate`, but the final LSN is not known yet. The caller checks whether its answers stay the same.
+
+        Raises:
+            TargetUnavailable, TargetError: no session is available; or the transaction is already prepared in the target.
+        """
+        ...
+
+    async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
+        """Return those of ``others`` that must be rolled back, because a running call may wait for them for ever.
+
+        They hold locks that the call waits for, directly or through other sessions; or this cannot be determined. May overlap with
+        that call.
+
+        Args:
+            waiting: the transaction whose call it is; None: it is a call of the sink.
+            others: transactions that may be rolled back.
+
+        Raises:
+            TargetUnavailable, TargetError: the locks cannot be queried.
+        """
+        ...
+
+
+Query = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
+"""Runs one SELECT without parameters. Its columns are texts."""
+
+
+@runtime_checkable
+class PostgresDatabase(Protocol):
+    """A sink whose target may be a PostgreSQL database."""
+
+    def querying(self) -> AbstractAsyncContextManager[Query | None]:
+        """Open a transaction for SELECTs in the target, on its own session. Works without ``open``. It is rolled back at the end.
+
+        Yields None if the target is not a PostgreSQL database.
+
+        Raises:
+            TargetUnavailable, TargetError: the target cannot be queried.
+        """
+        ...
+
+
+@runtime_checkable
+class WatchedSink(Protocol):
+    """A sink that has sessions with a server, or a file that other programs may lock."""
+
+    async def ping(self) -> None:
+        """Check that the sessions for applying are alive. It is called like the other methods, by the one caller, while the sink is open.
+
+        Raises:
+            TargetUnavailable: a session is lost, or does not answer within some seconds.
+        """
+        ...
+
+    async def activity(self) -> TargetActivity:
+        """Observe the sink's sessions, including those of table synchronizations, through another session.
+
+        May overlap with any other call, including :meth:`Sink.open` and :meth:`Sink.close`, and may be cancelled at any moment.
+
+        Raises:
+            TargetError: the sessions cannot be observed.
+        """
+        ...

@@ -1,0 +1,79 @@
+"""The interfaces on the publisher's side: the replication stream, and the spool of large transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from subscriber.protocol.lsn import Lsn
+
+if TYPE_CHECKING:
+    # `subscriber status` needs none of these
+    from subscriber.transaction.model import SpooledRecords
+
+__all__ = [
+    "ReplicationStream",
+    "Spool",
+]
+
+
+class ReplicationStream(Protocol):
+    """COPY BOTH with a walsender."""
+
+    async def receive(self) -> Sequence[bytes]:
+        """Wait for CopyData messages and return them raw, header included: at least one, at most about a megabyte of what has arrived.
+
+        Cancelling loses nothing. One caller at a time; ``send`` may run meanwhile.
+
+        Raises:
+            PublisherUnavailable: the connection was lost or the server ended the stream.
+            PublisherError: the server reported an error.
+        """
+        ...
+
+    async def send(self, message: bytes) -> None:
+        """Send one CopyData message (a standby status update) and flush it."""
+        ...
+
+    async def wal_end(self, least: Lsn) -> Lsn:
+        """Return the end of the publisher's WAL. Ask the publisher only if the known end is before ``least``.
+
+        Raises:
+            PublisherError: or a subclass: the query failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the stream cleanly if the connection works (CopyDone both ways, at most a second), and close the connection."""
+        ...
+
+
+class Spool(Protocol):
+    """Stores the changes of large transactions. Private to this process; its content is lost with the process.
+
+    Calls are made one at a time.
+    """
+
+    async def append(self, spool_id: int, records: Sequence[bytes]) -> None:
+        """Append records to a transaction. The first call creates it.
+
+        Raises:
+            SpoolError: disk full, no permission.
+        """
+        ...
+
+    async def truncate(self, spool_id: int, count: int) -> None:
+        """Keep only the first ``count`` records, after a subtransaction was aborted."""
+        ...
+
+    async def discard(self, spool_id: int) -> None:
+        """Delete the records of a transaction. Unknown ids are allowed."""
+        ...
+
+    async def read(self, spool_id: int, start: int) -> Sequence[bytes]:
+        """Read some hundred kilobytes of an unfinished transaction from record number ``start``. Empty after the last record."""
+        ...
+
+    def reader(self, spool_id: int) -> SpooledRecords:
+        """Return the records for reading. ``append`` is not called after this."""
+        ...

@@ -1,0 +1,136 @@
+"""The interfaces of table synchronizations: one table, or a group of small tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from subscriber.abc.values import Batch, CopyFormat, Position, PublishedTable, SnapshotOrder, TableEntry, TableName
+from subscriber.protocol.lsn import Lsn
+
+__all__ = [
+    "SnapshotTableSink",
+    "TableGroup",
+    "TableSink",
+]
+
+
+class TableSink(Protocol):
+    """The synchronization of one table, on its own sessions. Only one per table exists at a time, also across processes.
+
+    A crash at any instant leaves the state before a call or the state after it.
+    """
+
+    @property
+    def relation_id(self) -> int:
+        """A number that permanently identifies the table in this target (PostgreSQL: its oid). Known after :meth:`begin`."""
+        ...
+
+    async def begin(self) -> TableEntry:
+        """Return the stored entry. First undo an unfinished copy (state DATASYNC becomes INIT).
+
+        Call it again after another call failed, to learn whether that call took effect.
+        """
+        ...
+
+    async def start_copy(self) -> None:
+        """Store DATASYNC."""
+        ...
+
+    async def describe(self, table: PublishedTable) -> None:
+        """Receive the publisher's description of the table.
+
+        It is called before :meth:`start_copy`, so that a table that does not fit is not started. It is called again before the first
+        :meth:`copy`, because the publisher's table may have been altered in between.
+
+        Raises:
+            RelationError: the target's table does not match.
+        """
+        ...
+
+    async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store the rows of one COPY stream. Calls may overlap.
+
+        Raises:
+            TargetError: the target rejected the rows.
+        """
+        ...
+
+    async def finish_copy(self, position: Position) -> None:
+        """Store FINISHEDCOPY and the table's own position together with all rows copied since :meth:`start_copy`, atomically."""
+        ...
+
+    async def position(self) -> Position:
+        """The table's own position: that of the snapshot, or a later one from :meth:`apply`. Only in state FINISHEDCOPY."""
+        ...
+
+    async def apply(self, batch: Batch) -> None:
+        """Apply the changes of this table in a batch, with the position. Durable on return."""
+        ...
+
+    async def finish_sync(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` and delete the table's own position."""
+        ...
+
+    async def close(self) -> None:
+        """Release the sessions. Uncommitted work is rolled back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class SnapshotTableSink(Protocol):
+    """A :class:`TableSink` whose target reads the publisher directly has this method too."""
+
+    async def copy_snapshot(self, order: SnapshotOrder, rows: Callable[[int], None]) -> None:
+        """Store all rows, instead of calls of :meth:`TableSink.copy`. The snapshot stays open until this returns.
+
+        Args:
+            order: where to read the rows.
+            rows: called with the number of further rows stored.
+
+        Raises:
+            PublisherUnavailable: the snapshot does not exist any more; copy again.
+            TargetError: the rows cannot be stored.
+        """
+        ...
+
+
+class TableGroup(Protocol):
+    """Tables that are copied one after another through one session. Each takes one transaction, with its rows and its state.
+
+    One call at a time. A crash at any instant leaves each table in INIT, without copied rows, or in SYNCDONE, with all of them.
+    """
+
+    @property
+    def usable(self) -> bool:
+        """False once the session is lost, or its sink was closed. Then only :meth:`close` may be called."""
+        ...
+
+    async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
+        """Connect. Return the tables that are in INIT, each with its :attr:`TableSink.relation_id`."""
+        ...
+
+    async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
+        """Store a table's rows. Other sessions see them only after :meth:`finish`. It waits only a moment for locks of other sessions.
+
+        Raises:
+            SubscriberError: the table was rolled back. The group can continue with other tables if it is still ``usable``.
+        """
+        ...
+
+    async def finish(self, lsn: Lsn) -> None:
+        """Store SYNCDONE at ``lsn`` for the copied table, and commit. Durable on return.
+
+        Raises:
+            TargetError: the table was rolled back. But if the group is not ``usable`` any more, the call may have taken effect:
+                :meth:`TableSink.begin` returns the state.
+        """
+        ...
+
+    async def roll_back(self) -> None:
+        """Roll back the table that was copied. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Release the session. Uncommitted work is rolled back. Idempotent."""
+        ...
