@@ -15,6 +15,10 @@ comma := ,
 DOWNLOADED := 13 14 15 17
 MATRIX ?= 13 14 15 16 17
 
+# of `make quick`, beside the unit tests: what copies, follows, resumes and reports
+QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/postgres/test_apply.py \
+	tests/integration/publisher/test_stream.py tests/native/test_changes.py tests/integration/consumer/test_transactions.py
+
 # of `make bench`: sqlite, mariadb, spark or postgres; rows in all, and of each transaction (0: as tests/benchmark/sinks.py has it)
 SINK ?= sqlite
 ROWS ?= $(if $(filter spark,$(SINK)),1000000,0)
@@ -25,11 +29,12 @@ VERSION ?= 18
 WORKLOAD ?=
 JSON ?= $(if $(DOCS),docs/reference/benchmarks.json)
 
-.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables test test-crash test-matrix lint format docs clean
+.PHONY: help demo servers mariadb test-spark crash-spark soak-lake soak chaos benchmark-parallel bench bench-tables quick test test-crash test-matrix lint format docs clean
 
 help:
 	@echo 'make demo [TARGET=URL]  copy and follow an embedded PostgreSQL 18 into a second database, then prove both equal;'
 	@echo '                        TARGET may be sqlite, mariadb or spark (a lake; pyspark is half a gigabyte), too'
+	@echo 'make quick              the unit and property tests, and the most important ones on servers: less than a minute'
 	@echo 'make test               the tests, on real servers that it brings itself'
 	@echo 'make test-crash         what takes longest: kills of the launcher, of other targets and of lakes, a short soak, a backlog'
 	@echo 'make test-matrix        those tests that the version of a server matters to, with publishers and targets 13 to 17'
@@ -84,6 +89,9 @@ mariadb: $(VENV)/.demo
 
 demo: $(VENV)/.demo $(if $(filter mariadb,$(TARGET)),mariadb) $(if $(filter spark%,$(TARGET)),$(VENV)/.spark)
 	$(BIN)/subscriber demo $(if $(TARGET),--target '$(TARGET)')
+
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto -m 'not slow and not crash and not endurance' $(QUICK)
 
 test: $(VENV)/.dev mariadb
 	$(BIN)/python -m pytest $(TEST_ARGS) -m 'not endurance' --ignore tests/spark --ignore tests/delta

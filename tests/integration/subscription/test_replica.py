@@ -76,6 +76,7 @@ async def test_stopped_while_its_slot_is_created(publisher_db: Database, target_
     assert target_db.fetch("SELECT id FROM t") == [(2,)]
 
 
+@pytest.mark.slow
 async def test_stop_does_not_wait_for_a_target_that_does_not_answer(publisher18_db: Database, target_db: Database) -> None:
     """A machine that is gone without a word, say: the end of the run wanted to tell it of the last error, for ever."""
     for database in (publisher18_db, target_db):

@@ -287,6 +287,7 @@ class _Opener:
         return cast("Any", await self._process.open_session(slot, position))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=200)
 @given(seed=st.integers(0, 2**32))
 def test_every_transaction_is_applied_exactly_once(seed: int) -> None:

@@ -84,6 +84,7 @@ def framed(messages: Sequence[bytes], rng: random.Random) -> list[bytes]:
     return frames
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.binary(min_size=40, max_size=200), st.integers(0, 2**32))
 def test_pieces_of_any_history(history: bytes, seed: int) -> None:

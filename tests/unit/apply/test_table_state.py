@@ -498,6 +498,7 @@ class Model:
                 assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=400)
 @given(
     tables=st.integers(1, 3),

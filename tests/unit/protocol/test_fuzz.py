@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -130,6 +131,7 @@ def run(cases: Callable[[random.Random], Iterable[bool]]) -> tuple[int, int]:
     return done, messages
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_payloads() -> None:
     def cases(rng: random.Random) -> Iterable[bool]:
         for make in (random_bytes, mutated):
@@ -143,6 +145,7 @@ def test_a_hundred_thousand_payloads() -> None:
     assert done * 0.01 < messages < done * 0.5
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_frames() -> None:
     def cases(rng: random.Random) -> Iterable[bool]:
         for make in (random_bytes, mutated):

@@ -276,6 +276,7 @@ Following.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
 TestFollowing = Following.TestCase
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(["receive", "pend", "applied_to", "flush", "status"]), st.integers(0, 40)), max_size=40))
 def test_invariants_for_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ def play(history: bytes) -> Subscriber:
     return subscriber
 
 
+@pytest.mark.slow
 @settings(max_examples=HISTORIES)
 @given(st.binary(min_size=40, max_size=160))
 def test_surviving_rows(history: bytes) -> None:
@@ -103,6 +105,7 @@ def test_surviving_rows(history: bytes) -> None:
     assert set(subscriber.spool) <= {order.spool_id for order in subscriber.reassembly.reset()}
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.binary(min_size=400, max_size=900))
 def test_surviving_rows_of_long_histories(history: bytes) -> None:

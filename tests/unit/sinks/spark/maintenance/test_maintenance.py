@@ -52,6 +52,7 @@ def _retention(hours: int) -> Mapping[str, str]:
     return {**delta_module._PROPERTIES, "delta.logRetentionDuration": f"interval {hours} hours"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_over_a_long_log_everything_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_module, "_PROPERTIES", _retention(0))

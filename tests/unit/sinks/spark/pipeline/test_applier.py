@@ -51,6 +51,7 @@ def all_rounds(work: Applier) -> Cut:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_any_transactions_give_the_publishers_rows(tmp_path: Path, seed: int) -> None:
     publisher = Publisher(seed)
@@ -90,6 +91,7 @@ class Fragile(LocalEngine):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_killed_anywhere_the_cut_is_one_and_nothing_comes_twice(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(seed)

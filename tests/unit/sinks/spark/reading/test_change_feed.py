@@ -43,6 +43,7 @@ def read(changes: Changes, start: Lsn, end: Lsn, between: Callable[[], None] = l
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_each_change_once_and_in_order_whatever_becomes_log_meanwhile(tmp_path: Path, seed: int) -> None:
     dice, publisher = random.Random(seed), Publisher(seed)
@@ -195,6 +196,7 @@ async def test_a_range_may_begin_and_end_amid_a_landed_batch(tmp_path: Path) -> 
                 assert [lsn for lsn, _, _ in read(changes, Lsn(start), Lsn(end))] == expected, (start, end)
 
 
+@pytest.mark.slow
 async def test_small_files_that_become_one_keep_their_place_among_the_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog_module, "_SMALL_FILES", 8)
     sink, work, expected, counts = await begun(make(tmp_path)), applier(tmp_path), [], []
