@@ -38,8 +38,8 @@ from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.spec import RunSpec
 from subscriber.transaction.feedback import FlushTracker
+from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
 from tests.unit.apply.memory_publisher import History, MemorySource, MemoryStream, table
-from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
 from tests.unit.apply.memory_spool import MemorySpool
 from tests.unit.apply.virtual_time import run
 
@@ -134,7 +134,7 @@ class Process:
     def __init__(self, servers: SimulatedServers) -> None:
         self.world = servers
         self.running = RunState()
-        self.sink = MemorySink(servers.server, step=servers.step, lazy=servers.lazy)
+        self.sink = CrashableSink(servers.server, step=servers.step, lazy=servers.lazy)
 
     async def run(self) -> None:
         servers, running, sink = self.world, self.running, self.sink

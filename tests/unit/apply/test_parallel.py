@@ -18,8 +18,8 @@ from subscriber.errors import ApplyError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import StreamAbort, StreamCommit
 from subscriber.transaction.feedback import FlushTracker
+from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
 from tests.unit.apply.memory_publisher import relation, table, xlog
-from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
 from tests.unit.apply.memory_spool import MemorySpool
 from tests.unit.apply.scripted_stream import EndlessRun, ScriptedStream, chunk, stream_commit, transaction
 from tests.unit.apply.virtual_time import run
@@ -36,7 +36,7 @@ class WorkerSetup:
         self.steps: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
         self.slow: dict[str, asyncio.Event] = {}
-        self.sink = MemorySink(self.server, step=self._step)
+        self.sink = CrashableSink(self.server, step=self._step)
         self.stream = ScriptedStream()
         self.tracker = FlushTracker(Lsn(50))
         self.states = TableStates()

@@ -20,8 +20,8 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction
+from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
 from tests.unit.apply.memory_publisher import keepalive, relation, table, xlog
-from tests.unit.apply.memory_sink import MemorySink, State, TargetServer
 from tests.unit.apply.memory_spool import MemorySpool
 from tests.unit.apply.scripted_stream import ScriptedStream, transaction
 from tests.unit.apply.virtual_time import run
@@ -47,7 +47,7 @@ class WorkerSetup:
     ) -> None:
         entries = {table(0): entry}
         self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
-        self.sink = MemorySink(self.server, lazy=lazy, keeps=keeps)
+        self.sink = CrashableSink(self.server, lazy=lazy, keeps=keeps)
         self.stream = ScriptedStream()
         self.tracker = FlushTracker(Lsn(50))
         self.states = TableStates()

@@ -1,4 +1,4 @@
-"""A target in memory that keeps the sink's contract, and can fail at any step as a real one does.
+"""A target in memory whose server can crash, and whose sink can fail at any step as a real one does. It keeps the sink's contract.
 
 The target's *server* outlives the processes that use it. What was committed is in its ``visible`` state; what is on disk too is in
 ``flushed``, and a crash of the server goes back to that. Whatever happens to be flushed takes along everything committed before it, as
@@ -36,7 +36,7 @@ from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepa
 from subscriber.transaction.changes import ChangeReader, InsertChange
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
-__all__ = ["MemoryParallel", "MemorySink", "MemoryTableSink", "State", "TargetServer", "never_fails"]
+__all__ = ["CrashableParallel", "CrashableSink", "CrashableTableSink", "State", "TargetServer", "never_fails"]
 
 Step = Callable[[str], Awaitable[None]]
 """Awaited with the name of a call before and after it takes effect: lets others go on, or raises what a lost connection would."""
@@ -73,7 +73,7 @@ class TargetServer:
     def __init__(self, state: State) -> None:
         self.visible = state
         self.flushed = copy.deepcopy(state)
-        self.writer: MemorySink | None = None
+        self.writer: CrashableSink | None = None
 
     def flush(self) -> None:
         """Everything committed gets on disk."""
@@ -90,7 +90,7 @@ class TargetServer:
         self.writer = None
 
 
-class MemorySink:
+class CrashableSink:
     """A :class:`subscriber.abc.Sink`.
 
     Args:
@@ -118,8 +118,8 @@ class MemorySink:
         self.reports: list[tuple[list[WorkerActivity], str | None]] = []
         self._step = step
         self._lazy = lazy
-        self.parallel: list[MemoryParallel] = []
-        self.held_up_by: list[MemoryParallel] = []
+        self.parallel: list[CrashableParallel] = []
+        self.held_up_by: list[CrashableParallel] = []
         self.prepares_in_target = not keeps
         self._statistics = ApplyStatistics()
         self._relations: dict[int, Relation] = {}
@@ -266,9 +266,9 @@ class MemorySink:
         self._move(message.rollback_end_lsn)
         self.settle()
 
-    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> MemoryParallel:
+    async def open_parallel(self, xid: int, gate: Callable[[Relation], bool]) -> CrashableParallel:
         await self._step("open_parallel")
-        found = MemoryParallel(self, xid, gate)
+        found = CrashableParallel(self, xid, gate)
         self.parallel.append(found)
         return found
 
@@ -318,8 +318,8 @@ class MemorySink:
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         return []
 
-    def open_table(self, table: TableName) -> MemoryTableSink:
-        return MemoryTableSink(self.server, table, self._step)
+    def open_table(self, table: TableName) -> CrashableTableSink:
+        return CrashableTableSink(self.server, table, self._step)
 
     async def close(self) -> None:
         if self.server.writer is self:
@@ -327,7 +327,7 @@ class MemorySink:
             self.server.writer = None
 
 
-class MemoryParallel:
+class CrashableParallel:
     """A :class:`subscriber.abc.ParallelTransaction`. Its steps are called "parallel ...".
 
     Attributes:
@@ -338,7 +338,7 @@ class MemoryParallel:
         cut_off: it was cancelled in the middle of its rollback.
     """
 
-    def __init__(self, sink: MemorySink, xid: int, gate: Callable[[Relation], bool]) -> None:
+    def __init__(self, sink: CrashableSink, xid: int, gate: Callable[[Relation], bool]) -> None:
         self.sink = sink
         self.xid = xid
         self.records: list[bytes] = []
@@ -395,7 +395,7 @@ class MemoryParallel:
             self.sink.held_up_by.remove(self)
 
 
-class MemoryTableSink:
+class CrashableTableSink:
     """A :class:`subscriber.abc.TableSink`."""
 
     def __init__(self, server: TargetServer, table: TableName, step: Step) -> None:
