@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, Protocol
 
-from subscriber.errors import SubscriberError
+from subscriber.errors import SubscriberError, SubscriptionInUse
 
 __all__ = [
     "FIRST_SECONDS",
@@ -28,6 +28,7 @@ __all__ = [
     "logged_wait",
     "moved",
     "sessions_query",
+    "take_lock",
     "unwatched",
     "wait_text",
     "waits_query",
@@ -38,6 +39,7 @@ FIRST_SECONDS: Final = 3.0
 ``_LONGEST``."""
 _LONGEST: Final = 300.0
 _LOOK_SECONDS: Final = 5.0
+_POLL: Final = 0.1
 
 
 class LastingWait:
@@ -59,6 +61,39 @@ class LastingWait:
         """Log it now."""
         self._log.warning("%s: %s; this has lasted for %.0f s", self._name, what, now - self._since)
         self.due = now + min(max(now - self._since, FIRST_SECONDS), _LONGEST)
+
+
+async def take_lock(
+    log: logging.Logger,
+    what: str,
+    try_take: Callable[[], Awaitable[bool]],
+    holders: Callable[[], Awaitable[str | None]],
+    seconds: float,
+) -> None:
+    """Take a lock that another session may still hold.
+
+    Args:
+        log: receives a line if the wait lasts long.
+        what: the activity that the lock protects, for the error: "... is active for PID ...".
+        try_take: takes the lock if it is free, and returns whether it did.
+        holders: returns the PIDs of the sessions that hold it, as text.
+        seconds: time limit.
+
+    Raises:
+        SubscriptionInUse: another session still holds the lock after that time.
+    """
+    clock = asyncio.get_running_loop()
+    began = clock.time()
+    waited = LastingWait(log, what, began)
+    while not await try_take():
+        if clock.time() >= began + seconds:
+            raise SubscriptionInUse(
+                f"{what} is active for PID {await holders() or 'unknown'}",
+                hint="stop the other process that runs this subscription, or end its session in the target",
+            )
+        if clock.time() >= waited.due:
+            waited.tell(f"waiting for PID {await holders() or 'unknown'}, which holds its lock", clock.time())
+        await asyncio.sleep(_POLL)
 
 
 class WaitLog:

@@ -36,8 +36,7 @@ from collections.abc import Collection
 from typing import Final, Protocol
 
 from subscriber.catalog.store import writer_key
-from subscriber.errors import SubscriptionInUse
-from subscriber.waits import LastingWait
+from subscriber.waits import take_lock
 
 __all__ = [
     "HOLDERS",
@@ -53,7 +52,6 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _WAIT: Final = 10.0
-_POLL: Final = 0.1
 _COMMIT_SECONDS: Final = 3.0
 """A session of a dead process, or a lost session of this process, has this time to end before it is terminated."""
 
@@ -143,24 +141,18 @@ async def take(
     function = "pg_try_advisory_xact_lock" if in_transaction else "pg_try_advisory_lock"
     clock = asyncio.get_running_loop()
     began, ended = clock.time(), False
-    deadline = began + (_WAIT if wait is None else wait)
 
-    async def holders() -> str:
-        return ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key)) or "unknown"
-
-    waited = LastingWait(_log, what, began)
-    while True:
+    async def try_take() -> bool:
+        nonlocal ended, of_the_dead, lost
         if (await fetch(f"SELECT pg_catalog.{function}(%s)", key))[0][0]:
-            return ended
-        if clock.time() >= deadline:
-            break
-        if clock.time() >= waited.due:
-            waited.tell(f"waiting for PID {await holders()}, which holds its lock", clock.time())
+            return True
         if (of_the_dead or lost) and clock.time() >= began + _COMMIT_SECONDS:
             ended = bool(await fetch(_END_HOLDERS, key, key, of_the_dead, list(lost)))
             of_the_dead, lost = False, ()
-        await asyncio.sleep(_POLL)
-    raise SubscriptionInUse(
-        f"{what} is active for PID {await holders()}",
-        hint="stop the other process that runs this subscription, or end its session in the target",
-    )
+        return False
+
+    async def holders() -> str:
+        return ", ".join(str(row[0]) for row in await fetch(HOLDERS, key, key))
+
+    await take_lock(_log, what, try_take, holders, _WAIT if wait is None else wait)
+    return ended

@@ -4,7 +4,8 @@
  database        lock                                                         released
 ==============  ===========================================================  ======================================================
  SQLite          ``flock`` on a file in ``<database>-locks/``                 at once when the process ends
- MariaDB, MySQL  ``GET_LOCK`` of a session                                    with the session; after a kill, the server needs a moment
+ PostgreSQL      session-level advisory lock                                  with the session; after a kill, the server needs a moment
+ MariaDB, MySQL  ``GET_LOCK`` of a session                                    the same
  others          none                                                         –
 ==============  ===========================================================  ======================================================
 
@@ -22,17 +23,16 @@ from typing import Final, Protocol
 
 from sqlalchemy import text
 
-from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.file_locks import FileLocks
-from subscriber.waits import LastingWait
+from subscriber.waits import take_lock
 
 __all__ = ["Locks"]
 
 _log = logging.getLogger(__name__)
 
 _WAIT: Final = 10.0
-_POLL: Final = 0.1
 
 
 class _Backend(Protocol):
@@ -80,34 +80,20 @@ class Locks:
             SubscriptionInUse: another session still has the lock after that time.
             TargetUnavailable, TargetError
         """
-        clock = asyncio.get_running_loop()
-        deadline = clock.time() + (_WAIT if wait is None else wait)
 
-        async def holder() -> str:
+        async def try_take() -> bool:
             async with self._turn:
-                return await self._backend.holder(key) or "unknown"
+                if await self._backend.try_take(key):
+                    return True
+                if lost is not None and await self._backend.holder(key) == str(lost):
+                    await self._backend.end(lost)
+                return False
 
-        waited = LastingWait(_log, what, clock.time())
-        while not await self._try(key):
-            if lost is not None:
-                await self._end(key, lost)
-            if clock.time() >= deadline:
-                raise SubscriptionInUse(
-                    f"{what} is active for PID {await holder()}",
-                    hint="stop the other process that runs this subscription, or end its session in the target",
-                )
-            if clock.time() >= waited.due:
-                waited.tell(f"waiting for PID {await holder()}, which holds its lock", clock.time())
-            await asyncio.sleep(_POLL)
+        async def holder() -> str | None:
+            async with self._turn:
+                return await self._backend.holder(key)
 
-    async def _end(self, key: str, number: int) -> None:
-        async with self._turn:
-            if await self._backend.holder(key) == str(number):
-                await self._backend.end(number)
-
-    async def _try(self, key: str) -> bool:
-        async with self._turn:
-            return await self._backend.try_take(key)
+        await take_lock(_log, what, try_take, holder, _WAIT if wait is None else wait)
 
     async def release(self, key: str) -> None:
         """Release a lock. Does nothing if this owner does not have it.
@@ -137,6 +123,8 @@ def _backend(database: Database, session: Session | None) -> _Backend:
     if database.path is not None:
         return FileLocks(database.path.with_name(f"{database.path.name}-locks"))
     match database.dialect_name:
+        case "postgresql":
+            return _PostgresqlLocks(database, session)
         case "mysql" | "mariadb":
             return _MysqlLocks(database, session)
         case _:
@@ -185,6 +173,35 @@ class _SessionLocks:
         with contextlib.suppress(TargetError):
             async with self.session.snapshot() as connection:
                 await connection.exec_driver_sql(statement)
+
+
+class _PostgresqlLocks(_SessionLocks):
+    async def try_take(self, key: str) -> bool:
+        taken = bool(await self._scalar("SELECT pg_catalog.pg_try_advisory_lock(CAST(:key AS bigint))", key=_number(key)))
+        if taken:
+            self._mine.add(key)
+        return taken
+
+    async def release(self, key: str) -> None:
+        if key in self._mine:
+            self._mine.discard(key)
+            await self._scalar("SELECT pg_catalog.pg_advisory_unlock(CAST(:key AS bigint))", key=_number(key))
+
+    async def held(self, key: str) -> bool:
+        return await self.holder(key) is not None
+
+    async def holder(self, key: str) -> str | None:
+        found = await self._scalar(
+            "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+            " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+            " AND classid = CAST((CAST(:key AS bigint) >> 32) & 4294967295 AS oid)"
+            " AND objid = CAST(CAST(:key AS bigint) & 4294967295 AS oid) LIMIT 1",
+            key=_number(key),
+        )
+        return None if found is None else str(found)
+
+    async def end(self, number: int) -> None:
+        await self._execute(f"SELECT pg_catalog.pg_terminate_backend({number})")
 
 
 class _MysqlLocks(_SessionLocks):
