@@ -51,8 +51,6 @@ class Capabilities:
     """15: ``pg_publication_rel.prqual``."""
     column_lists: bool
     """15: ``pg_publication_rel.prattrs``."""
-    schema_publications: bool
-    """15: FOR TABLES IN SCHEMA, ``pg_publication_namespace``."""
     parallel_streaming: bool
     """16: streamed transactions may be applied before they end; STREAM ABORT carries its LSN and time."""
     origin: bool
@@ -69,8 +67,6 @@ class Capabilities:
     """17: ``pg_replication_slots.invalidation_reason``."""
     empty_prepares: bool
     """18: PREPARE is also sent for a prepared transaction without changes; earlier versions send only COMMIT or ROLLBACK PREPARED."""
-    generated_columns: bool
-    """18: a publication may publish stored generated columns."""
 
     def at_least(self, major: int) -> bool:
         """Tell whether the publisher has this major version or a later one."""
@@ -104,7 +100,6 @@ def capabilities(server_version: int) -> Capabilities:
         slot_options_syntax=server_version >= _15,
         row_filters=server_version >= _15,
         column_lists=server_version >= _15,
-        schema_publications=server_version >= _15,
         parallel_streaming=server_version >= _16,
         origin="origin" in known,
         binary_copy=server_version >= _16,
@@ -113,7 +108,6 @@ def capabilities(server_version: int) -> Capabilities:
         alter_slot=server_version >= _17,
         invalidation_reason=server_version >= _17,
         empty_prepares=server_version >= _18,
-        generated_columns=server_version >= _18,
     )
 
 

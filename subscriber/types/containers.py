@@ -159,10 +159,9 @@ class ArrayReader:
         delimiter: between elements.
     """
 
-    __slots__ = ("_delimiter", "_token")
+    __slots__ = ("_token",)
 
     def __init__(self, delimiter: str) -> None:
-        self._delimiter = delimiter
         escaped = re.escape(delimiter)
         self._token = re.compile(rf'[ \t\n\v\f\r]*(?:([{{}}{escaped}])|"((?:[^"\\]|\\.)*)"|((?:[^{{}}"\\{escaped}]|\\.)+))', re.DOTALL)
 

@@ -18,7 +18,6 @@ FIRST_VERSION = {
     "slot_options_syntax": 15,
     "row_filters": 15,
     "column_lists": 15,
-    "schema_publications": 15,
     "parallel_streaming": 16,
     "origin": 16,
     "binary_copy": 16,
@@ -27,7 +26,6 @@ FIRST_VERSION = {
     "alter_slot": 17,
     "invalidation_reason": 17,
     "empty_prepares": 18,
-    "generated_columns": 18,
 }
 
 

@@ -23,7 +23,6 @@ from psycopg.pq.abc import PGresult
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.apply_counters import ChangeContext
 from subscriber.sinks.postgres.apply.applier import BEGIN, WAL, Applier
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
@@ -89,7 +88,6 @@ class PostgresParallelTransaction:
         self._xid = xid
         self._gate = gate
         self._prepared = prepared
-        self._context = ChangeContext(applier.owner.origin, xid, INVALID_LSN)
         self._begun = self._ended = False
         self._ending = asyncio.Lock()
         self._count = 0

@@ -6,13 +6,13 @@ An object store has no such lock. There the replication slot keeps two subscribe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from pathlib import Path
 from typing import Final
 
 from subscriber.errors import SubscriptionInUse
+from subscriber.sinks.flock import is_locked, lock_file
 from subscriber.sinks.spark.files.errors import os_errors
 
 __all__ = ["FileLock", "is_held"]
@@ -52,11 +52,9 @@ class FileLock:
         """
         if self._holders == 0 and self._path is not None:
             with os_errors(str(self._path)):
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not _locked(descriptor):
-                os.close(descriptor)
+                self._descriptor = _locked(self._path)
+            if self._descriptor is None:
                 raise SubscriptionInUse(self._refusal, hint=self._hint)
-            self._descriptor = descriptor
         self._holders += 1
 
     def give_back(self) -> None:
@@ -68,31 +66,14 @@ class FileLock:
             self._descriptor = None
 
 
-def _locked(descriptor: int) -> bool:
-    for attempt in range(_LOOKERS):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if attempt < _LOOKERS - 1:
-                time.sleep(_LOOKER_SECONDS)
-            continue
-        return True
-    return False
+def _locked(path: Path) -> int | None:
+    for _ in range(_LOOKERS - 1):
+        if (descriptor := lock_file(path)) is not None:
+            return descriptor
+        time.sleep(_LOOKER_SECONDS)
+    return lock_file(path)
 
 
 def is_held(path: Path | None) -> bool:
     """Whether a process holds the lock of this file. Does not create the file."""
-    if path is None:
-        return False
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        # shared, so that two checks do not conflict
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return path is not None and is_locked(path)

@@ -1,16 +1,13 @@
-"""Locks by ``flock`` on small files beside a database file. The kernel releases them when their process ends, even if it is killed.
-
-The files are never deleted. If one were deleted while another process opens it, two processes could hold locks of the same name.
-"""
+"""The locks of an SQLite database: files beside it, with ``flock``."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
 from subscriber.errors import TargetError
+from subscriber.sinks.flock import is_locked, lock_file
 
 __all__ = ["FileLocks"]
 
@@ -36,16 +33,13 @@ class FileLocks:
             return True
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self._directory / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = lock_file(self._directory / key)
         except OSError as error:
             raise TargetError(
                 f'the lock file "{self._directory / key}" cannot be created: {error.strerror}',
                 hint="check the permissions of the directory",
             ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
+        if descriptor is None:
             return False
         # the error message of another process shows this id
         with contextlib.suppress(OSError):
@@ -61,20 +55,7 @@ class FileLocks:
 
     async def held(self, key: str) -> bool:
         """Whether any process holds a lock. Creates no file."""
-        if key in self._mine:
-            return True
-        try:
-            descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            # shared, so that two processes that check at the same time do not take each other for the holder
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return key in self._mine or is_locked(self._directory / key)
 
     async def holder(self, key: str) -> str | None:
         """Return the process id that the holder wrote to the file."""
