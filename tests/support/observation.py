@@ -60,3 +60,18 @@ def target_gid(target: Database, xid: int) -> str:
 
 
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
+
+
+async def lock_refused(database: Database, times: int = 3, timeout: float = WAIT_SECONDS) -> None:
+    """Wait until one session has asked for an advisory lock so many times and did not get it, as a session does that retries."""
+    query = (
+        "SELECT pid, query_start::text FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle%' "
+        "AND query LIKE 'SELECT pg_catalog.pg_try_advisory%'"
+    )
+    asked: dict[object, set[object]] = {}
+    deadline = time.monotonic() + timeout
+    while all(len(starts) < times for starts in asked.values()):
+        assert time.monotonic() < deadline, "no session asks for an advisory lock repeatedly"
+        for pid, start in await asyncio.to_thread(database.fetch, query):
+            asked.setdefault(pid, set()).add(start)
+        await asyncio.sleep(0.02)

@@ -9,6 +9,7 @@ import psycopg
 from subscriber.abc import Position, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from tests.support.database import Database
+from tests.support.observation import lock_refused
 from tests.support.sink_postgres import opened
 
 T = TableName("public", "t")
@@ -32,8 +33,9 @@ async def test_a_synchronization_that_is_being_stored_is_waited_for(target_db: D
                 1,
             )
             reading = asyncio.create_task(feed.sink.tables())
-            done, _ = await asyncio.wait({reading, storing}, timeout=0.5)
-            assert not done, "the state was read while it may still change"
+            await lock_refused(target_db)
+            assert not reading.done(), "the state was read while it may still change"
+            assert not storing.done()
             blocker.rollback()
         await storing
         await dying.close()

@@ -17,7 +17,7 @@ from subscriber.sinks.postgres.parallel.transaction import MOST_SAVEPOINTS, Post
 from subscriber.sinks.postgres.session.locks import parallel_key
 from subscriber.transaction.model import Transaction
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.observation import eventually
+from tests.support.observation import eventually, lock_refused
 from tests.support.sink_postgres import NAME, Feed, Remote, opened, row
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
@@ -188,8 +188,8 @@ async def test_the_next_process_waits_for_commits_under_way(target_db: Database,
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
         await eventually(target_db, writer, 1)
-        done, _ = await asyncio.wait({opening}, timeout=0.5)
-        assert not done
+        await lock_refused(target_db)
+        assert not opening.done()
         left.execute("SELECT pg_advisory_unlock_shared(%s)", (key,))
         await asyncio.wait_for(opening, WAIT_SECONDS)
     await feed.sink.close()

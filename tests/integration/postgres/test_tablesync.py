@@ -24,6 +24,7 @@ from subscriber.errors import (
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.copy.table_sync import PostgresTableSink
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.observation import lock_refused
 from tests.support.sink_postgres import Feed, Remote, opened
 
 T = TableName("public", "t")
@@ -307,8 +308,8 @@ async def test_undoing_waits_for_a_part_that_is_still_being_written(
         target_db.execute(f"SELECT pg_terminate_backend({old._control.connection.info.backend_pid})")
         successor = feed.sink.open_table(T)
         beginning = asyncio.create_task(successor.begin())
-        done, _ = await asyncio.wait({beginning}, timeout=1)
-        assert not done
+        await lock_refused(target_db)
+        assert not beginning.done()
         assert state(target_db) == "d"
         if ends_by_itself:
             finish.set()

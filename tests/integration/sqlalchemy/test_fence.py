@@ -93,6 +93,7 @@ async def test_a_transaction_under_way_is_waited_for(target: ComplianceTarget) -
         await _release_only(earlier)
         opening = asyncio.create_task(later.open(feed.name, lambda _: None))
         opening_began.set()
+        # only time gives a writer that does not wait the chance to be opened: a wait for SQLite's lock cannot be observed
         await asyncio.wait({opening}, timeout=1)
         assert not opening.done(), "it was opened beside a transaction of the earlier writer"
         held.set()
