@@ -1,8 +1,7 @@
 """Choose the sink and the catalog for a target's URL or conninfo.
 
 ``postgresql://…``, ``postgres://…`` and libpq's keywords and values select the PostgreSQL sink. ``spark:///path`` and ``spark+…://…``
-select a lake. Every other URL is one of SQLAlchemy's: ``sqlite:///file.db``, ``mariadb://…``, ``postgresql+asyncpg://…`` (which treats
-PostgreSQL as any SQL database).
+select a lake. Every other URL is one of SQLAlchemy's: ``sqlite:///file.db``, ``mariadb://…``.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
         with _sqlalchemy(target):
             from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog  # noqa: PLC0415 -- as above
 
-            return await SqlAlchemyCatalog.open(target, application_name)
+            return await SqlAlchemyCatalog.open(target)
     with _postgres():
         from subscriber.sinks.postgres.catalog.subscriptions import PostgresCatalog  # noqa: PLC0415 -- as above
     return await PostgresCatalog.open(target, application_name)
@@ -156,13 +155,13 @@ def _require_postgres_settings(settings: Settings) -> None:
     if settings.create_tables:
         raise ConfigurationError(
             "create_tables is not available for a PostgreSQL target: its tables must be those of the publisher",
-            hint="copy them with pg_dump --schema-only, or use a target postgresql+asyncpg://",
+            hint="copy them with pg_dump --schema-only | psql",
         )
     for name, default in (("schema_change", "error"), ("insert_conflict", "error")):
         if getattr(settings, name) != default:
             raise ConfigurationError(
                 f"{name} is not available for a PostgreSQL target, which behaves as a native subscription",
-                hint="omit it, or use a target postgresql+asyncpg://",
+                hint="omit it",
             )
 
 

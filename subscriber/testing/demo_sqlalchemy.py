@@ -13,7 +13,7 @@ from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.inspection import TargetInspection
-from subscriber.testing.compare import PreparedComparison, TableComparison, compare, prepared_transactions
+from subscriber.testing.compare import PreparedComparison, TableComparison, prepared_transactions
 from subscriber.testing.compare_rows import compare_rows
 from subscriber.testing.demo_target import DatabaseFacts
 from subscriber.testing.load_tables import SPECIMEN_NAMES, table_names
@@ -41,7 +41,7 @@ class SqlAlchemyTarget:
 
     def __init__(self, url: str) -> None:
         self.url: Final = url
-        self._target = TargetInspection(url, "subscriber demo")
+        self._target = TargetInspection(url)
         path = self._target.database.path
         self._new_file = path if path is not None and not path.exists() else None
         self._had_catalog = False
@@ -73,10 +73,7 @@ class SqlAlchemyTarget:
         return flushed
 
     async def compare(self, publisher_dsn: str, tables: Sequence[TableName]) -> list[TableComparison]:
-        """Compare tables value by value; for a PostgreSQL target by PostgreSQL's checksums."""
-        dsn = self._target.postgres_dsn
-        if dsn is not None:
-            return await compare(publisher_dsn, dsn, tables)
+        """Compare tables value by value."""
         return await compare_rows(publisher_dsn, self._target, tables)
 
     async def compare_prepared(self, publisher_dsn: str) -> PreparedComparison | None:

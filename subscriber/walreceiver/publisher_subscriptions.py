@@ -55,17 +55,9 @@ _COLUMNS_BEFORE_16: Final = "s.subname, s.subslotname, 'any'"
 _BY_OID: Final = """{schema}.pg_subscription_rel AS sr ON sr.srrelid = related.relid
   JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
 
-_BY_NAME: Final = """{schema}.pg_subscription_rel AS sr
-    ON (sr.srnspname, sr.srrelname) IN (SELECT rn.nspname::pg_catalog.text, rc.relname::pg_catalog.text
-                                          FROM pg_catalog.pg_class AS rc JOIN pg_catalog.pg_namespace AS rn ON rn.oid = rc.relnamespace
-                                         WHERE rc.oid = related.relid)
-  JOIN {schema}.pg_subscription AS s ON s.oid = sr.srsubid"""
-
-_JOINS: Final = {"pg_catalog": _BY_OID, "subscriber": _BY_OID, "subscriber_sqlalchemy": _BY_NAME}
-
 _CATALOGS: Final = """
 SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE c.relname = 'pg_subscription' AND n.nspname IN ('pg_catalog', 'subscriber', 'subscriber_sqlalchemy')
+ WHERE c.relname = 'pg_subscription' AND n.nspname IN ('pg_catalog', 'subscriber')
    AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
  ORDER BY 1
 """
@@ -85,7 +77,7 @@ async def subscribed_tables(connection: WalReceiverConnection, publications: Seq
         schema = catalog or ""
         columns = _COLUMNS_BEFORE_16 if schema == "pg_catalog" and connection.server_version < 160000 else _COLUMNS
         try:
-            rows += await connection.execute(_RELATED.format(names=names, columns=columns, join=_JOINS[schema].format(schema=schema)))
+            rows += await connection.execute(_RELATED.format(names=names, columns=columns, join=_BY_OID.format(schema=schema)))
         except PublisherUnavailable:
             raise
         except PublisherError:

@@ -112,7 +112,7 @@ async def make_publisher_tables(publisher: Database) -> None:
 
 async def make_specimens_of_text(target_url: str) -> None:
     """``specimens`` has infinities, for which MariaDB's own types have no place: text columns are the documented remedy."""
-    inspection = TargetInspection(target_url, "test")
+    inspection = TargetInspection(target_url)
     try:
         await inspection.make_text_table(TableName("load", "specimens"), "id", SPECIMEN_NAMES.split(", "))
     finally:
@@ -123,7 +123,7 @@ async def assert_same(process: OtherProcess) -> None:
     """The rows of all tables value by value, what is prepared, and nothing left behind on the way."""
     publisher = process.publisher
     tables = await published_tables(publisher.dsn, ["pub"])
-    inspection = TargetInspection(process.target_url, "proof")
+    inspection = TargetInspection(process.target_url)
     try:
         found = await compare_rows(publisher.dsn, inspection, tables)
         prepared = await inspection.prepared_transactions()

@@ -15,7 +15,7 @@ from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from tests.conftest import Servers
 from tests.support.database import Database, ServerAddress, fresh_database
-from tests.support.sqlalchemy_targets import OtherTarget, Replica, native_target, postgres_target, replica_of, sqlite_target
+from tests.support.sqlalchemy_targets import OtherTarget, Replica, native_target, replica_of, sqlite_target
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def sqlite_file(tmp_path: Path) -> OtherTarget:
     return sqlite_target(tmp_path / "replica.db")
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(params=["sqlite", "mariadb"])
 def other_target(request: pytest.FixtureRequest) -> OtherTarget:
     """An empty database of each kind that the SQLAlchemy sink is tested with; if asked for, one of PostgreSQL's own sink with table t."""
     match request.param:
@@ -75,10 +75,8 @@ def other_target(request: pytest.FixtureRequest) -> OtherTarget:
         case "mariadb":
             database = request.getfixturevalue("mariadb_db")
             return OtherTarget("mariadb", database.url, database.fetch, database.execute)
-        case "native":
-            return native_target(request.getfixturevalue("target_db"))
         case _:
-            return postgres_target(request.getfixturevalue("target_db"))
+            return native_target(request.getfixturevalue("target_db"))
 
 
 @pytest.fixture

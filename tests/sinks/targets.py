@@ -114,19 +114,6 @@ def _pg_name(table: Table) -> sql.Identifier:
     return sql.Identifier(table.name.namespace, table.name.name)
 
 
-class AsyncpgTarget(PostgresTarget):
-    """The SQLAlchemy sink on PostgreSQL."""
-
-    traits = Traits(any_key=True)
-
-    def new_sink(self) -> Sink:
-        return self.new_sink_with(Settings())
-
-    def new_sink_with(self, settings: Settings) -> Sink:
-        url = self._database.dsn.replace("postgresql://", "postgresql+asyncpg://", 1)
-        return SqlAlchemySink(url, options=OPTIONS, settings=settings)
-
-
 class SqliteTarget:
     """The SQLAlchemy sink on SQLite."""
 

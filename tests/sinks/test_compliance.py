@@ -11,14 +11,13 @@ import pytest
 from subscriber.sinks.spark.pipeline.engines import LocalEngine
 from subscriber.testing.compliance import SCENARIOS, ComplianceTarget, Scenario
 from tests.sinks.lakes import LakeTarget
-from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, MemoryAdapter, PostgresTarget, SqliteTarget
+from tests.sinks.targets import MariaDBTarget, MemoryAdapter, PostgresTarget, SqliteTarget
 
 _MAKERS: Final[Mapping[str, Callable[[pytest.FixtureRequest], ComplianceTarget]]] = {
     "postgres": lambda request: PostgresTarget(request.getfixturevalue("target_db")),
     "memory": lambda _: MemoryAdapter(),
     "sqlite": lambda request: SqliteTarget(_file(request)),
     "mariadb": lambda request: MariaDBTarget(request.getfixturevalue("mariadb_db")),
-    "asyncpg": lambda request: AsyncpgTarget(request.getfixturevalue("target_db")),
     "lake": lambda request: LakeTarget(_file(request), LocalEngine),
 }
 

@@ -23,7 +23,7 @@ class OtherTarget:
     """One empty database.
 
     Attributes:
-        kind: ``sqlite``, ``mariadb``, ``postgresql`` (through SQLAlchemy) or ``native`` (PostgreSQL through its own sink).
+        kind: ``sqlite``, ``mariadb`` or ``native`` (PostgreSQL through its own sink).
         url: for ``--target``.
         fetch, execute: SQL in a session of the test's.
         path: of a file.
@@ -37,8 +37,7 @@ class OtherTarget:
 
     def ours(self, table: str) -> str:
         """The name of one of our tables there."""
-        schemas = {"postgresql": "subscriber_sqlalchemy.", "native": "subscriber."}
-        return f"{schemas.get(self.kind, 'subscriber_')}{table}"
+        return f"{'subscriber.' if self.kind == 'native' else 'subscriber_'}{table}"
 
     def has_catalog(self) -> bool:
         if self.path is not None and not self.path.exists():
@@ -47,7 +46,6 @@ class OtherTarget:
             "sqlite": "SELECT count(*) FROM sqlite_schema WHERE name = 'subscriber_version'",
             "mariadb": "SELECT count(*) FROM information_schema.tables"
             " WHERE table_schema = database() AND table_name = 'subscriber_version'",
-            "postgresql": "SELECT count(*) FROM pg_tables WHERE schemaname = 'subscriber_sqlalchemy' AND tablename = 'version'",
             "native": "SELECT count(*) FROM pg_tables WHERE schemaname = 'subscriber' AND tablename = 'version'",
         }
         return bool(self.fetch(queries[self.kind])[0][0])
@@ -56,7 +54,6 @@ class OtherTarget:
         queries = {
             "sqlite": "SELECT count(*) FROM sqlite_schema WHERE name = '{}'",
             "mariadb": "SELECT count(*) FROM information_schema.tables WHERE table_schema = database() AND table_name = '{}'",
-            "postgresql": "SELECT count(*) FROM pg_tables WHERE schemaname = 'public' AND tablename = '{}'",
         }
         return bool(self.fetch(queries[self.kind].format(name))[0][0])
 
@@ -118,11 +115,6 @@ def sqlite_target(path: Path) -> OtherTarget:
             connection.executescript(query)
 
     return OtherTarget("sqlite", f"sqlite:///{path}", fetch, execute, path)
-
-
-def postgres_target(database: Database) -> OtherTarget:
-    """A PostgreSQL database, as one of SQLAlchemy's."""
-    return OtherTarget("postgresql", database.dsn.replace("postgresql://", "postgresql+asyncpg://"), database.fetch, database.execute)
 
 
 def native_target(database: Database) -> OtherTarget:

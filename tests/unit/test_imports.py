@@ -56,7 +56,7 @@ def test_other_targets_name_their_extra() -> None:
     extras = {
         "sqlite:///copy.db": "sqlite",
         "mariadb://nobody@nowhere/copy": "mysql",
-        "postgresql+asyncpg://nobody@nowhere/copy": "sqlalchemy",
+        "cockroachdb+asyncpg://nobody@nowhere/copy": "sqlalchemy",
     }
     assert python(WITHOUT + MAKE.format(targets=[*extras])).splitlines() == [
         f'a target of kind "{target.partition(":")[0]}" needs sqlalchemy, which is not installed'
@@ -86,7 +86,6 @@ def test_a_postgresql_target_is_as_native(setting: str) -> None:
         ("host=nowhere dbname=sqlite://", False),
         ("sqlite:///copy.db", True),
         ("sqlite+aiosqlite:////tmp/copy.db", True),
-        ("postgresql+asyncpg://nobody@nowhere/copy", True),
         ("mysql+asyncmy://nobody@nowhere/copy", True),
     ],
 )

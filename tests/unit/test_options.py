@@ -63,7 +63,7 @@ def test_postgres_catalog() -> None:
 
 
 def test_sqlalchemy_catalog() -> None:
-    tables = catalog_tables("sqlite", pg_subscription([*STORED.values(), *NEW]))
+    tables = catalog_tables(pg_subscription([*STORED.values(), *NEW]))
     ddl = str(CreateTable(tables.by_name["pg_subscription"]).compile(dialect=sqlite.dialect()))
     assert "subhue VARCHAR(20) DEFAULT 'green' NOT NULL" in ddl
     assert "subpatience BIGINT DEFAULT 7 NOT NULL" in ddl

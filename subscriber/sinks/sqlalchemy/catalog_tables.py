@@ -1,7 +1,7 @@
 """The catalog of this sink in the target database, as SQLAlchemy's ``Table`` objects.
 
-Most of the tables are declared in :mod:`subscriber.catalog.model`. On PostgreSQL they are in schema ``subscriber_sqlalchemy``. On other
-databases they are in the URL's database, and their names begin with ``subscriber_``.
+Most of the tables are declared in :mod:`subscriber.catalog.model`. They are in the URL's database, and their names
+begin with ``subscriber_``.
 
 ``version``
     one row: the catalog's version, a random number that identifies this target, and the counter for oids.
@@ -58,7 +58,6 @@ from subscriber.catalog.model import Kind
 from subscriber.sinks.sqlalchemy.catalog_types import LsnText, Names
 
 __all__ = [
-    "CATALOG_SCHEMA_NAME",
     "FENCE",
     "FIRST_OID",
     "OF_SUBSCRIPTION",
@@ -72,12 +71,10 @@ __all__ = [
 VERSION: Final = max(2, *(column.version for column in model.PG_SUBSCRIPTION.columns.values()))
 """The catalog's version. Version 2 added ``worker.details``; each later version adds the columns that have its number."""
 
-CATALOG_SCHEMA_NAME: Final = "subscriber_sqlalchemy"
 PREFIX: Final = "subscriber_"
 FIRST_OID: Final = 16384
 """The same as PostgreSQL's FirstNormalObjectId."""
 
-_SCHEMAS: Final = frozenset({"postgresql"})
 # utf8mb4_bin: names are compared byte by byte; InnoDB: tables have transactions
 _OPTIONS: Final[Mapping[str, Any]] = {
     "mysql_engine": "InnoDB",
@@ -155,13 +152,11 @@ class CatalogTables:
 
     Attributes:
         metadata: contains all tables.
-        schema: their schema, or None.
         version, prepared_transaction_chunk: tables with columns that are declared only in this module.
         by_name: all tables except ``version``, by their names in the model.
     """
 
     metadata: MetaData
-    schema: str | None
     version: Table
     prepared_transaction_chunk: Table
     by_name: Mapping[str, Table]
@@ -187,19 +182,16 @@ class CatalogTables:
         return self.by_name["worker"]
 
 
-def catalog_tables(dialect_name: str, subscription: model.Table = model.PG_SUBSCRIPTION) -> CatalogTables:
-    """Build the tables for a dialect.
+def catalog_tables(subscription: model.Table = model.PG_SUBSCRIPTION) -> CatalogTables:
+    """Build the tables.
 
     Args:
-        dialect_name: SQLAlchemy's: ``sqlite``, ``mysql``, ``mariadb``, ``postgresql``, …
         subscription: the table of subscriptions.
     """
-    schema = CATALOG_SCHEMA_NAME if dialect_name in _SCHEMAS else None
-    prefix = "" if schema else PREFIX
-    metadata = MetaData(schema=schema)
+    metadata = MetaData()
 
     def table(name: str, *columns: Column[Any]) -> Table:
-        made: Table = Table(prefix + name, metadata, *columns, **_OPTIONS)
+        made: Table = Table(PREFIX + name, metadata, *columns, **_OPTIONS)
         return made
 
     blob = LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
@@ -207,7 +199,6 @@ def catalog_tables(dialect_name: str, subscription: model.Table = model.PG_SUBSC
     made = {each.name: table(each.name, *_columns(each), *further.get(each.name, ())) for each in (*OF_SUBSCRIPTION[:-1], subscription)}
     return CatalogTables(
         metadata=metadata,
-        schema=schema,
         version=table(
             "version",
             Column("version", Integer, primary_key=True, autoincrement=False),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from subscriber.abc import Finding, PublishedTable, Query
+from subscriber.abc import Finding, PublishedTable
 from subscriber.catalog.subscriptions import find_subscription
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError
@@ -20,7 +19,7 @@ from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
 from subscriber.sinks.sqlalchemy.schema.table_creation import check
 from subscriber.sinks.sqlalchemy.session.database import Database
 
-__all__ = ["check_target", "querying", "subscription_exists"]
+__all__ = ["check_target", "subscription_exists"]
 
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _PACKET: Final = 16 * 1024**2
@@ -63,28 +62,6 @@ async def check_target(
         findings = await _server(connection, database.dialect_name)
         findings += await check(connection, tables, creating=creating, adding=settings.schema_change != "error", binary=options.binary)
     return findings
-
-
-@contextlib.asynccontextmanager
-async def querying(target: str) -> AsyncIterator[Query | None]:
-    """Open a transaction for SELECTs in a PostgreSQL target. Yields None for another kind of database.
-
-    Raises:
-        TargetUnavailable, TargetError
-    """
-    database = Database(target, create=False)
-    try:
-        if database.dialect_name != "postgresql":
-            yield None
-            return
-        async with database.reading() as connection:
-
-            async def query(sql: str) -> list[list[str | None]]:
-                return [[*row] for row in await connection.exec_driver_sql(sql)]
-
-            yield query
-    finally:
-        await database.close()
 
 
 def _file(path: Path) -> list[Finding]:

@@ -17,7 +17,6 @@ from subscriber.abc import (
     Finding,
     Position,
     PublishedTable,
-    Query,
     RelationGate,
     SubscriptionState,
     TableEntry,
@@ -43,7 +42,7 @@ from subscriber.sinks.sqlalchemy.catalog.migration import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
 from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
-from subscriber.sinks.sqlalchemy.checks import check_target, querying, subscription_exists
+from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
 from subscriber.sinks.sqlalchemy.copy.table_sync import SqlAlchemyTableSink
@@ -179,7 +178,7 @@ class SqlAlchemySink(CatalogStateStore):
             TargetUnavailable, TargetError
         """
         require_name(name)
-        database = Database(self._target, name, create=False)
+        database = Database(self._target, create=False)
         try:
             found = await subscription_exists(database, name)
         finally:
@@ -296,7 +295,7 @@ class SqlAlchemySink(CatalogStateStore):
             return False
         rel = self._database.tables.pg_subscription_rel
         known = [TableName(*row) for row in await connection.execute(select(rel.c.srnspname, rel.c.srrelname))]
-        ours = {str(target_name(name, "sqlite")[1]).lower() for name in (*known, *(table.name for table in tables))}
+        ours = {str(target_name(name)).lower() for name in (*known, *(table.name for table in tables))}
         found = await connection.run_sync(_table_names)
         return all(name.startswith(PREFIX) or name.lower() in ours for name in found)
 
@@ -336,7 +335,7 @@ class SqlAlchemySink(CatalogStateStore):
             await rows.remove_table(row.relid)
         self._published.pop(table, None)
         async with opened.transaction() as connection:
-            await Staging(self._database.tables, row.relid).drop(connection)
+            await Staging(row.relid).drop(connection)
 
     async def set_ready(self, tables: Mapping[TableName, Lsn]) -> None:
         """Change the state of tables from SYNCDONE to READY."""
@@ -454,10 +453,6 @@ class SqlAlchemySink(CatalogStateStore):
             if database.tables.pg_subscription_rel.name not in found:
                 return not found
             return await self._creates(connection, tables)
-
-    def querying(self) -> contextlib.AbstractAsyncContextManager[Query | None]:
-        """See :meth:`subscriber.abc.PostgresDatabase.querying`."""
-        return querying(self._target)
 
     def open_table(self, table: TableName) -> SqlAlchemyTableSink:
         """Return the table's synchronization, which has its own session."""

@@ -54,7 +54,7 @@ def goes_on_after(pair: Replica, refusals: int) -> None:
     pair.acknowledged()
 
 
-@pytest.mark.parametrize("other_target", ["native", "postgresql", "sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
 @TIMES
 def test_refusals_one_after_another(other_replica: Replica, refusals: int) -> None:
     goes_on_after(other_replica, refusals)
@@ -97,7 +97,7 @@ def locked(request: pytest.FixtureRequest, kind: str, rows: str) -> Iterator[Non
         cursor.execute("ROLLBACK")
 
 
-@pytest.mark.parametrize("other_target", ["mariadb", "postgresql"], indirect=True)
+@pytest.mark.parametrize("other_target", ["mariadb"], indirect=True)
 def test_refusals_while_no_report_can_be_written(other_replica: Replica, request: pytest.FixtureRequest) -> None:
     pair = other_replica
     with running(*quickly(pair)) as program:

@@ -44,7 +44,7 @@ def defined(name: str, **more: object) -> Definition:
 
 @pytest.fixture
 async def catalog(other_target: OtherTarget) -> AsyncIterator[SqlAlchemyCatalog]:
-    found = await SqlAlchemyCatalog.open(other_target.url, "test")
+    found = await SqlAlchemyCatalog.open(other_target.url)
     yield found
     await found.close()
 
@@ -90,7 +90,7 @@ async def test_names_are_unique_and_not_cut_off(catalog: SqlAlchemyCatalog) -> N
 async def test_a_claim_keeps_others_away(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     async with catalog.create(defined("mine")):
         pass
-    other = await SqlAlchemyCatalog.open(other_target.url, "other")
+    other = await SqlAlchemyCatalog.open(other_target.url)
     try:
         async with catalog.claim("mine") as claimed:
             assert claimed.generation == 1
@@ -115,13 +115,13 @@ async def _claim(catalog: SqlAlchemyCatalog, name: str) -> int:
 async def test_a_claim_waits_for_the_writer(catalog: SqlAlchemyCatalog, other_target: OtherTarget) -> None:
     async with catalog.create(defined("mine")) as made:
         pass
-    database = Database(other_target.url, "writer")
+    database = Database(other_target.url)
     locks = Locks(database)
     try:
         await locks.take(writer_key(made.oid), "the subscription")
         claiming = asyncio.create_task(_claim(catalog, "mine"))
         # the writer sees that somebody wants it
-        observer = await SqlAlchemyCatalog.open(other_target.url, "observer")
+        observer = await SqlAlchemyCatalog.open(other_target.url)
         while not (await observer.subscriptions())[0].claimed:
             await asyncio.sleep(0.02)
         assert not claiming.done()
@@ -137,7 +137,7 @@ async def test_one_launcher(catalog: SqlAlchemyCatalog, other_target: OtherTarge
     monkeypatch.setattr(subscriptions, "_LAUNCHER_SECONDS", 0.2)
     await catalog.become_launcher()
     await catalog.wait(0.01)
-    other = await SqlAlchemyCatalog.open(other_target.url, "other")
+    other = await SqlAlchemyCatalog.open(other_target.url)
     try:
         with pytest.raises(SubscriptionInUse, match="the launcher of this target") as caught:
             await other.become_launcher()
@@ -226,7 +226,7 @@ async def test_looking_makes_nothing(other_target: OtherTarget) -> None:
 
 
 async def test_a_new_file_is_its_owners_alone(sqlite_file: OtherTarget) -> None:
-    catalog = await SqlAlchemyCatalog.open(sqlite_file.url, "test")
+    catalog = await SqlAlchemyCatalog.open(sqlite_file.url)
     await catalog.close()
     assert sqlite_file.path is not None
     for path in sqlite_file.path.parent.iterdir():
@@ -234,7 +234,7 @@ async def test_a_new_file_is_its_owners_alone(sqlite_file: OtherTarget) -> None:
 
 
 async def test_catalog_takes_a_new_parameter(other_target: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = await SqlAlchemyCatalog.open(other_target.url, "test")
+    catalog = await SqlAlchemyCatalog.open(other_target.url)
     async with catalog.create(defined("before")):
         pass
     await catalog.close()
@@ -244,7 +244,7 @@ async def test_catalog_takes_a_new_parameter(other_target: OtherTarget, monkeypa
     monkeypatch.setattr(sqlalchemy_catalog, "VERSION", VERSION + 1)
     monkeypatch.setattr(sqlalchemy_catalog, "PG_SUBSCRIPTION", subscription)
     monkeypatch.setattr(engine, "catalog_tables", partial(catalog_tables, subscription=subscription))
-    catalog = await SqlAlchemyCatalog.open(other_target.url, "test")
+    catalog = await SqlAlchemyCatalog.open(other_target.url)
     async with catalog.create(defined("behind")):
         assert [found.name for found in await catalog.subscriptions()] == ["before", "behind"]
         assert other_target.fetch(f"SELECT subhue, subbright FROM {other_target.ours('pg_subscription')}") == [("green", True)] * 2
@@ -258,4 +258,4 @@ async def test_a_catalog_of_a_later_version_is_refused(catalog: SqlAlchemyCatalo
         await observe(other_target.url)
     assert caught.value.hint == "use the version of pg-subscriber that created it, or a later one"
     with pytest.raises(TargetError, match="version 99"):
-        await SqlAlchemyCatalog.open(other_target.url, "test")
+        await SqlAlchemyCatalog.open(other_target.url)

@@ -37,7 +37,7 @@ def test_into_a_temporary_one(request: pytest.FixtureRequest, scratch: Path, kin
     assert left(scratch) == []
 
 
-@pytest.mark.parametrize("other_target", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
 def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, other_target: OtherTarget) -> None:
     if other_target.kind == "sqlite":
         other_target.execute("CREATE TABLE mine (id int); INSERT INTO mine VALUES (1)")

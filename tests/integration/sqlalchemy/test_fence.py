@@ -17,19 +17,17 @@ from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Table
-from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
+from tests.sinks.targets import MariaDBTarget, SqliteTarget
 
 T = Table("t", "*id int4", "v")
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "asyncpg"])
+@pytest.fixture(params=["sqlite", "mariadb"])
 def target(request: pytest.FixtureRequest) -> ComplianceTarget:
     if request.param == "sqlite":
         directory: Path = request.getfixturevalue("tmp_path")
         return SqliteTarget(directory / "replica.db")
-    if request.param == "mariadb":
-        return MariaDBTarget(request.getfixturevalue("mariadb_db"))
-    return AsyncpgTarget(request.getfixturevalue("target_db"))
+    return MariaDBTarget(request.getfixturevalue("mariadb_db"))
 
 
 async def _lose_lock(sink: object) -> None:
@@ -116,10 +114,6 @@ async def _release_only(sink: SqlAlchemySink) -> None:
     assert opened is not None
     key = writer_key(opened.fence.oid)
     match sink._database.dialect_name:
-        case "postgresql":
-            from subscriber.sinks.sqlalchemy.session.locks import _number
-
-            await opened.session.connection.exec_driver_sql(f"SELECT pg_catalog.pg_advisory_unlock({_number(key)})")
         case "sqlite":
             await opened.locks.release(key)
         case _:

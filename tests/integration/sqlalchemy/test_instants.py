@@ -26,7 +26,7 @@ from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Table
 from subscriber.transaction.model import PreparedTransaction, Transaction
-from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
+from tests.sinks.targets import MariaDBTarget, SqliteTarget
 
 T: Final = Table("t", "*id int4", "v")
 Rows = dict[int, str | None]
@@ -150,9 +150,7 @@ def _target(kind: str, request: pytest.FixtureRequest) -> Callable[[], Complianc
         directory: Path = request.getfixturevalue("tmp_path")
         numbers = iter(range(1_000_000))
         return lambda: SqliteTarget(directory / f"replica{next(numbers)}.db")
-    if kind == "mariadb":
-        return lambda: MariaDBTarget(request.getfixturevalue("mariadb_db"))
-    return lambda: AsyncpgTarget(request.getfixturevalue("target_db"))
+    return lambda: MariaDBTarget(request.getfixturevalue("mariadb_db"))
 
 
 async def _live(history: History, target: ComplianceTarget) -> None:

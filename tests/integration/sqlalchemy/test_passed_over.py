@@ -9,8 +9,7 @@ import pytest
 from subscriber.abc import ApplyStatistics, TableEntry, TableState
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.sample_messages import Table
-from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
-from tests.support.database import Database
+from tests.sinks.targets import MariaDBTarget, SqliteTarget
 from tests.support.mariadb_database import MariaDatabase
 
 
@@ -79,31 +78,6 @@ async def test_row_of_sqlite_that_a_constraint_keeps(tmp_path: Path) -> None:
     await feed.close()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "later"])
-@pytest.mark.parametrize("full", [False, True], ids=["key", "full"])
-@pytest.mark.parametrize("of", ["t", "low"])
-async def test_row_of_postgresql_that_is_passed_over(target_db: Database, of: str, full: bool, late: bool) -> None:
-    target = AsyncpgTarget(target_db)
-    table = Table("t", "id int4" if full else "*id int4", "v", full=full)
-    target_db.execute(f"""
-        CREATE TABLE t (id int{"" if full else " PRIMARY KEY"}, v text) PARTITION BY RANGE (id);
-        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (40); CREATE TABLE high PARTITION OF t FOR VALUES FROM (40) TO (99);
-        INSERT INTO t SELECT g, 'kept' FROM generate_series(1, 30) AS g; INSERT INTO t VALUES (50, 'other'), (51, 'other');
-        CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF OLD.id <= 30 THEN RETURN NULL; END IF;
-            IF TG_OP = ''DELETE'' THEN RETURN OLD; END IF; RETURN NEW; END'
-    """)
-    feed = Feed(target)
-    await opened(feed, table)
-    if late:
-        await feed.apply(table.relation, table.update(50, "other", old=(50, "other") if full else None))
-    target_db.execute(f"""
-        CREATE TRIGGER keep BEFORE UPDATE OR DELETE ON {of} FOR EACH ROW EXECUTE FUNCTION keep();
-        ALTER TABLE {of} ENABLE ALWAYS TRIGGER keep
-    """)
-    await feed.apply(table.relation)
-    await changed(feed, table)
-
-
 @pytest.mark.parametrize("rows", [1, 40])
 async def test_row_of_mariadb_that_stays_as_it_is(mariadb_db: MariaDatabase, rows: int) -> None:
     """Rows that are found count, not those that change: one by one, and many at once."""
@@ -114,21 +88,4 @@ async def test_row_of_mariadb_that_stays_as_it_is(mariadb_db: MariaDatabase, row
     await feed.apply(table.relation, *(table.insert(number, "same") for number in range(rows)))
     await feed.apply(*(table.update(number, "same") for number in range(rows)))
     assert missing(feed.sink.statistics) == (0, 0)
-    await feed.close()
-
-
-async def test_row_like_one_of_another_partition(target_db: Database) -> None:
-    """The bug was that the row at the same place of each partition was changed, too."""
-    target_db.execute("""
-        CREATE TABLE t (id int, v text) PARTITION BY RANGE (id);
-        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (40); CREATE TABLE high PARTITION OF t FOR VALUES FROM (40) TO (99);
-        INSERT INTO t VALUES (1, 'low'), (50, 'high')
-    """)
-    table = Table("t", "id int4", "v", full=True)
-    feed = Feed(AsyncpgTarget(target_db))
-    await opened(feed, table)
-    await feed.apply(table.relation, table.update(1, "new", old=(1, "low")))
-    await feed.expect(table, (1, "new"), (50, "high"))
-    await feed.apply(table.delete(50, "high"))
-    await feed.expect(table, (1, "new"))
     await feed.close()

@@ -22,8 +22,7 @@ from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import UNSENT, Table
-from tests.sinks.targets import AsyncpgTarget, MariaDBTarget, SqliteTarget
-from tests.support.database import Database
+from tests.sinks.targets import MariaDBTarget, SqliteTarget
 from tests.support.mariadb_database import MariaDatabase
 
 T = Table("t", "*id int4", "v", "w")
@@ -31,14 +30,12 @@ U = Table("u", "*a int4", "*b", "v", relation_id=2)
 V = Table("v", "*id int4", "v", "w", relation_id=3)
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "asyncpg"])
+@pytest.fixture(params=["sqlite", "mariadb"])
 def target(request: pytest.FixtureRequest) -> ComplianceTarget:
     if request.param == "sqlite":
         directory: Path = request.getfixturevalue("tmp_path")
         return SqliteTarget(directory / "replica.db")
-    if request.param == "mariadb":
-        return MariaDBTarget(request.getfixturevalue("mariadb_db"))
-    return AsyncpgTarget(request.getfixturevalue("target_db"))
+    return MariaDBTarget(request.getfixturevalue("mariadb_db"))
 
 
 class Publisher:
@@ -323,29 +320,6 @@ async def test_triggers_of_the_target_see_changes_in_order(tmp_path: Path) -> No
     connection = sqlite3.connect(tmp_path / "replica.db")
     assert [what for (what,) in connection.execute("SELECT what FROM log ORDER BY n")] == ["i1 0", "i2 1", "d1 1", "i3 1"]
     connection.close()
-
-
-async def test_triggers_of_postgresql_that_fire_for_replicated_changes_see_them_in_order(target_db: Database) -> None:
-    feed = Feed(AsyncpgTarget(target_db))
-    await feed.open()
-    await feed.create(T)
-    target_db.execute(
-        "CREATE TABLE log (n int GENERATED ALWAYS AS IDENTITY, what text);"
-        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO public.log (what) VALUES (TG_OP || ' ' || COALESCE(NEW.id, OLD.id)); RETURN NULL; END $$;"
-        "CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION noted();"
-        "ALTER TABLE t ENABLE ALWAYS TRIGGER noted"
-    )
-    changes: list[Message] = [
-        *(T.insert(key, "a", "b") for key in (3, 10, 2)),
-        *(T.update(key, "c", "b") for key in (3, 10, 2)),
-        T.insert(1, "a", "b"),
-    ]
-    await feed.apply(T.relation, *changes, *(T.delete(key, None, None) for key in (10, 2)))
-    await feed.close()
-    expected = [("INSERT", 3), ("INSERT", 10), ("INSERT", 2), ("UPDATE", 3), ("UPDATE", 10), ("UPDATE", 2), ("INSERT", 1)]
-    expected += [("DELETE", 10), ("DELETE", 2)]
-    assert target_db.fetch("SELECT what FROM log ORDER BY n") == [(f"{kind} {key}",) for kind, key in expected]
 
 
 async def test_without_temporary_tables(mariadb_db: MariaDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``subscriber run`` into targets that are no PostgreSQL (and into one, as one SQL database among others)."""
+"""``subscriber run`` into targets that are no PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import signal
 
 import pytest
 
-from tests.support.database import Database
-from tests.support.program import position, running, slots, subscriber
-from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
+from tests.support.program import running, slots, subscriber
+from tests.support.sqlalchemy_targets import ALL, Replica
 
 # twelve seconds for a target that takes nothing, which is said then, and a second or more for a process to end on a busy machine
 SOON = 15.0
@@ -156,22 +155,3 @@ def test_a_truncate_and_upserts(sqlite_replica: Replica) -> None:
     assert pair.target.fetch("SELECT v FROM t WHERE id = 5000") == [("ours",)]
     pair.publisher.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'again')")
     pair.catches_up()
-
-
-def test_two_kinds_of_postgresql_target_know_nothing_of_each_other(publisher18_db: Database, target_db: Database) -> None:
-    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    native = target_db.dsn
-    other = OtherTarget("postgresql", native.replace("postgresql:", "postgresql+asyncpg:"), target_db.fetch, target_db.execute)
-    pair = Replica(publisher18_db, other)
-    pair.catches_up()
-    done = subscriber("status", f"--target={native}")
-    assert (done.status, done.output) == (0, "no subscriptions\n")
-    publisher18_db.wait("SELECT active FROM pg_replication_slots WHERE database = current_database()", False)
-    publisher18_db.execute(
-        "DELETE FROM t; SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
-    )
-    target_db.execute("DELETE FROM t")
-    done = subscriber(*pair.arguments("--until-caught-up", target=native))
-    assert (done.status, done.errors) == (0, "")
-    assert position(target_db, pair.name)

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import Finding, PublishedTable, TableName
 from subscriber.errors import RelationError
-from subscriber.sinks.sqlalchemy.catalog_tables import catalog_tables
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.schema import table_creation as schema
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
@@ -51,21 +50,21 @@ OpenTransaction = Callable[[], contextlib.AbstractAsyncContextManager[AsyncConne
 @pytest.fixture
 async def transaction(other_target: OtherTarget) -> AsyncIterator[OpenTransaction]:
     """Transactions in a target of each kind."""
-    target = Target(other_target.url, "test", replicates=True)
+    target = Target(other_target.url, replicates=True)
     yield target.writing
     await target.close()
 
 
 @pytest.fixture
 async def mariadb_transaction(mariadb_db: MariaDatabase) -> AsyncIterator[OpenTransaction]:
-    target = Target(mariadb_db.url, "test", replicates=True)
+    target = Target(mariadb_db.url, replicates=True)
     yield target.writing
     await target.close()
 
 
 @pytest.fixture
 async def sqlite_transaction(sqlite_file: OtherTarget) -> AsyncIterator[OpenTransaction]:
-    target = Target(sqlite_file.url, "test", replicates=True)
+    target = Target(sqlite_file.url, replicates=True)
     yield target.writing
     await target.close()
 
@@ -295,7 +294,7 @@ async def test_a_server_with_another_sql_mode(mariadb_db: MariaDatabase) -> None
     mode = mariadb_db.value("SELECT @@GLOBAL.sql_mode")
     table = described(("key", INT4), ("v", TEXT), key=("key",))
     mariadb_db.execute("SET GLOBAL sql_mode = 'ANSI'")
-    target = Target(mariadb_db.url, "test", replicates=True)
+    target = Target(mariadb_db.url, replicates=True)
     try:
         async with target.writing() as connection:
             await schema.create_table(connection, table)
@@ -313,10 +312,8 @@ async def test_a_staging_table_has_no_columns_that_are_computed(transaction: Ope
     other_target.execute("CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, v varchar(9))")
     other_target.execute("INSERT INTO t (id, v) VALUES (1, 'there')")
     table = described(("id", INT4), ("v", TEXT), key=("id",))
-    staging = Staging(catalog_tables(other_target.kind), 7)
+    staging = Staging(7)
     async with transaction() as connection:
-        if other_target.kind == "postgresql":
-            await connection.exec_driver_sql("CREATE SCHEMA subscriber_sqlalchemy")
         found = await reflect(connection, table.name)
         assert found is not None
         await staging.make(connection, found)

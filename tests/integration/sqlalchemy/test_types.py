@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,9 @@ from tests.support import every_type
 from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase
 from tests.support.program import subscriber
-from tests.support.sqlalchemy_targets import OtherTarget, postgres_target, sqlite_target
+from tests.support.sqlalchemy_targets import OtherTarget, sqlite_target
 
 NUMBERS_OUT_OF_REACH = {"NaN", "Infinity", "-Infinity"}
-
-
-@dataclass
-class PostgresTarget(OtherTarget):
-    """With the database, to read texts from."""
-
-    database: Database = field(kw_only=True)
 
 
 @pytest.fixture
@@ -49,18 +41,13 @@ def source(publisher18_db: Database) -> Database:
     return publisher18_db
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(params=["sqlite", "mariadb"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> OtherTarget:
-    """Empty, except that PostgreSQL has the publisher's types."""
-    match request.param:
-        case "sqlite":
-            return sqlite_target(tmp_path / "target.db")
-        case "mariadb":
-            maria: MariaDatabase = request.getfixturevalue("mariadb_db")
-            return OtherTarget("mariadb", maria.url, maria.fetch, maria.execute)
-    database: Database = request.getfixturevalue("target_db")
-    database.execute(every_type.SETUP)
-    return PostgresTarget(**vars(postgres_target(database)), database=database)
+    """An empty database."""
+    if request.param == "sqlite":
+        return sqlite_target(tmp_path / "target.db")
+    maria: MariaDatabase = request.getfixturevalue("mariadb_db")
+    return OtherTarget("mariadb", maria.url, maria.fetch, maria.execute)
 
 
 async def published(database: Database) -> PublishedTable:
@@ -97,10 +84,8 @@ def type_names(database: Database) -> dict[str, str]:
 
 
 def read_back(target: OtherTarget, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """The rows as the target's own driver gives them; of PostgreSQL, the texts of its output functions."""
+    """The rows as the target's own driver gives them."""
     names = ", ".join(columns)
-    if isinstance(target, PostgresTarget):
-        return {number: dict(row) for number, row in every_type.texts(target.database, "t", columns[1:])}
     rows = target.fetch(f"SELECT {names} FROM app__t ORDER BY id")
     return {int(row[0]): dict(zip(columns[1:], row[1:], strict=True)) for row in rows}
 
@@ -126,7 +111,7 @@ class Bound:
 
 async def store(target: OtherTarget, table: PublishedTable, rows: Sequence[tuple[bytes | None, ...]], *, binary: bool) -> Bound:
     """Make the table, put the rows into it, and find each of them by all of its values."""
-    opened = Target(target.url, "test", replicates=True)
+    opened = Target(target.url, replicates=True)
     try:
         async with opened.writing() as connection:
             assert await schema.check(connection, [table], creating=True, binary=binary) == []

@@ -139,7 +139,7 @@ async def test_value_that_is_not_known(publisher18_db: Database, target_db: Data
 )
 async def test_value_that_is_not_known_in_a_file(tmp_path: Path, table: str, column: str, value: str, said: str) -> None:
     target = sqlite_target(tmp_path / "copy.db")
-    catalog = await SqlAlchemyCatalog.open(target.url, "test")
+    catalog = await SqlAlchemyCatalog.open(target.url)
     async with catalog.create(defined("one")) as made:
         pass
     await catalog.close()

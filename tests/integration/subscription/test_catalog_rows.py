@@ -65,7 +65,7 @@ async def rows(target: tuple[str, str]) -> AsyncIterator[Rows]:
     async with contextlib.AsyncExitStack() as stack:
         opened: SqlAlchemyCatalog | PostgresCatalog
         if kind in {"sqlite", "mariadb"}:
-            opened = await SqlAlchemyCatalog.open(url, "test")
+            opened = await SqlAlchemyCatalog.open(url)
         else:
             opened = await PostgresCatalog.open(url, "test")
         stack.push_async_callback(opened.close)

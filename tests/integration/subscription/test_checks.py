@@ -150,7 +150,7 @@ async def test_rows_that_came_by_our_own_subscriptions(publisher_db: Database) -
     with fresh_database(publisher_db.server, "src") as source:
         source.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE PUBLICATION q FOR TABLE t")
         source.execute("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION r FOR TABLE u")
-        for publication, url in (("q", publisher_db.dsn), ("r", publisher_db.dsn.replace("postgresql", "postgresql+asyncpg", 1))):
+        for publication, url in (("q", publisher_db.dsn), ("r", publisher_db.dsn)):
             name = f"{publication}_{publisher_db.name}"
             await create_subscription(name, connection=source.conninfo(), publications=[publication], target=url)
         with role(publisher_db, "LOGIN REPLICATION") as replicator:

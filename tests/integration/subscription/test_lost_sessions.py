@@ -13,7 +13,7 @@ from tests.support.frozen_proxy import FrozenProxy, frozen_proxy
 from tests.support.program import Program, running
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
 
-KINDS = ["native", "postgresql", "mariadb"]
+KINDS = ["native", "mariadb"]
 LOST = "WARNING subscriber.subscription.run.slot_follower"
 
 

@@ -263,7 +263,7 @@ def row_locked(target: OtherTarget, request: pytest.FixtureRequest) -> Iterator[
         cursor.execute("ROLLBACK")
 
 
-@pytest.mark.parametrize("other_target", ["native", "postgresql", "sqlite", "mariadb"], indirect=True)
+@pytest.mark.parametrize("other_target", ["native", "sqlite", "mariadb"], indirect=True)
 def test_a_lock_of_another_program_is_logged(other_replica: Replica, request: pytest.FixtureRequest) -> None:
     pair = other_replica
     with running(*pair.arguments("-c", "watchdog_timeout=1s")) as program:

@@ -146,7 +146,7 @@ def _problem(relation: Relation, target: TargetTable, unique: list[set[str]]) ->
 def has_triggers(connection: Connection, table: Table) -> bool:
     """Whether triggers fire for replicated changes, for each row or before or after a statement. They may skip a row.
 
-    An ON CONFLICT IGNORE in a constraint of SQLite, and a rule of PostgreSQL, may skip a row too: they count as triggers here.
+    An ON CONFLICT IGNORE in a constraint of SQLite may skip a row too: it counts as a trigger here.
     """
     dialect = connection.dialect
     names = {"name": table.name}
@@ -154,9 +154,6 @@ def has_triggers(connection: Connection, table: Table) -> bool:
         query = _SQLITE_TRIGGERS
     elif dialect.name in _MYSQL:
         query = "SELECT 1 FROM information_schema.triggers WHERE event_object_schema = DATABASE() AND event_object_table = :name LIMIT 1"
-    elif dialect.name == "postgresql":
-        query = _POSTGRESQL_TRIGGERS
-        names = {"name": dialect.identifier_preparer.format_table(table)}
     else:
         return False
     return connection.execute(text(query), names).scalar() is not None
@@ -165,18 +162,4 @@ def has_triggers(connection: Connection, table: Table) -> bool:
 _SQLITE_TRIGGERS: Final = """
 SELECT 1 FROM sqlite_master
 WHERE lower(tbl_name) = lower(:name) AND (type = 'trigger' OR type = 'table' AND sql LIKE '%ON%CONFLICT%IGNORE%') LIMIT 1
-"""
-# Under session_replication_role = replica only ENABLE REPLICA and ENABLE ALWAYS triggers fire; of a partitioned table, also those of its
-# partitions.
-_POSTGRESQL_TRIGGERS: Final = """
-WITH RECURSIVE tree (oid) AS (
-    SELECT pg_catalog.to_regclass(:name)::oid
-    UNION ALL
-    SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
-      JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
-)
-SELECT 1 FROM tree
- WHERE EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = tree.oid AND NOT t.tgisinternal AND t.tgenabled IN ('A', 'R'))
-    OR EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = tree.oid AND r.ev_enabled IN ('A', 'R'))
- LIMIT 1
 """

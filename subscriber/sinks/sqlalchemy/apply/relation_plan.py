@@ -16,10 +16,9 @@ from subscriber.abc import TableName
 from subscriber.config import InsertConflict
 from subscriber.errors import ApplyError, ProtocolError, RelationError
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Relation, TupleData, Update
-from subscriber.sinks.sqlalchemy.apply.rejected_column import suspect
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_row, insert_row, update_row
 from subscriber.sinks.sqlalchemy.schema.target_table import ColumnPlan, TargetTable
-from subscriber.types import ValueRefused, codec
+from subscriber.types import ValueRefused
 from subscriber.types.codec import READ_ERRORS
 
 __all__ = ["Operation", "RelationPlan", "RowBinder"]
@@ -272,19 +271,6 @@ class RelationPlan:
         vector = self._binder.row(data)
         key = self.key
         return Operation(statement, vector, (self._of(key, vector),) if key is not None else ())
-
-    def suspect(self, data: TupleData, sqlstate: str | None) -> str | None:
-        """Return the column whose value was rejected, if the database did not name it; None: it cannot be determined."""
-        texts: list[str | None] = []
-        for plan, kind, value in zip(self.target.columns, data.kinds, data.values, strict=True):
-            try:
-                if value is not None:
-                    codec(plan.source).value(value, binary=kind == BINARY)
-                texts.append(None if value is None else codec(plan.source).text(value, binary=kind == BINARY))
-            except ValueRefused:
-                # the value is not valid for the publisher's type
-                return plan.name
-        return suspect(self.target.columns, [texts], sqlstate)
 
     def update(self, message: Update) -> Operation:
         """Bind an UPDATE.

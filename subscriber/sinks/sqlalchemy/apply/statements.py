@@ -12,8 +12,8 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from sqlalchemy import ColumnElement, Dialect, Executable, Select, Table, and_, delete, insert, literal_column, select, text, tuple_, update
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy import ColumnElement, Dialect, Executable, Select, Table, and_, delete, insert, literal_column, select, text, update
+from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.dml import UpdateBase
 
 from subscriber.abc import TableName
@@ -35,7 +35,7 @@ _CHAIN: Final = 100
 _ROWIDS: Final = ("rowid", "_rowid_", "oid")
 
 
-_WITH_LIMIT: Final = frozenset({"sqlite", "postgresql", "mysql", "mariadb"})
+_WITH_LIMIT: Final = frozenset({"sqlite", "mysql", "mariadb"})
 """Dialects that have a LIMIT clause. Without it, a search by key still finds only one row."""
 
 
@@ -93,9 +93,6 @@ class Statement:
 
 def _compiled(statement: UpdateBase, kind: Kind, target: TargetTable, dialect: Dialect, search: RowSearch | None = None) -> Statement:
     sql, parameters, pick = _text(statement, len(target.columns), dialect)
-    if kind == "INSERT" and dialect.name == "postgresql":
-        # as native replication does, insert values into identity columns too
-        sql = sql.replace(") VALUES (", ") OVERRIDING SYSTEM VALUE VALUES (", 1)
     many = multi_row(sql, parameters, dialect) if kind == "INSERT" else None
     return Statement(sql, kind, target.name, (), pick, many=many, search=search)
 
@@ -111,8 +108,8 @@ def _text(statement: Executable, width: int, dialect: Dialect) -> tuple[str, int
 def _keyed(statement: Any, kind: Kind, target: TargetTable, dialect: Dialect, changed: Sequence[int] | None) -> Statement:
     """Complete a statement whose row is found by its key."""
     width, key = len(target.columns), target.key or ()
-    # exact columns hold only integers, or only texts, so Python can sort them; on PostgreSQL all are texts, and the server sorts otherwise
-    ordered = dialect.name != "postgresql" and all(target.columns[number].exact for number in key)
+    # exact columns hold only integers, or only texts, so Python can sort them
+    ordered = all(target.columns[number].exact for number in key)
     predicate = _key(target)
     return replace(
         _compiled(statement.where(predicate), kind, target, dialect, RowSearch(target, dialect, predicate)),
@@ -168,9 +165,8 @@ def _upsert(target: TargetTable, dialect: Dialect, values: dict[Any, Any]) -> Up
     keys = [target.columns[number].name for number in target.unique]
     rest = [column.name for column in values if column.name not in keys]
     match dialect.name:
-        case "sqlite" | "postgresql":
-            make = sqlite.insert if dialect.name == "sqlite" else postgresql.insert
-            statement: Any = make(target.table).inline().values(values)
+        case "sqlite":
+            statement: Any = sqlite.insert(target.table).inline().values(values)
             if not rest:
                 return statement.on_conflict_do_nothing(index_elements=keys)  # type: ignore[no-any-return]
             return statement.on_conflict_do_update(  # type: ignore[no-any-return]
@@ -255,10 +251,7 @@ def _one_row(statement: Any, target: TargetTable, dialect: Dialect, alike: Colum
         case "sqlite":
             rowid = next((name for name in _ROWIDS if name not in {column.name.lower() for column in target.table.c}), None)
             if rowid is not None:
-                return _where_first(statement, (rowid,), target, alike)
-        case "postgresql":
-            # rows of different partitions may have the same ctid
-            return _where_first(statement, ("ctid", "tableoid"), target, alike)
+                return _where_first(statement, rowid, target, alike)
         case "mysql" | "mariadb":
             return statement.where(alike).with_dialect_options(**{f"{dialect.name}_limit": 1})  # type: ignore[no-any-return]
     raise RelationError(
@@ -266,25 +259,22 @@ def _one_row(statement: Any, target: TargetTable, dialect: Dialect, alike: Colum
     )
 
 
-def _where_first(statement: Any, names: Sequence[str], target: TargetTable, alike: ColumnElement[bool]) -> UpdateBase:
-    # in the subquery, the names belong to its own table; SQLAlchemy does not resolve them, because they are literal columns
-    which: list[ColumnElement[Any]] = [literal_column(name) for name in names]
-    found = select(*which).select_from(target.table).where(alike).suffix_with(text("LIMIT 1")).correlate(None).scalar_subquery()
-    return statement.where((tuple_(*which) if len(which) > 1 else which[0]) == found)  # type: ignore[no-any-return]
+def _where_first(statement: Any, rowid: str, target: TargetTable, alike: ColumnElement[bool]) -> UpdateBase:
+    # in the subquery, the name belongs to its own table; SQLAlchemy does not resolve it, because it is a literal column
+    which: ColumnElement[Any] = literal_column(rowid)
+    found = select(which).select_from(target.table).where(alike).suffix_with(text("LIMIT 1")).correlate(None).scalar_subquery()
+    return statement.where(which == found)  # type: ignore[no-any-return]
 
 
 def delete_all(target: TargetTable, dialect: Dialect, *, restart_identity: bool) -> list[str]:
     """Return the statements that empty a table within a transaction, without parameters.
 
-    DELETE is used because TRUNCATE commits implicitly on some databases. ``restart_identity`` restarts the table's sequence on PostgreSQL
-    and SQLite. MariaDB and MySQL cannot restart their counter within a transaction: it stays.
+    DELETE is used because TRUNCATE commits implicitly on some databases. ``restart_identity`` restarts the table's counter on SQLite.
+    MariaDB and MySQL cannot restart their counter within a transaction: it stays.
     """
     quoted = dialect.identifier_preparer.format_table(target.table)
     texts = [f"DELETE FROM {quoted}"]  # noqa: S608 (quoted)
-    if restart_identity and target.autoincrement:
-        if dialect.name == "postgresql":
-            texts.append(f"TRUNCATE {quoted} RESTART IDENTITY")
-        elif dialect.name == "sqlite":
-            name = target.table.name.replace("'", "''")
-            texts.append(f"DELETE FROM sqlite_sequence WHERE name = '{name}'")  # noqa: S608 (quoted)
+    if restart_identity and target.autoincrement and dialect.name == "sqlite":
+        name = target.table.name.replace("'", "''")
+        texts.append(f"DELETE FROM sqlite_sequence WHERE name = '{name}'")  # noqa: S608 (quoted)
     return texts

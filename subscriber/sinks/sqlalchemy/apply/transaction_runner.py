@@ -22,7 +22,7 @@ from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBe
 from subscriber.sinks.sqlalchemy.apply.relation_plan import Operation, RelationPlan
 from subscriber.sinks.sqlalchemy.apply.runs import RunReader
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, delete_all
-from subscriber.sinks.sqlalchemy.session.errors import UNIQUE_VIOLATION, ChangeRefused, passing_values, translated
+from subscriber.sinks.sqlalchemy.session.errors import UNIQUE_VIOLATION, passing_values, translated
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.transaction.model import Transaction
 
@@ -158,13 +158,7 @@ class TransactionRunner:
         with _naming(plan.name, tag, context, count=self._counted if self._batching is None else None):
             await self.flush()
             operation = _operation(record, plan, prefixed=transaction.prefixed)
-            try:
-                await self._execute(operation.statement, operation)
-            except ChangeRefused as error:
-                message = decode(record, in_stream=transaction.prefixed)
-                if error.of_some_column and isinstance(message, Insert | Update):
-                    error.column = plan.suspect(message.new, error.sqlstate)
-                raise
+            await self._execute(operation.statement, operation)
 
     async def _execute(self, statement: Statement, operation: Operation) -> None:
         with translated(), passing_values():

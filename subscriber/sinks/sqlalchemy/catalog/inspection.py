@@ -10,9 +10,8 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Executable, MetaData, Table, Text, column, func, inspect, select, table
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.schema import CreateTable, DropSchema, DropTable
+from sqlalchemy.schema import CreateTable, DropTable
 
 from subscriber.abc import TableName
 from subscriber.catalog.subscriptions import find_subscription, remove_rows
@@ -31,25 +30,17 @@ class TargetInspection:
 
     Args:
         target: its URL.
-        application_name: the name of its sessions.
 
     Raises:
         ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
     """
 
-    def __init__(self, target: str, application_name: str) -> None:
-        self._database = Database(target, application_name)
+    def __init__(self, target: str) -> None:
+        self._database = Database(target)
 
     @property
     def database(self) -> Database:
         return self._database
-
-    @property
-    def postgres_dsn(self) -> str | None:
-        """The connection string for PostgreSQL's own clients; None if the target is another kind of database."""
-        if self._database.dialect_name != "postgresql":
-            return None
-        return self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     async def describe(self) -> str:
         """Describe the target for users: kind, version and location, without a password.
@@ -61,7 +52,7 @@ class TargetInspection:
             dialect = connection.dialect
             version = ".".join(str(part) for part in dialect.server_version_info or ())
             url = connection.engine.url
-        kind = {"sqlite": "SQLite", "mysql": "MySQL", "mariadb": "MariaDB", "postgresql": "PostgreSQL"}.get(dialect.name, dialect.name)
+        kind = {"sqlite": "SQLite", "mysql": "MySQL", "mariadb": "MariaDB"}.get(dialect.name, dialect.name)
         if dialect.name == "mysql" and getattr(dialect, "is_mariadb", False):
             kind = "MariaDB"
         if url.host is None:
@@ -73,7 +64,7 @@ class TargetInspection:
         """Whether the target has this program's catalog."""
         version = self._database.tables.version
         async with self._database.reading() as connection:
-            return await connection.run_sync(lambda sync: inspect(sync).has_table(version.name, schema=version.schema))
+            return await connection.run_sync(lambda sync: inspect(sync).has_table(version.name))
 
     async def has_columns(self, table: TableName, columns: Sequence[str]) -> bool:
         """Whether the target has the table for a table of the publisher, with these columns."""
@@ -91,21 +82,20 @@ class TargetInspection:
         def find(sync: object) -> set[str]:
             inspector = inspect(sync)
             assert inspector is not None
-            if not inspector.has_table(place.name, schema=place.schema):
+            if not inspector.has_table(place.name):
                 return set()
-            return {str(found["name"]) for found in inspector.get_columns(place.name, schema=place.schema)}
+            return {str(found["name"]) for found in inspector.get_columns(place.name)}
 
         return await connection.run_sync(find)
 
     def _place(self, name: TableName) -> Table:
-        schema, found = target_name(name, self._database.dialect_name)
-        return Table(found, MetaData(), schema=schema)
+        return Table(target_name(name), MetaData())
 
     async def rows(self, name: TableName, columns: Sequence[str]) -> AsyncIterator[Sequence[object]]:
         """Read all rows of a table, in one statement. Values are those of the driver."""
         place = self._place(name)
         # columns without a type: SQLAlchemy converts nothing
-        query: Executable = select(*(column(each) for each in columns)).select_from(table(place.name, schema=place.schema))
+        query: Executable = select(*(column(each) for each in columns)).select_from(table(place.name))
         async with self._database.reading() as connection:
             result = await connection.stream(query)
             async for part in result.partitions(_FETCH_ROWS):
@@ -133,7 +123,6 @@ class TargetInspection:
             MetaData(),
             Column(key, BigInteger, primary_key=True, autoincrement=False),
             *(Column(each, long) for each in columns),
-            schema=place.schema,
             mysql_charset="utf8mb4",
             mariadb_charset="utf8mb4",
         )
@@ -141,14 +130,10 @@ class TargetInspection:
             await connection.execute(CreateTable(made))
 
     async def drop_tables(self, tables: Iterable[TableName]) -> None:
-        """Drop the tables for these tables of the publisher, if they exist. Also drop their schemas, except public, that are then empty."""
-        places = [self._place(name) for name in tables]
+        """Drop the tables for these tables of the publisher, if they exist."""
         async with self._database.writing() as connection:
-            for place in places:
-                await connection.execute(DropTable(place, if_exists=True))
-            for schema in sorted({place.schema for place in places if place.schema not in {None, "public"}}, key=str):
-                if not await connection.run_sync(_table_names, schema):
-                    await connection.execute(DropSchema(schema, if_exists=True))
+            for name in tables:
+                await connection.execute(DropTable(self._place(name), if_exists=True))
 
     async def forget(self, name: str, *, had_catalog: bool) -> None:
         """Remove the rows of an ended subscription. If ``had_catalog`` is False and no subscription is left, drop the catalog too."""
@@ -169,13 +154,7 @@ class TargetInspection:
                 return
             for each in tables.metadata.sorted_tables:
                 await connection.execute(DropTable(each, if_exists=True))
-            if tables.schema is not None:
-                await connection.execute(DropSchema(tables.schema, cascade=True))
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         await self._database.close()
-
-
-def _table_names(connection: Connection, schema: str | None) -> list[str]:
-    return inspect(connection).get_table_names(schema=schema)

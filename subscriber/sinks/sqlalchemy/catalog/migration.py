@@ -11,7 +11,7 @@ import secrets
 from sqlalchemy import Table, insert, inspect, select, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.schema import CreateColumn, CreateSchema, CreateTable, DropTable
+from sqlalchemy.schema import CreateColumn, CreateTable, DropTable
 
 from subscriber.catalog.model import PG_SUBSCRIPTION
 from subscriber.catalog.store import CATALOG_KEY
@@ -60,8 +60,6 @@ async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
                 await connection.execute(text(f"ALTER TABLE {name} ADD COLUMN {added}"))
         await connection.execute(update(tables.version).values(version=VERSION))
         return
-    if tables.schema is not None:
-        await connection.execute(CreateSchema(tables.schema, if_not_exists=True))
     for table in tables.metadata.sorted_tables:
         # check first: IF NOT EXISTS gives a warning on MariaDB
         if not await connection.run_sync(_has, table):
@@ -107,4 +105,4 @@ async def require_version(connection: AsyncConnection, tables: CatalogTables) ->
 
 
 def _has(connection: Connection, table: Table) -> bool:
-    return inspect(connection).has_table(table.name, schema=table.schema)
+    return inspect(connection).has_table(table.name)

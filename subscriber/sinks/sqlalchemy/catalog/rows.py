@@ -107,18 +107,16 @@ def _missing(table: TableName) -> RelationError:
 async def existing_tables(connection: AsyncConnection, names: Collection[TableName]) -> frozenset[TableName]:
     """Those of the publisher's tables that the target has a table for."""
     dialect = connection.dialect
-    places = {name: target_name(name, dialect.name) for name in names}
+    places = {name: target_name(name) for name in names}
 
     def look(sync: Connection) -> frozenset[TableName]:
         if dialect.name == "sqlite":
-            found = sqlite_tables(sync, {table for _, table in places.values()})
-            return frozenset(name for name, (_, table) in places.items() if str(table).lower() in found)
+            found = sqlite_tables(sync, set(places.values()))
+            return frozenset(name for name, table in places.items() if str(table).lower() in found)
         inspector = inspect(sync)
-        listed = {schema: frozenset(inspector.get_table_names(schema)) for schema in {schema for schema, _ in places.values()}}
+        listed = frozenset(inspector.get_table_names())
         # names may differ in case, and be those of views
-        return frozenset(
-            name for name, (schema, table) in places.items() if table in listed[schema] or inspector.has_table(table, schema=schema)
-        )
+        return frozenset(name for name, table in places.items() if table in listed or inspector.has_table(table))
 
     return await connection.run_sync(look)
 

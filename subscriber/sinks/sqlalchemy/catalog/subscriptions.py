@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 from subscriber.catalog import Observation
 from subscriber.catalog.observe import observe as observe_store
@@ -18,21 +17,19 @@ __all__ = ["SqlAlchemyCatalog", "observe"]
 
 _log = logging.getLogger(__name__)
 
-_APPLICATION: Final = "subscriber status"
-
 
 class SqlAlchemyCatalog(StoredCatalog[SqlAlchemyStore]):
     """See :class:`subscriber.catalog.Catalog`. Created by :meth:`open`."""
 
     @classmethod
-    async def open(cls, target: str, application_name: str) -> SqlAlchemyCatalog:
+    async def open(cls, target: str) -> SqlAlchemyCatalog:
         """Connect. Create the catalog if it does not exist, or migrate it.
 
         Raises:
             ConfigurationError: the target is not a URL of SQLAlchemy, or its driver is not installed.
             TargetUnavailable, TargetError
         """
-        database = Database(target, application_name)
+        database = Database(target)
         found = cls(SqlAlchemyStore(database, Locks(database)))
         try:
             await ensure_catalog(database)
@@ -66,7 +63,7 @@ async def observe(target: str) -> Sequence[Observation]:
         TargetUnavailable: the target cannot be reached.
         TargetError: the file does not exist, a privilege is missing, or the catalog has another version.
     """
-    database = Database(target, _APPLICATION, create=False)
+    database = Database(target, create=False)
     store = SqlAlchemyStore(database, Locks(database))
     try:
         async with database.reading() as connection:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.config import InsertConflict
 from subscriber.sinks.sqlalchemy.apply.statements import insert_row
-from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX, CatalogTables
+from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable
 
@@ -24,23 +24,20 @@ class Staging:
     """The staging table of one table.
 
     Args:
-        tables: the catalog; the staging table is in its schema.
         relid: the table's number; it is a part of the name.
     """
 
-    def __init__(self, tables: CatalogTables, relid: int) -> None:
-        self._schema = tables.schema
-        self._name = f"{'' if tables.schema else PREFIX}copy_{relid}"
+    def __init__(self, relid: int) -> None:
+        self._name = f"{PREFIX}copy_{relid}"
 
     def _quoted(self, connection: AsyncConnection) -> str:
-        return connection.dialect.identifier_preparer.format_table(Table(self._name, MetaData(), schema=self._schema))
+        return connection.dialect.identifier_preparer.format_table(Table(self._name, MetaData()))
 
     async def drop(self, connection: AsyncConnection) -> None:
         """Drop the staging table if it exists."""
-        name, schema = self._name, self._schema
 
         def look(sync: Connection) -> bool:
-            return inspect(sync).has_table(name, schema=schema)
+            return inspect(sync).has_table(self._name)
 
         # check first: on MariaDB, IF EXISTS gives a warning, and a commit
         if await connection.run_sync(look):
@@ -61,7 +58,7 @@ class Staging:
     def like(self, target: TargetTable) -> Table:
         """Return the staging table with only the columns of the copied rows."""
         columns = [Column(plan.column.name, plan.column.type) for plan in target.columns if plan.column is not None]
-        return Table(self._name, MetaData(), *columns, schema=self._schema)
+        return Table(self._name, MetaData(), *columns)
 
     async def move(self, connection: AsyncConnection, target: TargetTable, conflict: InsertConflict) -> None:
         """Insert its rows into the table, in the open transaction.
@@ -76,8 +73,7 @@ class Staging:
         """
         prepare = connection.dialect.identifier_preparer
         names = ", ".join(prepare.format_column(plan.column) for plan in target.columns if plan.column is not None)
-        overriding = " OVERRIDING SYSTEM VALUE" if connection.dialect.name == "postgresql" else ""
-        into = f"INSERT INTO {prepare.format_table(target.table)} ({names}){overriding}"
+        into = f"INSERT INTO {prepare.format_table(target.table)} ({names})"
         # without a key no row can be replaced
         replacing = self._replacing(connection, target) if conflict == "upsert" and target.unique is not None else ""
         # quoted; WHERE: otherwise SQLite reads ON as part of a join

@@ -45,7 +45,6 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
-from subscriber.sinks.sqlalchemy.apply.rejected_column import suspect
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RowBinder
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
@@ -55,7 +54,7 @@ from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
-from subscriber.sinks.sqlalchemy.session.errors import ChangeRefused, passing_values, translated
+from subscriber.sinks.sqlalchemy.session.errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.statement_size import BINARY_GROWS, limit_of
 from subscriber.types import copy_decoder
@@ -138,7 +137,7 @@ class SqlAlchemyTableSink:
 
     @property
     def _staging(self) -> Staging:
-        return Staging(self._database.tables, self.relation_id)
+        return Staging(self.relation_id)
 
     @contextlib.asynccontextmanager
     async def _locked(self, state: TableState | None = None) -> AsyncIterator[tuple[AsyncConnection, SubscriptionRows, TableRow]]:
@@ -262,15 +261,10 @@ class SqlAlchemyTableSink:
 
     async def _store(self, statement: Statement, target: TargetTable, rows: list[Sequence[object]], size: int) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, _, _):
-            try:
-                with translated(), passing_values():
-                    picked = [statement.pick(row) for row in rows]
-                    for piece in limit_of(connection).pieces(statement.sql, picked, size):
-                        await connection.exec_driver_sql(statement.sql, piece)
-            except ChangeRefused as error:
-                if error.of_some_column:
-                    error.column = suspect(target.columns, rows, error.sqlstate)
-                raise
+            with translated(), passing_values():
+                picked = [statement.pick(row) for row in rows]
+                for piece in limit_of(connection).pieces(statement.sql, picked, size):
+                    await connection.exec_driver_sql(statement.sql, piece)
 
     async def finish_copy(self, position: Position) -> None:
         """Store FINISHEDCOPY and the position, and move staged rows. See :meth:`subscriber.abc.TableSink.finish_copy`.

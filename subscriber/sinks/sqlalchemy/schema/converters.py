@@ -130,7 +130,7 @@ def converter(codec: Codec, column_type: sql.TypeEngine[Any], dialect_name: str)
     Args:
         codec: the codec of the type on the publisher.
         column_type: the column's reflected type.
-        dialect_name: the target's. Not PostgreSQL: there every value is a text, and the server's input functions validate it.
+        dialect_name: the target's.
 
     Raises:
         Unfit: the column cannot store the type without loss.

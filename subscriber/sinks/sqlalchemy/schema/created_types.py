@@ -6,8 +6,6 @@ SQLite
 MySQL and MariaDB
     Their own types, if these hold every ordinary value; text if they would change a value. Text in keys has a length. All text has a
     binary collation without padding, so that two keys are equal exactly if they are equal in PostgreSQL.
-PostgreSQL through this sink
-    The same type, if the target has it; else text.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
 
 from subscriber.sinks.sqlalchemy.schema.converters import INTEGERS
-from subscriber.sinks.sqlalchemy.schema.named_type import NamedType
 from subscriber.types import PgType
 
 __all__ = ["CreatedTypes", "Untyped"]
@@ -48,20 +45,6 @@ _FIXED_TEXTS: Final = {
 """The largest length of the texts of these types, in characters."""
 
 
-_WITHOUT_INPUT: Final = frozenset(
-    {
-        "pg_node_tree",
-        "pg_ndistinct",
-        "pg_dependencies",
-        "pg_mcv_list",
-        "pg_brin_bloom_summary",
-        "pg_brin_minmax_multi_summary",
-        "gtsvector",
-    }
-)
-"""Types for which PostgreSQL accepts no value as input."""
-
-
 class Untyped(sql.UserDefinedType[Any]):
     """No declared type: SQLite stores every value in the storage class of the parameter."""
 
@@ -79,16 +62,12 @@ class CreatedTypes:
         dialect_name: the target's.
         is_mariadb: whether a target of a MySQL dialect is MariaDB.
         keys: how many text columns share the key.
-        existing: namespaces and names of the target's types, for PostgreSQL.
     """
 
-    def __init__(
-        self, dialect_name: str, *, is_mariadb: bool = False, keys: int = 1, existing: frozenset[tuple[str, str]] = frozenset()
-    ) -> None:
+    def __init__(self, dialect_name: str, *, is_mariadb: bool = False, keys: int = 1) -> None:
         self._dialect = dialect_name
         self._collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
         self._keys = max(keys, 1)
-        self._existing = existing
         self._row = self._inline = 0
 
     def of(self, source: PgType, *, key: bool) -> sql.TypeEngine[Any]:
@@ -98,22 +77,11 @@ class CreatedTypes:
             source: on the publisher.
             key: whether it is part of the key.
         """
-        if self._dialect == "postgresql":
-            return self._postgresql(source)
         if self._dialect == "sqlite":
             return self._sqlite(source)
         if self._dialect in {"mysql", "mariadb"}:
             return self._mysql(source, key=key)
         return _elsewhere(source)
-
-    def _postgresql(self, source: PgType) -> sql.TypeEngine[Any]:
-        if source.builtin in _WITHOUT_INPUT:
-            return NamedType("pg_catalog", "text")
-        if source.domain in self._existing:
-            return NamedType(*source.domain)
-        if (source.namespace, source.name) in self._existing:
-            return NamedType(source.namespace, source.name, modifier_text(source))
-        return NamedType("pg_catalog", "text")
 
     def _sqlite(self, source: PgType) -> sql.TypeEngine[Any]:
         name = source.builtin
@@ -182,21 +150,3 @@ _MYSQL: Final[dict[str, sql.TypeEngine[Any]]] = {
     "timestamp": mysql.DATETIME(fsp=6),
     "timestamptz": mysql.DATETIME(fsp=6),
 }
-
-
-def modifier_text(source: PgType) -> str:
-    """Return a type's modifier as it is written after its name: ``(10,3)``.
-
-    Empty for types without modifier, arrays and intervals. For the last two, that gives a wider type, which accepts every value.
-    """
-    if source.modifier < 0:
-        return ""
-    match source.builtin:
-        case "numeric":
-            found = source.precision_and_scale
-            return f"({found[0]},{found[1]})" if found else ""
-        case "varchar" | "bpchar" | "bit" | "varbit":
-            return "" if source.length is None else f"({source.length})"
-        case "time" | "timetz" | "timestamp" | "timestamptz":
-            return f"({source.modifier})"
-    return ""

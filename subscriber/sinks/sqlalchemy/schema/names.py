@@ -1,9 +1,8 @@
 """The names of the publisher's tables in the target.
 
-If the database has schemas like PostgreSQL, names do not change: ``s.t`` is ``s.t``. Otherwise the schema becomes a part of the name, but
-``public`` does not: ``public.t`` is ``t``, ``s.t`` is ``s__t``. So the names of two tables may collide (``s.t`` and ``public.s__t``; ``t``
-and ``T`` if the database ignores case). A name may also become too long, or equal the name of a table of this program. All such names are
-rejected before anything is created, with a hint.
+The schema becomes a part of the name, but ``public`` does not: ``public.t`` is ``t``, ``s.t`` is ``s__t``. The names of two tables may
+collide (``s.t`` and ``public.s__t``; ``t`` and ``T`` if the database ignores case). A name may also become too long, or equal the name of
+a table of this program. All such names are rejected before anything is created, with a hint.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from sqlalchemy import Dialect
 from sqlalchemy.sql import quoted_name
 
 from subscriber.abc import Finding, TableName
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG_SCHEMA_NAME, PREFIX, catalog_tables
+from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX, catalog_tables
 
-__all__ = ["folded_column", "has_schemas", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
+__all__ = ["folded_column", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
 
 _DEFAULT_SCHEMA: Final = "public"
 _SEPARATOR: Final = "__"
-_LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64, "postgresql": 63})
+_LONGEST: Final = MappingProxyType({"mysql": 64, "mariadb": 64})
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _ASCII_LOWER: Final = {ord(letter): letter.lower() for letter in ascii_uppercase}
 _SQLITES_OWN: Final = "sqlite_"
@@ -38,35 +37,22 @@ def longest_name(dialect: Dialect) -> int:
     return _LONGEST.get(dialect.name) or dialect.max_identifier_length
 
 
-def has_schemas(dialect_name: str) -> bool:
-    """Whether databases of this dialect have schemas like PostgreSQL."""
-    return dialect_name == "postgresql"
-
-
 def identifier(name: str) -> quoted_name:
     """Return a name that SQLAlchemy always quotes, because it does not know every keyword of every database (SQLite's NOTHING)."""
     return quoted_name(name, quote=True)
 
 
-def target_name(table: TableName, dialect_name: str) -> tuple[str | None, str]:
-    """Return schema (None: the database has no schemas) and name of the table in a target of this dialect. SQLAlchemy quotes them."""
-    if has_schemas(dialect_name):
-        return identifier(table.namespace), identifier(table.name)
+def target_name(table: TableName) -> quoted_name:
+    """Return the name of the publisher's table in the target. SQLAlchemy quotes it."""
     if table.namespace == _DEFAULT_SCHEMA:
-        return None, identifier(table.name)
-    return None, identifier(f"{table.namespace}{_SEPARATOR}{table.name}")
+        return identifier(table.name)
+    return identifier(f"{table.namespace}{_SEPARATOR}{table.name}")
 
 
 def folded_column(name: str, dialect_name: str) -> str:
     """Return a text that is equal for names of columns that the target does not distinguish."""
-    match dialect_name:
-        case "postgresql":
-            return str(name)
-        case "sqlite":
-            return str(name).translate(_ASCII_LOWER)
-        case _:
-            # accents are distinguished, also by MariaDB and MySQL
-            return str(name).lower()
+    # accents are distinguished, also by MariaDB and MySQL
+    return str(name).translate(_ASCII_LOWER) if dialect_name == "sqlite" else str(name).lower()
 
 
 def impossible_name(name: str, dialect: Dialect) -> str | None:
@@ -95,13 +81,12 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
     """
     ignore_case = dialect.name in _CASELESS if caseless is None else caseless
     findings = []
-    taken: dict[tuple[str | None, str], TableName] = {}
+    taken: dict[str, TableName] = {}
     for table in tables:
         found = []
-        schema, quoted = target_name(table, dialect.name)
         # a plain str: lower() does not change a quoted_name
-        name = str(quoted)
-        other = taken.setdefault((schema, name.lower() if ignore_case else name), table)
+        name = str(target_name(table))
+        other = taken.setdefault(name.lower() if ignore_case else name, table)
         if other != table:
             message = f'tables "{other}" and "{table}" would both be table "{name}" in the target'
             found.append((message, "rename one of them on the publisher, or subscribe to it into another database"))
@@ -111,22 +96,19 @@ def name_findings(tables: Iterable[TableName], dialect: Dialect, *, caseless: bo
         if problem is not None:
             message = f'table "{table}" would be table "{name}" in the target, where {problem}'
             found.append((message, "rename the table or its schema on the publisher"))
-        if _is_ours(table, name, dialect.name):
-            placed = f"{schema}.{name}" if schema else name
-            message = f'table "{table}" would be table "{placed}" in the target, a name that subscriber reserves for its own tables'
-            found.append((message, f"leave it out of the publication, or rename {'its schema' if schema else 'it'} on the publisher"))
+        if _is_ours(name):
+            message = f'table "{table}" would be table "{name}" in the target, a name that subscriber reserves for its own tables'
+            found.append((message, "leave it out of the publication, or rename it on the publisher"))
         findings += [Finding("error", message, hint, table, alone=True) for message, hint in found]
     return findings
 
 
-def _is_ours(table: TableName, name: str, dialect_name: str) -> bool:
-    if has_schemas(dialect_name):
-        return table.namespace == CATALOG_SCHEMA_NAME
+def _is_ours(name: str) -> bool:
     # ignore case: whether MySQL does depends on the server
     own = name.lower()
     return own in _OWN_TABLES or _OWN_NUMBERED.fullmatch(own) is not None
 
 
-_OWN_TABLES: Final = frozenset(catalog_tables("sqlite").metadata.tables)
+_OWN_TABLES: Final = frozenset(catalog_tables().metadata.tables)
 _OWN_NUMBERED: Final = re.compile(rf"{PREFIX}(copy|bulk)_[0-9]+")
 """Names of staging tables and of temporary tables for bulk statements. The sink drops existing tables of such names without a check."""

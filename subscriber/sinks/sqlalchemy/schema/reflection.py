@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Column, Connection, Inspector, MetaData, Table, bindparam, inspect, text
 from sqlalchemy.exc import NoSuchTableError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.abc import TableName
-from subscriber.sinks.sqlalchemy.schema.named_type import MODIFIER, NamedType
 from subscriber.sinks.sqlalchemy.schema.names import identifier, target_name
 from subscriber.sinks.sqlalchemy.schema.sqlite_reflection import SqliteTable, sqlite_tables
 
@@ -36,7 +34,7 @@ class ReflectedTable:
         keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns. (SQLite's primary key may
             hold NULL.)
         has_primary_key: whether the first of ``keys`` is the primary key.
-        autoincrement: whether a column gets numbers from a sequence or counter of the table.
+        autoincrement: whether a column gets numbers from a counter of the table.
         inexact: names of text columns whose collation makes different texts equal; on SQLite only columns of unique indexes with another
             collation than BINARY.
         engine: MySQL's storage engine, in lower case; None for other databases.
@@ -64,33 +62,31 @@ async def reflect(connection: AsyncConnection, name: TableName) -> ReflectedTabl
 
 async def reflect_all(connection: AsyncConnection, names: Collection[TableName]) -> dict[TableName, ReflectedTable]:
     """Those of the tables that are there. The target is asked about all of them at once, except by MySQL's SHOW CREATE TABLE."""
-    places = {name: target_name(name, connection.dialect.name) for name in names}
-    if connection.dialect.name == "postgresql":
-        return await _postgresql(connection, places)
+    places = {name: target_name(name) for name in names}
     if connection.dialect.name == "sqlite":
         return await connection.run_sync(_sqlite, places)
     return await connection.run_sync(_inspected, places)
 
 
-Places = Mapping[TableName, tuple[str | None, str]]
-"""Schema and name of each table in the target."""
+Places = Mapping[TableName, str]
+"""The name of each table in the target."""
 
 
 def _sqlite(connection: Connection, places: Places) -> dict[TableName, ReflectedTable]:
-    there = sqlite_tables(connection, {table for _, table in places.values()})
+    there = sqlite_tables(connection, set(places.values()))
     # a quoted_name stays as it is when it is asked for in lower case
-    found = {name: (schema, table, there.get(str(table).lower())) for name, (schema, table) in places.items()}
-    return {name: _of_sqlite(schema, table, facts) for name, (schema, table, facts) in found.items() if facts is not None}
+    found = {name: (table, there.get(str(table).lower())) for name, table in places.items()}
+    return {name: _of_sqlite(table, facts) for name, (table, facts) in found.items() if facts is not None}
 
 
-def _of_sqlite(schema: str | None, name: str, found: SqliteTable) -> ReflectedTable:
+def _of_sqlite(name: str, found: SqliteTable) -> ReflectedTable:
     not_null = frozenset(found.not_null)
     if not found.primary_key_indexed:
         # any other primary key of SQLite takes NULL, unless it is NOT NULL, as it is in a STRICT table and in one WITHOUT ROWID
         not_null |= frozenset(found.primary_key)
     keys = _keys(found.primary_key, found.unique, not_null)
     return ReflectedTable(
-        Table(name, MetaData(), *(Column(identifier(column), kind) for column, kind in found.types.items()), schema=schema),
+        Table(name, MetaData(), *(Column(identifier(column), kind) for column, kind in found.types.items())),
         frozenset(found.generated),
         not_null,
         frozenset(found.required),
@@ -119,9 +115,9 @@ def _inspected(connection: Connection, places: Places) -> dict[TableName, Reflec
     with warnings.catch_warnings():
         # "Did not recognize type": the type becomes NullType, which callers handle
         warnings.simplefilter("ignore", SAWarning)
-        for name, (schema, table) in places.items():
+        for name, table in places.items():
             with contextlib.suppress(NoSuchTableError):
-                found[name] = _by_inspector(inspector, schema, table, facts.get(str(table), _Facts()))
+                found[name] = _by_inspector(inspector, table, facts.get(str(table), _Facts()))
     return found
 
 
@@ -134,11 +130,11 @@ class _Facts:
     engine: str | None = None
 
 
-def _by_inspector(inspector: Inspector, schema: str | None, name: str, facts: _Facts) -> ReflectedTable:
-    columns = inspector.get_columns(name, schema=schema)
-    primary_key = tuple(inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
-    unique = [tuple(found["column_names"]) for found in inspector.get_unique_constraints(name, schema=schema)]
-    indexes = [found for found in inspector.get_indexes(name, schema=schema) if found["unique"]]
+def _by_inspector(inspector: Inspector, name: str, facts: _Facts) -> ReflectedTable:
+    columns = inspector.get_columns(name)
+    primary_key = tuple(inspector.get_pk_constraint(name)["constrained_columns"])
+    unique = [tuple(found["column_names"]) for found in inspector.get_unique_constraints(name)]
+    indexes = [found for found in inspector.get_indexes(name) if found["unique"]]
     unique += [tuple(column or "" for column in found["column_names"]) for found in indexes if not found.get("expressions")]
     generated = frozenset(found["name"] for found in columns if found.get("computed") is not None)
     not_null = frozenset(found["name"] for found in columns if not found["nullable"]) | frozenset(primary_key)
@@ -146,7 +142,7 @@ def _by_inspector(inspector: Inspector, schema: str | None, name: str, facts: _F
     required = frozenset(found["name"] for found in columns if not found["nullable"] and found.get("default") is None)
     keys = _keys(primary_key, unique, not_null)
     return ReflectedTable(
-        Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns), schema=schema),
+        Table(name, MetaData(), *(Column(identifier(found["name"]), found["type"]) for found in columns)),
         generated,
         not_null,
         required - generated - counted,
@@ -170,9 +166,9 @@ _MYSQL_ENGINES: Final = text("""
 """).bindparams(bindparam("names", expanding=True))
 
 
-def _mysql_facts(connection: Connection, places: Sequence[tuple[str | None, str]]) -> dict[str, _Facts]:
+def _mysql_facts(connection: Connection, tables: Sequence[str]) -> dict[str, _Facts]:
     # by the names as they were asked for: the server may keep them in lower case
-    names = [str(table) for _, table in places]
+    names = [str(table) for table in tables]
     asked = {name.lower(): name for name in names} | {name: name for name in names}
     facts = {name: _Facts() for name in names}
     for table, column, collation, characters in connection.execute(_MYSQL_COLUMNS, {"names": names}):
@@ -186,59 +182,3 @@ def _mysql_facts(connection: Connection, places: Sequence[tuple[str | None, str]
         if str(table) in asked and engine is not None:
             facts[asked[str(table)]].engine = str(engine).lower()
     return facts
-
-
-_COLUMNS: Final = text("""
-    SELECT s.nspname::text, c.relname::text,
-           a.attname::text, n.nspname::text, t.typname::text, a.attnotnull, a.attgenerated <> '', a.attidentity <> '',
-           a.atthasdef OR a.attidentity <> '', a.atttypmod
-      FROM ROWS FROM (pg_catalog.unnest(CAST(:schemas AS text[])), pg_catalog.unnest(CAST(:names AS text[]))) AS asked (schema, name)
-      JOIN pg_catalog.pg_namespace AS s ON s.nspname = asked.schema
-      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = asked.name
-      JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-      JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
-      JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
-     WHERE c.relkind IN ('r', 'p')
-     ORDER BY a.attnum
-""")
-
-_KEYS: Final = text("""
-    SELECT s.nspname::text, c.relname::text, i.indisprimary, ARRAY(SELECT a.attname::text
-                                   FROM pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS part (attnum, place)
-                                   JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = part.attnum
-                                  WHERE part.place <= i.indnkeyatts
-                                  ORDER BY part.place)
-      FROM ROWS FROM (pg_catalog.unnest(CAST(:schemas AS text[])), pg_catalog.unnest(CAST(:names AS text[]))) AS asked (schema, name)
-      JOIN pg_catalog.pg_namespace AS s ON s.nspname = asked.schema
-      JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = asked.name
-      JOIN pg_catalog.pg_index AS i ON i.indrelid = c.oid
-     WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indimmediate
-     ORDER BY i.indisprimary DESC, i.indexrelid
-""")
-
-
-async def _postgresql(connection: AsyncConnection, places: Places) -> dict[TableName, ReflectedTable]:
-    parameters = {"schemas": [str(schema) for schema, _ in places.values()], "names": [str(table) for _, table in places.values()]}
-    columns: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    keys: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for schema, name, *row in await connection.execute(_COLUMNS, parameters):
-        columns[schema, name].append(row)
-    for schema, name, *row in await connection.execute(_KEYS, parameters):
-        keys[schema, name].append(row)
-    asked = {name: (str(schema), str(table)) for name, (schema, table) in places.items()}
-    return {name: _of_postgresql(*places[name], columns[place], keys.get(place, [])) for name, place in asked.items() if place in columns}
-
-
-def _of_postgresql(schema: str | None, name: str, columns: Sequence[Any], keys: Sequence[Any]) -> ReflectedTable:
-    # a CAST to a declared length would cut: the modifier is kept beside the type
-    reflected = [Column(identifier(row[0]), NamedType(row[1], row[2]), info={MODIFIER: row[7]}) for row in columns]
-    not_null = frozenset(row[0] for row in columns if row[3])
-    return ReflectedTable(
-        Table(name, MetaData(), *reflected, schema=schema),
-        generated=frozenset(row[0] for row in columns if row[4]),
-        not_null=not_null,
-        required=frozenset(row[0] for row in columns if row[3] and not row[6]),
-        keys=tuple(tuple(found) for _, found in keys if not_null.issuperset(found)),
-        has_primary_key=bool(keys) and bool(keys[0][0]),
-        autoincrement=any(row[5] for row in columns),
-    )

@@ -13,7 +13,7 @@ from sqlalchemy import TIMESTAMP, Column, MetaData, PrimaryKeyConstraint, Table,
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateSchema, CreateTable, DDLElement
+from sqlalchemy.schema import CreateTable, DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
 from subscriber.abc import Finding, PublishedTable, TableName
@@ -61,7 +61,7 @@ def _add_column(element: _AddColumn, compiler: DDLCompiler, **_: Any) -> str:
 
 async def table_to_create(connection: AsyncConnection, published: PublishedTable, *, temporary: bool = False) -> Table:
     """Build the table to create: columns, NOT NULL, primary key, and the replica identity's key if it differs from the primary key."""
-    schema, name = target_name(published.name, connection.dialect.name)
+    name = target_name(published.name)
     sources = source_types(published)
     primary = published.primary_key
     identity = published.key_columns if published.replica_identity in {"d", "i"} else ()
@@ -83,7 +83,7 @@ async def table_to_create(connection: AsyncConnection, published: PublishedTable
         constraints.append(PrimaryKeyConstraint(*keys[0]))
         constraints += [UniqueConstraint(*key) for key in keys[1:] if key != keys[0]]
     prefixes = ["TEMPORARY"] if temporary else []
-    return Table(name, MetaData(), *columns, *constraints, schema=schema, prefixes=prefixes, **_TABLE_OPTIONS)
+    return Table(name, MetaData(), *columns, *constraints, prefixes=prefixes, **_TABLE_OPTIONS)
 
 
 def _is_text(source: PgType) -> bool:
@@ -92,24 +92,11 @@ def _is_text(source: PgType) -> bool:
 
 async def _created_types(connection: AsyncConnection, sources: Iterable[tuple[str, PgType]], texts: int = 1) -> CreatedTypes:
     dialect = connection.dialect
-    existing: frozenset[tuple[str, str]] = frozenset()
-    if dialect.name == "postgresql":
-        names = {source.domain or (source.namespace, source.name) for _, source in sources} | {
-            (source.namespace, source.name) for _, source in sources
-        }
-        rows = await connection.execute(
-            text(
-                "SELECT n.nspname::text, t.typname::text FROM pg_catalog.pg_type AS t "
-                "JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace WHERE t.typname = ANY (CAST(:names AS text[]))"
-            ),
-            {"names": sorted({name for _, name in names})},
-        )
-        existing = frozenset((namespace, name) for namespace, name in rows)
-    return CreatedTypes(dialect.name, is_mariadb=bool(getattr(dialect, "is_mariadb", False)), keys=texts, existing=existing)
+    return CreatedTypes(dialect.name, is_mariadb=bool(getattr(dialect, "is_mariadb", False)), keys=texts)
 
 
 async def create_table(connection: AsyncConnection, published: PublishedTable) -> None:
-    """Create the table, and on PostgreSQL its schema, if they do not exist.
+    """Create the table, if it does not exist.
 
     Raises:
         RelationError: the target cannot have such a table.
@@ -119,8 +106,6 @@ async def create_table(connection: AsyncConnection, published: PublishedTable) -
         raise RelationError(finding.message, sqlstate=_STRUCTURE, hint=finding.hint)
     try:
         table = await table_to_create(connection, published)
-        if table.schema is not None:
-            await connection.execute(CreateSchema(table.schema, if_not_exists=True))
         await connection.execute(CreateTable(table, if_not_exists=True))
     except SQLAlchemyError as error:
         raise not_created(published.name, error) from None
@@ -144,7 +129,7 @@ async def add_columns(
     types = await _created_types(connection, sources.items())
     for name, source in sources.items():
         column = Column(identifier(name), types.of(source, key=False))
-        Table(target.table.name, MetaData(), column, schema=target.table.schema)
+        Table(target.table.name, MetaData(), column)
         await connection.execute(_AddColumn(column))
     return target.missing
 

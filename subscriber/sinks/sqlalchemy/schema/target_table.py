@@ -1,7 +1,6 @@
 """Matches a published table with a table of the target: the target's column for each value, and the value's conversion.
 
-Columns are matched by name. On PostgreSQL every parameter is PostgreSQL's text, cast to the column's type: the server's input functions
-validate it. For other databases :mod:`subscriber.sinks.sqlalchemy.schema.converters` converts the value for the driver, or rejects it.
+Columns are matched by name. :mod:`subscriber.sinks.sqlalchemy.schema.converters` converts each value for the driver, or rejects it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, LargeBinary, Table, Text, and_, bindparam, cast, collate, func, literal_column
+from sqlalchemy import Column, ColumnElement, LargeBinary, Table, and_, bindparam, cast, collate, func, literal_column
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import UserDefinedType
 
@@ -19,33 +18,17 @@ from subscriber.abc import PublishedTable, TableName
 from subscriber.errors import RelationError
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.schema.converters import Converter, Family, Unfit, converter, family_of
-from subscriber.sinks.sqlalchemy.schema.named_type import NamedType
 from subscriber.sinks.sqlalchemy.schema.names import folded_column
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect
 from subscriber.types import PgType, TypeRegistry, codec
 
 __all__ = ["ColumnPlan", "Comparison", "TargetTable", "load_target_table", "plan_target_table", "source_types"]
 
-_EQUALITY: Final = frozenset(
-    {
-        *("bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric"),
-        *("text", "varchar", "bpchar", "name", "bytea", "uuid"),
-        *("date", "time", "timetz", "timestamp", "timestamptz", "bit", "varbit"),
-    }
-)
-"""Types for which PostgreSQL's operator = finds only the same value. Other types have no such operator, or a weaker one (interval, box)."""
-
-_ONE_TEXT: Final = frozenset({"int2", "int4", "int8", "oid", "uuid"})
-"""Types whose values are equal in PostgreSQL only if the texts that its output functions write are equal."""
-
 _CREATE_HINT: Final = "create the table in the target, or run with --create-tables"
 _STREAM_HINT: Final = (
     "if the table was renamed on the publisher, rename it in the target; if it is new, create it in the target, then start the run again"
     " (or `subscriber alter NAME --refresh`): that adds and copies it"
 )
-_CAST_FUNCTIONS: Final = frozenset({("pg_catalog", "regclass")})
-"""Types to which a function casts text that accepts less than their input function (no "-"). A cast from ``bpchar`` uses the latter."""
-
 Bind = Callable[[bytes], object]
 
 
@@ -59,8 +42,6 @@ class Comparison(StrEnum):
     """How a column is compared with a value so that only the identical value matches."""
 
     PLAIN = "plain"
-    TEXT = "text"
-    """By its text: PostgreSQL, for types without an operator = or with a weaker one."""
     COLLATED = "collated"
     """With the collation BINARY: SQLite, because the column may have another collation."""
     KEY_COLLATED = "key collated"
@@ -95,20 +76,12 @@ class ColumnPlan:
 
     def parameter(self, name: str) -> ColumnElement[Any]:
         """Return the expression for a value of the column in a statement: a parameter of this name, with its cast."""
-        column = self._present()
-        if not isinstance(column.type, NamedType):
-            return bindparam(name, type_=AsIs())
-        value: ColumnElement[Any] = bindparam(name, type_=Text())
-        if (column.type.namespace, column.type.name) in _CAST_FUNCTIONS:
-            value = cast(value, NamedType("pg_catalog", "bpchar"))
-        return cast(value, column.type)
+        return bindparam(name, type_=AsIs())
 
     def matches(self, name: str) -> ColumnElement[bool]:
         """Return the condition that the column has a value other than NULL: that of the parameter of this name."""
         column, parameter = self._present(), self.parameter(name)
         match self.comparison:
-            case Comparison.TEXT:
-                return cast(column, Text()) == cast(parameter, Text())
             case Comparison.COLLATED:
                 return column == collate(parameter, "BINARY")
             case Comparison.KEY_COLLATED:
@@ -144,7 +117,7 @@ class TargetTable:
             columns are published.
         missing: names of published columns that the target lacks.
         autoincrement: whether the table has a sequence or counter that RESTART IDENTITY restarts.
-        otherwise_unique: whether the target has unique keys besides ``unique``; not determined for PostgreSQL.
+        otherwise_unique: whether the target has unique keys besides ``unique``.
         taken: the missing columns whose names the target does not distinguish from another column, each with the other column's name.
     """
 
@@ -300,10 +273,6 @@ def _plan(table: TableName, found: ReflectedTable, name: str, source: PgType, di
     column = found.table.c.get(name)
     if column is None:
         return ColumnPlan(name, source, None, reading.text_from_text, reading.text_from_binary)
-    if isinstance(column.type, NamedType):
-        comparison = Comparison.PLAIN if indexed or source.builtin in _EQUALITY else Comparison.TEXT
-        exact = column.type.namespace == "pg_catalog" and {source.builtin, column.type.name} <= _ONE_TEXT
-        return ColumnPlan(name, source, column, reading.text_from_text, reading.text_from_binary, comparison, exact)
     try:
         binds: Converter = converter(reading, column.type, dialect)
     except Unfit as reason:

@@ -50,7 +50,7 @@ def structure_findings(published: PublishedTable, dialect: Dialect) -> list[Find
         problem = impossible_name(name, dialect)
         if problem is not None:
             found.append((f'column "{name}" of table "{published.name}": {problem} in the target', _RENAME))
-    if not published.columns and dialect.name != "postgresql":
+    if not published.columns:
         message = f'table "{published.name}" has no columns, and the target does not support such tables'
         found.append((message, "add a column, or leave it out of the publication"))
     if dialect.name in _MYSQL and len(published.key_columns) > _KEY_OF_MARIADB and published.replica_identity != "f":
@@ -95,7 +95,7 @@ async def failed_trials(connection: AsyncConnection, tables: Iterable[PublishedT
 
 
 def _is_plain(published: PublishedTable, dialect: Dialect) -> bool:
-    name = str(target_name(published.name, dialect.name)[1])
+    name = str(target_name(published.name))
     return (
         len(published.columns) <= _PLAIN_COLUMNS
         and len(published.primary_key) <= _PLAIN_KEY

@@ -19,7 +19,6 @@ from subscriber.abc import TargetActivity
 from subscriber.errors import TargetError
 from subscriber.sinks.sqlalchemy.session.database import Database, Session
 from subscriber.sinks.sqlalchemy.session.errors import translated
-from subscriber.waits import sessions_query, wait_text, waits_query
 
 __all__ = ["activity"]
 
@@ -60,13 +59,9 @@ async def activity(database: Database, applying: Session | None) -> TargetActivi
     if not numbers:
         return TargetActivity(math.inf)
     async with database.reading() as connection:
-        if database.dialect_name == "postgresql":
-            found = await _rows(connection, sessions_query(numbers))
-            waits = tuple(wait_text(row) for row in await _rows(connection, waits_query(numbers)))
-        else:
-            ids = ", ".join(map(str, numbers))
-            found = await _rows(connection, _MYSQL_SESSIONS.format(ids=ids))
-            waits = await _mysql_waits(connection, ids, found)
+        ids = ", ".join(map(str, numbers))
+        found = await _rows(connection, _MYSQL_SESSIONS.format(ids=ids))
+        waits = await _mysql_waits(connection, ids, found)
     seconds = {int(row["pid"]): float(row["idle"]) for row in found}
     copying = seconds.keys() - {own, *(session.number for session in database.kept)}
     return TargetActivity(seconds.get(own or 0, math.inf), min((seconds[number] for number in copying), default=math.inf), waits)

@@ -8,7 +8,7 @@ SQLite
     because another transaction has written. All writing transactions of one :class:`Database` run one after another (an ``asyncio`` lock,
     which is fair and does not poll). For those of other processes they wait (``busy_timeout``), then raise TargetUnavailable. The journal
     is a WAL with ``synchronous = FULL``: a commit that returned survives a power failure.
-PostgreSQL, MariaDB and MySQL
+MariaDB and MySQL
     Isolation level READ COMMITTED: every statement sees all committed data. The locks of
     :mod:`subscriber.sinks.sqlalchemy.session.fence` need this.
 
@@ -53,17 +53,15 @@ _END_SECONDS: Final = 5.0
 _ending: Final[set[asyncio.Future[None]]] = set()
 """Tasks that close connections: the event loop itself keeps only weak references to them."""
 _BEGIN: Final = "subscriber_begin"
-_SCHEMES: Final = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
 _MYSQL_DRIVERS: Final = ("asyncmy", "aiomysql")
 _PARAMETER: Final = re.compile(r"argument(?:\(s\))? '(\w+)'")
 _PARAMETER_HINT: Final = "check its port, and the parameters after the question mark"
 _NUMBERS: Final = {
-    "postgresql": "SELECT pg_catalog.pg_backend_pid()",
     "mysql": "SELECT connection_id()",
     "mariadb": "SELECT connection_id()",
 }
 """Queries for a session's number."""
-_READ_COMMITTED: Final = frozenset({"mysql", "mariadb", "postgresql"})
+_READ_COMMITTED: Final = frozenset({"mysql", "mariadb"})
 
 
 class Session:
@@ -202,7 +200,6 @@ class Database:
 
     Args:
         url: a URL of SQLAlchemy, with or without an async driver.
-        application_name: the name of its sessions in the target, where that is supported.
         create: create the file of an SQLite database if it is missing, and set its journal mode; if False, connecting changes nothing.
         replicates: its sessions apply replicated changes: they do not check foreign keys, and do not fire triggers where that is possible.
 
@@ -217,15 +214,14 @@ class Database:
             asynchronous; or it is SQLite in memory.
     """
 
-    def __init__(self, url: str, application_name: str = "", *, create: bool = True, replicates: bool = False) -> None:
+    def __init__(self, url: str, *, create: bool = True, replicates: bool = False) -> None:
         self.url = _complete(url)
         self._create = create
         self._replicates = replicates
-        self._application_name = application_name
         self._engine = _engine(self.url)
         self.dialect_name = self._engine.dialect.name
         self.path = _sqlite_path(self.url) if self.dialect_name == "sqlite" else None
-        self.tables: CatalogTables = catalog_tables(self.dialect_name)
+        self.tables: CatalogTables = catalog_tables()
         self._writer_turn = asyncio.Lock()
         self._writing_turn, self._reading_turn = asyncio.Lock(), asyncio.Lock()
         self._writing: Session | None = None
@@ -264,9 +260,7 @@ class Database:
         try:
             with translated():
                 await connection.execution_options(**{_BEGIN: None})
-                for statement in session_statements(
-                    self.dialect_name, self._application_name, writes=self._create, replicates=self._replicates
-                ):
+                for statement in session_statements(self.dialect_name, writes=self._create, replicates=self._replicates):
                     await connection.exec_driver_sql(statement)
                 await learn_limit(connection)
                 if (query := _NUMBERS.get(self.dialect_name)) is not None:
@@ -361,7 +355,7 @@ def _complete(text: str) -> URL:
         raise ConfigurationError("the target is not a URL", hint="as in sqlite:///replica.db or mariadb://user@host/database") from None
     if url.drivername in {"mysql", "mariadb"}:
         return url.set(drivername=f"{url.drivername}+{_mysql_driver()}")
-    return url.set(drivername=_SCHEMES.get(url.drivername, url.drivername))
+    return url.set(drivername="sqlite+aiosqlite") if url.drivername == "sqlite" else url
 
 
 def _mysql_driver() -> str:
@@ -374,6 +368,8 @@ def _mysql_driver() -> str:
 
 def _engine(url: URL) -> AsyncEngine:
     kind = url.get_backend_name()
+    if kind == "postgresql":
+        raise ConfigurationError(f'a PostgreSQL target is postgresql://, not "{url.drivername}://"', hint="leave the driver out of the URL")
     arguments: dict[str, Any] = {"isolation_level": "READ COMMITTED"} if kind in _READ_COMMITTED else {}
     try:
         dialect = url.get_dialect()
@@ -398,7 +394,7 @@ def _engine(url: URL) -> AsyncEngine:
                 # a returned session is closed, which rolls back; the pool would log a traceback for a lost session
                 pool_reset_on_return=None,
                 hide_parameters=True,
-                connect_args=connect_arguments(kind, url.get_driver_name()),
+                connect_args=connect_arguments(kind),
                 **arguments,
             )
     except ModuleNotFoundError as error:

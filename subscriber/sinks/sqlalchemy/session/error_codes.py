@@ -1,6 +1,6 @@
-"""Reads the error reports of SQLite, MariaDB, MySQL and PostgreSQL: the kind of error and the names in it, never a value.
+"""Reads the error reports of SQLite, MariaDB and MySQL: the kind of error and the names in it, never a value.
 
-Sources: SQLite's Result and Error Codes; MariaDB's Error Codes and MySQL's Server Error Message Reference; PostgreSQL's Appendix A.
+Sources: SQLite's Result and Error Codes; MariaDB's Error Codes and MySQL's Server Error Message Reference.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["APPLY_HINT", "UNTRANSLATABLE", "Kind", "Refusal", "mysql_refusal", "postgresql_refusal", "sqlite_refusal"]
+__all__ = ["APPLY_HINT", "Kind", "Refusal", "mysql_refusal", "sqlite_refusal"]
 
 Kind = Literal["unavailable", "relation", "apply", "target"]
 
-UNTRANSLATABLE: Final = "22P05"
 APPLY_HINT: Final = "compare the column's type in the target with the publisher's"
 _CONSTRAINT_HINT: Final = "fix the target's rows, or change its constraint"
 _UNIQUE_HINT: Final = "change or delete the target's row, or drop its constraint; the transaction is retried"
@@ -228,70 +227,6 @@ def _mysql_column(message: str) -> str | None:
     tail = message[message.rfind("for column") :] if "for column" in message else message
     found = _QUALIFIED_COLUMN.search(tail) or (None if "value:" in tail else _COLUMN.search(tail))
     return found["name"] if found else None
-
-
-# --- PostgreSQL
-
-_PG_UNAVAILABLE: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "57014", "53300", "55P03", "25P03", "25P04"})
-_PG_NAMED: Final = {
-    "23502": 'null value in column "{column}" of relation "{table}" violates not-null constraint',
-    "23503": 'row in table "{table}" violates foreign key constraint "{constraint}"',
-    "23505": 'duplicate key value violates unique constraint "{constraint}"',
-    "23514": 'new row for relation "{table}" violates check constraint "{constraint}"',
-    "23P01": 'conflicting key value violates exclusion constraint "{constraint}"',
-}
-_PG_VALUE: Final = {
-    "22001": ("a value is too long for the column", "widen the column"),
-    "22003": ("a value is out of the column's range", "widen the column, or make it text"),
-    "22007": ("a value cannot be read as the column's type", "make the column text"),
-    "22008": ("a value is out of the column's range", "make the column text"),
-    UNTRANSLATABLE: ("a value has a character that does not exist in the target's encoding", "replicate into a database of encoding UTF8"),
-    "22P02": ("a value cannot be read as the column's type", "make the column text, or add the label to the enum"),
-}
-_PG_SPEAKS_OF_OBJECTS: Final = frozenset({"08", "25", "28", "3D", "3F", "42", "53", "55", "57", "58"})
-_PG_APPLY: Final = frozenset({"09", "0A", "0B", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
-
-
-def postgresql_refusal(sqlstate: str, report: BaseException) -> Refusal:
-    """Read an error of asyncpg. Its attributes are the fields of the server's report."""
-    fields = {name: getattr(report, f"{name}_name", None) for name in ("table", "column", "constraint")}
-    column = fields["column"] if isinstance(fields["column"], str) else None
-    named = _PG_NAMED.get(sqlstate)
-    if named is not None:
-        text = named.format(**fields)
-    elif sqlstate in _PG_VALUE:
-        text = _PG_VALUE[sqlstate][0]
-    elif sqlstate[:2] in _PG_SPEAKS_OF_OBJECTS and not getattr(report, "context", None):
-        text = _one_line(str(report.args[0]) if report.args else f"SQLSTATE {sqlstate}")
-    else:
-        text = f"the target rejected a value or statement (SQLSTATE {sqlstate})"
-    return Refusal(_pg_kind(sqlstate), text, sqlstate, column, _pg_hint(sqlstate))
-
-
-def _pg_kind(sqlstate: str) -> Kind:
-    if sqlstate in _PG_UNAVAILABLE or sqlstate[:2] in {"08", "40"}:
-        return "unavailable"
-    if sqlstate in {"42501", "25006"}:
-        return "target"
-    if sqlstate[:2] == "42" or sqlstate == "3F000":
-        return "relation"
-    return "apply" if sqlstate[:2] in _PG_APPLY else "target"
-
-
-def _pg_hint(sqlstate: str) -> str | None:
-    match sqlstate:
-        case "23505":
-            return _UNIQUE_HINT
-        case "42501":
-            return "grant the target's role this privilege, or connect as the tables' owner or a superuser"
-        case "25006":
-            return _READ_ONLY_HINT
-        case "53100":
-            return _DISK_HINT
-        case _ if sqlstate in _PG_VALUE:
-            return _PG_VALUE[sqlstate][1]
-        case _:
-            return _CONSTRAINT_HINT if sqlstate.startswith("23") else None
 
 
 def _one_line(text: str) -> str:

@@ -29,7 +29,7 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from subscriber.errors import ApplyError, RelationError, SubscriberError, TargetError, TargetUnavailable, connection_hint
-from subscriber.sinks.sqlalchemy.session.error_codes import APPLY_HINT, Refusal, mysql_refusal, postgresql_refusal, sqlite_refusal
+from subscriber.sinks.sqlalchemy.session.error_codes import APPLY_HINT, Refusal, mysql_refusal, sqlite_refusal
 
 __all__ = ["UNIQUE_VIOLATION", "ChangeRefused", "passing_values", "target_error", "translated"]
 
@@ -127,9 +127,7 @@ def _refusal(original: BaseException) -> Refusal | None:
             # MySQL's drivers give a SQLSTATE too, but it has only a few classes
             return mysql_refusal(code, str(rest[0]) if rest else "")
         case _:
-            pass
-    sqlstate = getattr(original, "sqlstate", None)
-    return postgresql_refusal(sqlstate, original.__cause__ or original) if isinstance(sqlstate, str) else None
+            return None
 
 
 def _of_refusal(refusal: Refusal) -> TargetError:

@@ -31,7 +31,7 @@ from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
 
 __all__ = ["Fence"]
 
-_FOR_SHARE: Final = frozenset({"postgresql", "mysql", "mariadb"})
+_FOR_SHARE: Final = frozenset({"mysql", "mariadb"})
 
 
 class Fence:

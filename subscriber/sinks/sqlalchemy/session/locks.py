@@ -4,8 +4,7 @@
  database        lock                                                         released
 ==============  ===========================================================  ======================================================
  SQLite          ``flock`` on a file in ``<database>-locks/``                 at once when the process ends
- PostgreSQL      session-level advisory lock                                  with the session; after a kill, the server needs a moment
- MariaDB, MySQL  ``GET_LOCK`` of a session                                    the same
+ MariaDB, MySQL  ``GET_LOCK`` of a session                                    with the session; after a kill, the server needs a moment
  others          none                                                         –
 ==============  ===========================================================  ======================================================
 
@@ -123,8 +122,6 @@ def _backend(database: Database, session: Session | None) -> _Backend:
     if database.path is not None:
         return FileLocks(database.path.with_name(f"{database.path.name}-locks"))
     match database.dialect_name:
-        case "postgresql":
-            return _PostgresqlLocks(database, session)
         case "mysql" | "mariadb":
             return _MysqlLocks(database, session)
         case _:
@@ -173,35 +170,6 @@ class _SessionLocks:
         with contextlib.suppress(TargetError):
             async with self.session.snapshot() as connection:
                 await connection.exec_driver_sql(statement)
-
-
-class _PostgresqlLocks(_SessionLocks):
-    async def try_take(self, key: str) -> bool:
-        taken = bool(await self._scalar("SELECT pg_catalog.pg_try_advisory_lock(CAST(:key AS bigint))", key=_number(key)))
-        if taken:
-            self._mine.add(key)
-        return taken
-
-    async def release(self, key: str) -> None:
-        if key in self._mine:
-            self._mine.discard(key)
-            await self._scalar("SELECT pg_catalog.pg_advisory_unlock(CAST(:key AS bigint))", key=_number(key))
-
-    async def held(self, key: str) -> bool:
-        return await self.holder(key) is not None
-
-    async def holder(self, key: str) -> str | None:
-        found = await self._scalar(
-            "SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-            " AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
-            " AND classid = CAST((CAST(:key AS bigint) >> 32) & 4294967295 AS oid)"
-            " AND objid = CAST(CAST(:key AS bigint) & 4294967295 AS oid) LIMIT 1",
-            key=_number(key),
-        )
-        return None if found is None else str(found)
-
-    async def end(self, number: int) -> None:
-        await self._execute(f"SELECT pg_catalog.pg_terminate_backend({number})")
 
 
 class _MysqlLocks(_SessionLocks):

@@ -35,20 +35,6 @@ _MYSQL: Final = (
     "SET SESSION sql_safe_updates = 0",
 )
 _MYSQL_REPLICATES: Final = ("SET SESSION foreign_key_checks = 0",)
-_POSTGRESQL: Final = (
-    # with an empty search_path, names in texts of types like regclass are qualified
-    "SELECT pg_catalog.set_config('search_path', '', false)",
-    "SET statement_timeout = 0",
-    "SET idle_in_transaction_session_timeout = 0",
-    "SET lock_timeout = '10s'",
-    "SET synchronous_commit = on",
-    "SET client_encoding = 'UTF8'",
-    "SET extra_float_digits = 3",
-    "SET datestyle = 'ISO, MDY'",
-    "SET intervalstyle = 'postgres'",
-    "SET timezone = 'UTC'",
-)
-_POSTGRESQL_REPLICATES: Final = ("SET session_replication_role = 'replica'",)
 
 
 class RollingBack(sqlite3.Connection):
@@ -65,7 +51,7 @@ class RollingBack(sqlite3.Connection):
         super().close()
 
 
-def connect_arguments(kind: str, driver: str) -> Mapping[str, Any]:
+def connect_arguments(kind: str) -> Mapping[str, Any]:
     match kind:
         case "sqlite":
             # the driver itself must not begin transactions
@@ -73,18 +59,15 @@ def connect_arguments(kind: str, driver: str) -> Mapping[str, Any]:
         case "mysql" | "mariadb":
             # set the mode before SQLAlchemy reads it to choose how to quote names (ANSI_QUOTES)
             return {"connect_timeout": 10, "charset": "utf8mb4", "init_command": _MYSQL_MODE}
-        case "postgresql" if driver == "asyncpg":
-            return {"timeout": 10.0}
         case _:
             return {}
 
 
-def session_statements(dialect_name: str, application_name: str, *, writes: bool, replicates: bool) -> Sequence[str]:
+def session_statements(dialect_name: str, *, writes: bool, replicates: bool) -> Sequence[str]:
     """Return the statements to execute first in a session.
 
     Args:
         dialect_name: SQLAlchemy's name of the kind of database.
-        application_name: the session's name in the target, where that is supported.
         writes: the session may change something.
         replicates: the session applies replicated changes.
     """
@@ -93,10 +76,6 @@ def session_statements(dialect_name: str, application_name: str, *, writes: bool
             return (*_SQLITE, *_SQLITE_ALWAYS) if writes else _SQLITE_ALWAYS
         case "mysql" | "mariadb":
             return (*_MYSQL, *_MYSQL_REPLICATES) if replicates else _MYSQL
-        case "postgresql":
-            name = application_name.encode("utf-8", "replace")[:63].decode("utf-8", "ignore").replace("'", "''").replace("\0", "")
-            named = (f"SET application_name = '{name}'",)
-            return (*_POSTGRESQL, *named, *_POSTGRESQL_REPLICATES) if replicates else (*_POSTGRESQL, *named)
         case _:
             return ()
 
@@ -106,7 +85,5 @@ def short_waits(dialect_name: str) -> Sequence[str]:
     match dialect_name:
         case "mysql" | "mariadb":
             return ("SET SESSION innodb_lock_wait_timeout = 1", "SET SESSION lock_wait_timeout = 1")
-        case "postgresql":
-            return ("SET lock_timeout = '1s'",)
         case _:
             return ()

@@ -28,8 +28,6 @@ _SLACK: Final = 64
 _DRIVERS_OWN: Final = 1_024_000
 """The drivers of MariaDB and MySQL put rows into one INSERT up to this size."""
 _LARGEST_PACKET: Final = 1024**3
-_POSTGRESQL_MESSAGE: Final = 0x3FFFFFFE
-"""``PQ_LARGE_MESSAGE_LIMIT`` of libpq/libpq.h."""
 _ESCAPED: Final = "\0\n\r\x1a\"'\\"
 _ESCAPED_BYTES: Final = tuple(character.encode() for character in _ESCAPED)
 _ESCAPES: Final = 2
@@ -134,8 +132,6 @@ async def learn_limit(connection: AsyncConnection) -> None:
     if connection.dialect.name in _MYSQL:
         most = (await connection.execute(text("SELECT @@SESSION.max_allowed_packet"))).scalar_one()
         limit = StatementLimit(int(most), "max_allowed_packet")
-    elif connection.dialect.name == "postgresql":
-        limit = StatementLimit(_POSTGRESQL_MESSAGE)
     connection.info[_INFO] = limit
 
 

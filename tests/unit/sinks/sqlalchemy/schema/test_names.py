@@ -8,7 +8,7 @@ from sqlalchemy import make_url
 from subscriber.abc import TableName
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, name_findings, target_name
 
-SQLITE, MYSQL, POSTGRESQL = (make_url(f"{driver}://").get_dialect()() for driver in ("sqlite", "mysql+asyncmy", "postgresql+asyncpg"))
+SQLITE, MYSQL = (make_url(f"{driver}://").get_dialect()() for driver in ("sqlite", "mysql+asyncmy"))
 
 
 def tables(*names: str) -> list[TableName]:
@@ -16,17 +16,14 @@ def tables(*names: str) -> list[TableName]:
 
 
 def test_names() -> None:
-    assert target_name(TableName("public", "t"), "sqlite") == (None, "t")
-    assert target_name(TableName("S x", 'T"'), "mysql") == (None, 'S x__T"')
-    assert target_name(TableName("public", "t"), "postgresql") == ("public", "t")
-    assert target_name(TableName("s", "t"), "postgresql") == ("s", "t")
+    assert target_name(TableName("public", "t")) == "t"
+    assert target_name(TableName("S x", 'T"')) == 'S x__T"'
 
 
 def test_names_that_fall_together() -> None:
     (found,) = name_findings(tables("public.s__t", "s.t", "public.t"), SQLITE)
     assert found.severity == "error"
     assert found.message == 'tables "public.s__t" and "s.t" would both be table "s__t" in the target'
-    assert name_findings(tables("public.s__t", "s.t"), POSTGRESQL) == []
 
 
 def test_case_counts_where_the_target_tells_it_apart() -> None:
@@ -34,7 +31,6 @@ def test_case_counts_where_the_target_tells_it_apart() -> None:
     assert 'table "T"' in found.message
     assert name_findings(tables("public.t", "public.T"), MYSQL) == []
     assert len(name_findings(tables("public.t", "public.T"), MYSQL, caseless=True)) == 1
-    assert name_findings(tables("public.t", "public.T"), POSTGRESQL) == []
 
 
 @pytest.mark.parametrize(
@@ -42,7 +38,6 @@ def test_case_counts_where_the_target_tells_it_apart() -> None:
     [
         ("sqlite", ["aZ", "Az"], ["é", "É", "e"]),
         ("mysql", ["éA", "Éa"], ["e", "é", "o", "ø"]),
-        ("postgresql", [], ["a", "A"]),
         ("oracle", ["a", "A"], ["e", "é"]),
     ],
 )
@@ -63,11 +58,6 @@ def test_names_of_our_own_tables() -> None:
     (found,) = name_findings(tables("public.subscriber_position", "public.subscriber_mine"), SQLITE)
     assert '"public.subscriber_position"' in found.message
     assert found.hint == "leave it out of the publication, or rename it on the publisher"
-    assert name_findings(tables("public.subscriber_position"), POSTGRESQL) == []
-    (found,) = name_findings(tables("subscriber_sqlalchemy.anything", "subscriber.t", "Subscriber_SQLAlchemy.t"), POSTGRESQL)
-    assert '"subscriber_sqlalchemy.anything"' in found.message
-    assert found.hint == "leave it out of the publication, or rename its schema on the publisher"
-    assert name_findings(tables("subscriber_sqlalchemy.anything"), SQLITE) == []
 
 
 def test_names_of_tables_that_come_and_go() -> None:

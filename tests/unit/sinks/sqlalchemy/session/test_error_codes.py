@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.sinks.sqlalchemy.session.error_codes import mysql_refusal, postgresql_refusal, sqlite_refusal
+from subscriber.sinks.sqlalchemy.session.error_codes import mysql_refusal, sqlite_refusal
 
 SECRET = "53CRET"
 
@@ -68,29 +68,3 @@ def test_sqlite(name: str, message: str, kind: str, sqlstate: str, column: str |
     assert found is not None
     assert (found.kind, found.sqlstate, found.column) == (kind, sqlstate, column)
     assert SECRET not in f"{found.text} {found.hint}"
-
-
-class _Report(Exception):
-    table_name = "t"
-    column_name = "v"
-    constraint_name = "t_pkey"
-    context: str | None = None
-
-
-@pytest.mark.parametrize(
-    ("sqlstate", "kind", "text"),
-    [
-        ("23505", "apply", 'duplicate key value violates unique constraint "t_pkey"'),
-        ("23502", "apply", 'null value in column "v" of relation "t" violates not-null constraint'),
-        ("22P02", "apply", "a value cannot be read as the column's type"),
-        ("22012", "apply", "the target rejected a value or statement (SQLSTATE 22012)"),
-        ("57P01", "unavailable", SECRET),
-        ("40001", "unavailable", "the target rejected a value or statement (SQLSTATE 40001)"),
-        ("42P01", "relation", SECRET),
-        ("42501", "target", SECRET),
-    ],
-)
-def test_postgresql(sqlstate: str, kind: str, text: str) -> None:
-    # the server's own text is shown only for what speaks of objects
-    found = postgresql_refusal(sqlstate, _Report(SECRET))
-    assert (found.kind, found.text) == (kind, text)

@@ -18,8 +18,7 @@ URLS = [
     ("mariadb://u:hush@127.0.0.1:1/x?foo=hush", UNKNOWN),
     ("mariadb://u:hush@127.0.0.1:1/x?connect_timeout=hush", VALUE),
     ("mariadb://u:hush@127.0.0.1:99999/x", VALUE),
-    ("postgresql+asyncpg://u:hush@127.0.0.1:1/x?foo=hush", UNKNOWN),
-    ("postgresql+asyncpg://u:hush@127.0.0.1:99999/x", VALUE),
+    ("postgresql+asyncpg://u:hush@127.0.0.1:1/x", 'a PostgreSQL target is postgresql://, not "postgresql+asyncpg://"'),
 ]
 
 
