@@ -35,7 +35,7 @@ if _typing.TYPE_CHECKING:
     from subscriber.subscription.management.create import create_subscription
     from subscriber.subscription.management.drop import drop_subscription
     from subscriber.subscription.management.status import SubscriptionStatus, reset_subscription_stats, subscription_status
-    from subscriber.subscription.run.run_status import Status, Until
+    from subscriber.subscription.run_status import Status, Until
     from subscriber.subscription.setup.checks import check
     from subscriber.subscription.subscription import Subscription
     from subscriber.transaction.changes import (
@@ -131,7 +131,7 @@ _MODULES = {
     "subscriber.subscription.management.create": ("create_subscription",),
     "subscriber.subscription.management.drop": ("drop_subscription",),
     "subscriber.subscription.management.status": ("SubscriptionStatus", "reset_subscription_stats", "subscription_status"),
-    "subscriber.subscription.run.run_status": ("Status", "Until"),
+    "subscriber.subscription.run_status": ("Status", "Until"),
     "subscriber.subscription.setup.checks": ("check",),
     "subscriber.subscription.subscription": ("Subscription",),
     "subscriber.transaction.changes": (

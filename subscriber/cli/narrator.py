@@ -9,7 +9,7 @@ from typing import Final
 from subscriber.abc import WorkerState
 from subscriber.cli.notices import counted
 from subscriber.cli.status_text import size
-from subscriber.subscription.run.run_status import Status
+from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
 
 __all__ = ["Narrator", "caught_up", "stopped"]

@@ -23,7 +23,7 @@ from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.launcher import Launcher
-from subscriber.subscription.run.run_status import Until
+from subscriber.subscription.run_status import Until
 from subscriber.subscription.subscription import Subscription
 
 __all__ = ["add_arguments"]

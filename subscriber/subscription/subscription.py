@@ -15,8 +15,8 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run.run import Run
 from subscriber.subscription.run.run_state import RunState
-from subscriber.subscription.run.run_status import Status, TableCopy, Until
 from subscriber.subscription.run.status_reports import KnownProgress
+from subscriber.subscription.run_status import Status, TableCopy, Until
 from subscriber.subscription.spec import RunSpec
 
 __all__ = ["Subscription"]
@@ -92,7 +92,7 @@ class Subscription:
 
         Raises:
             SubscriberError: see :mod:`subscriber.errors` for what to do about each.
-            RuntimeError: the subscription is already state.
+            RuntimeError: the subscription is already running.
         """
         state = self._state
         state.begin()
@@ -166,5 +166,5 @@ class Subscription:
 
     @property
     def disabled_by(self) -> SubscriberError | None:
-        """The error that ended :meth:`run` because ``disable_on_error`` is set. None: another reason, or it is still state."""
+        """The error that ended :meth:`run` because ``disable_on_error`` is set. None: another reason, or it is still running."""
         return self._state.disabled_by

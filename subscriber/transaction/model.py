@@ -7,7 +7,7 @@ A transaction keeps its changes as the raw pgoutput payloads; no object is built
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from subscriber.protocol.lsn import Lsn
@@ -28,6 +28,7 @@ class SpooledRecords(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Transaction:
     """One transaction as committed (or prepared) on the publisher, without aborted subtransactions.
 
@@ -45,48 +46,18 @@ class Transaction:
         spool: the spilled records, set by the code that spilled them; None if ``spilled`` is 0.
     """
 
-    __slots__ = (
-        "commit_time",
-        "end_lsn",
-        "final_lsn",
-        "largest",
-        "origin",
-        "prefixed",
-        "records",
-        "size",
-        "spilled",
-        "spool",
-        "spool_id",
-        "xid",
-    )
-
-    def __init__(
-        self,
-        *,
-        xid: int,
-        final_lsn: Lsn,
-        end_lsn: Lsn,
-        commit_time: int,
-        prefixed: bool,
-        records: list[bytes],
-        origin: Origin | None = None,
-        spilled: int = 0,
-        size: int = 0,
-        largest: int = 0,
-        spool_id: int = 0,
-    ) -> None:
-        self.xid = xid
-        self.final_lsn = final_lsn
-        self.end_lsn = end_lsn
-        self.commit_time = commit_time
-        self.origin = origin
-        self.prefixed = prefixed
-        self.records = records
-        self.spilled = spilled
-        self.size = size
-        self.largest = largest
-        self.spool_id = spool_id
-        self.spool: SpooledRecords | None = None
+    xid: int
+    final_lsn: Lsn
+    end_lsn: Lsn
+    commit_time: int
+    prefixed: bool
+    records: list[bytes]
+    origin: Origin | None = None
+    spilled: int = 0
+    size: int = 0
+    largest: int = 0
+    spool_id: int = 0
+    spool: SpooledRecords | None = field(default=None, init=False)
 
     @property
     def count(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from subscriber.abc import Finding, PublishedTable
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications
@@ -25,9 +26,8 @@ async def check_publisher(
     tables: Sequence[PublishedTable],
     slot_name: str | None,
     *,
-    copy_data: bool = True,
-    only_local: bool = False,
-    sync_workers: int = 2,
+    options: SubscriptionOptions,
+    settings: Settings,
     missing: Literal["error", "warning"] = "error",
 ) -> list[Finding]:
     """Check everything that a subscription needs on the publisher. Changes nothing.
@@ -37,9 +37,8 @@ async def check_publisher(
         publications: to subscribe to.
         tables: the tables that they publish.
         slot_name: the subscription's slot, which need not exist; None for a subscription without a slot.
-        copy_data: whether tables will be copied, so that the role must be able to read them.
-        only_local: whether changes that have an origin are left out (origin = none).
-        sync_workers: how many tables are synchronized at once. Each needs a slot and a walsender.
+        options: of the subscription. If tables are copied, the role must be able to read them.
+        settings: give the number of tables that are synchronized at once. Each needs a slot and a walsender.
         missing: the severity of a publication that does not exist.
 
     Raises:
@@ -47,7 +46,7 @@ async def check_publisher(
     """
     findings = await _settings(connection)
     findings += await _slot(connection, slot_name)
-    findings += await _headroom(connection, slot_name, sync_workers if copy_data else 0)
+    findings += await _headroom(connection, slot_name, settings.max_sync_workers_per_subscription if options.copy_data else 0)
     absent = await missing_publications(connection, publications)
     findings += [
         Finding(missing, f'publication "{name}" does not exist on the publisher', f'CREATE PUBLICATION "{name}" there, or correct the name')
@@ -55,10 +54,10 @@ async def check_publisher(
     ]
     if not tables and len(absent) < len(set(publications)):
         findings.append(Finding("warning", "the publications publish no table", "ALTER PUBLICATION … ADD TABLE on the publisher"))
-    if tables and copy_data:
+    if tables and options.copy_data:
         findings += await _readable(connection, tables)
     findings += _identities(tables)
-    if copy_data and only_local:
+    if options.copy_data and options.origin == "none":
         findings += await _subscribed(connection, publications)
     return findings
 

@@ -19,11 +19,11 @@ from subscriber.apply.tasks import task_group
 from subscriber.errors import SubscriberError
 from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.run_state import RunState, Stopped
-from subscriber.subscription.run.run_status import Until
 from subscriber.subscription.run.slot_follower import SlotFollower
 from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
 from subscriber.subscription.run.table_synchronizations import TableSynchronizations
 from subscriber.subscription.run.watchdog import Watchdog
+from subscriber.subscription.run_status import Until
 from subscriber.subscription.setup.setup import Prepared, Setup
 from subscriber.subscription.spec import RunSpec
 from subscriber.transaction.feedback import FlushTracker

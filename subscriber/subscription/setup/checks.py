@@ -47,9 +47,8 @@ async def find_problems(connection: WalReceiverConnection, spec: RunSpec, *, kno
         publications,
         tables,
         None if spec.slot_name == NO_SLOT else spec.slot_name,
-        copy_data=options.copy_data,
-        only_local=options.origin == "none",
-        sync_workers=settings.max_sync_workers_per_subscription,
+        options=options,
+        settings=settings,
         missing="warning" if spec.managed else "error",
     )
     if not known and (options.create_slot or not spec.managed):

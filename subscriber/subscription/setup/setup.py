@@ -23,7 +23,7 @@ from subscriber.errors import ConfigurationError, DataLossError, PublisherError,
 from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.run.run_status import Until
+from subscriber.subscription.run_status import Until
 from subscriber.subscription.setup.checks import find_problems, tell
 from subscriber.subscription.setup.first_position import FirstPosition
 from subscriber.subscription.setup.same_database import refuse_same_database

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber import TableName, alter_subscription
 from subscriber.errors import RelationError
-from subscriber.subscription.run.run_status import Until
+from subscriber.subscription.run_status import Until
 from tests.integration.cli.test_metrics import free_port, scrape, scrape_until
 from tests.support.database import Database
 from tests.support.managed import catch_up, create, launched

@@ -8,6 +8,7 @@ import pytest
 
 from subscriber import create_subscription
 from subscriber.abc import Finding
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.checks import check_publisher
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -27,7 +28,12 @@ async def check(
     try:
         tables = await published_tables(connection, publications)
         return await check_publisher(
-            connection, publications, tables, slot, copy_data=copy_data, sync_workers=sync_workers, only_local=only_local
+            connection,
+            publications,
+            tables,
+            slot,
+            options=SubscriptionOptions(copy_data=copy_data, origin="none" if only_local else "any"),
+            settings=Settings(max_sync_workers_per_subscription=sync_workers),
         )
     finally:
         await connection.close()
