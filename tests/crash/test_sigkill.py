@@ -197,6 +197,7 @@ async def test_twenty_kills(publisher18_db: Database, target_db: Database, tmp_p
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(1200)
 async def test_some_kills_with_an_older_publisher(publisher16_db: Database, target_db: Database, tmp_path: Path) -> None:
     await _survives(publisher16_db, target_db, tmp_path, _FIXED_SEED, 11)

@@ -150,6 +150,7 @@ async def test_an_applier_that_was_thought_dead_takes_nothing_back(
 
 
 @pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.timeout(480)
 async def test_killed_at_random(publisher18_db: Database, lake: str, tmp_path: Path) -> None:
     seed = secrets.randbelow(10**6)
