@@ -34,7 +34,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.postgres.apply.applier import Applier, Owner
-from subscriber.sinks.postgres.apply.prepared_transactions import TwoPhase
+from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.catalog.schema import ensure_catalog
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
@@ -91,7 +91,7 @@ class _Open:
         position = state.position.lsn if state.position else INVALID_LSN
         relations = RelationMap(reader, as_owner=as_owner, subscription=state.oid)
         self.applier = Applier(session, relations, Owner(state.oid), position=position, tally=tally, committed=self.durability.committed)
-        self.two_phase = TwoPhase(session, self.rows, self.applier)
+        self.two_phase = PreparedTransactions(session, self.rows, self.applier)
         self.reporter = PostgresReporter(PostgresStore(reader), state.oid, tally)
 
     @contextlib.asynccontextmanager

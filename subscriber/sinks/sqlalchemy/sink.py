@@ -36,7 +36,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, Relation, RollbackPrepared
 from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Owner
-from subscriber.sinks.sqlalchemy.apply.prepared_transactions import TwoPhase
+from subscriber.sinks.sqlalchemy.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog.migration import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
@@ -95,7 +95,7 @@ class _Open:
             tally=tally,
             committed=on_durable,
         )
-        self.two_phase = TwoPhase(session, fence, self._tables, self.applier, make_relations)
+        self.two_phase = PreparedTransactions(session, fence, self._tables, self.applier, make_relations)
         self.reporter = Reporter(store.transaction, store.now, state.oid, tally)
 
     @contextlib.asynccontextmanager

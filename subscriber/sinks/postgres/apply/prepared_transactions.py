@@ -45,7 +45,7 @@ from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.transaction.model import Transaction
 
-__all__ = ["TwoPhase"]
+__all__ = ["PreparedTransactions"]
 
 # times of the publisher are microseconds since 2000-01-01
 _XACT_SETUP: Final = """
@@ -54,7 +54,7 @@ SELECT pg_catalog.pg_replication_origin_xact_setup(
 """
 
 
-class TwoPhase:
+class PreparedTransactions:
     """The two-phase messages of one subscription. When a call returns, the position is after its message, and is on disk."""
 
     def __init__(self, session: ApplySession, rows: SessionRows, applier: Applier) -> None:

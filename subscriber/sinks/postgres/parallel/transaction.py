@@ -26,7 +26,7 @@ from subscriber.protocol.messages import Relation
 from subscriber.sinks.postgres.apply.applier import BEGIN, WAL, Applier
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.error_reports import Counted, apply_error
-from subscriber.sinks.postgres.apply.prepared_transactions import TwoPhase
+from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransactions
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.parallel.sessions import FENCED, ParallelSessions
 from subscriber.sinks.postgres.session.apply_session import ApplySession
@@ -74,7 +74,7 @@ class PostgresParallelTransaction:
         session: ApplySession,
         relations: RelationMap,
         applier: Applier,
-        two_phase: TwoPhase,
+        two_phase: PreparedTransactions,
         *,
         xid: int,
         gate: Callable[[Relation], bool],

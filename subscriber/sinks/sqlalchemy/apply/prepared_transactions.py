@@ -54,7 +54,7 @@ from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.statement_size import limit_of
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
-__all__ = ["TwoPhase"]
+__all__ = ["PreparedTransactions"]
 
 _LENGTH: Final = Struct(">I")
 _RELATION_ID: Final = Struct(">I").unpack_from
@@ -63,7 +63,7 @@ _CHUNK: Final = 256 * 1024
 _PER_COMMIT: Final = 8 * 1024**2
 
 
-class TwoPhase:
+class PreparedTransactions:
     """The two-phase messages of one subscription. After each call the position is not before its message, durably.
 
     Args:

@@ -33,7 +33,6 @@ class ReflectedTable:
         required: names of NOT NULL columns without a default, for which an INSERT must have a value.
         keys: column names of the primary key, first, and of unique constraints and indexes over NOT NULL columns. (SQLite's primary key may
             hold NULL.)
-        has_primary_key: whether the first of ``keys`` is the primary key.
         autoincrement: whether a column gets numbers from a counter of the table.
         inexact: names of text columns whose collation makes different texts equal; on SQLite only columns of unique indexes with another
             collation than BINARY.
@@ -47,7 +46,6 @@ class ReflectedTable:
     not_null: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
     keys: tuple[tuple[str, ...], ...] = ()
-    has_primary_key: bool = False
     autoincrement: bool = False
     inexact: frozenset[str] = field(default=frozenset())
     engine: str | None = None
@@ -91,7 +89,6 @@ def _of_sqlite(name: str, found: SqliteTable) -> ReflectedTable:
         not_null,
         frozenset(found.required),
         keys,
-        has_primary_key=bool(found.primary_key),
         autoincrement="AUTOINCREMENT" in found.sql.upper(),
         inexact=frozenset(found.inexact),
         otherwise_unique=found.otherwise_unique or _otherwise_unique(keys, found.unique),
@@ -147,7 +144,6 @@ def _by_inspector(inspector: Inspector, name: str, facts: _Facts) -> ReflectedTa
         not_null,
         required - generated - counted,
         keys,
-        has_primary_key=bool(primary_key),
         autoincrement=bool(counted),
         inexact=frozenset(facts.inexact),
         engine=facts.engine,
